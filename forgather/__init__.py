@@ -1,0 +1,23 @@
+"""Describe, check and run model training from configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Project": "forgather.project",
+    "from_project": "forgather.project",
+    "ForgatherError": "forgather.errors",
+}
+
+__all__ = ["ForgatherError", "Project", "__version__", "from_project"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,177 @@
+"""The object graph: frozen nodes that say what to build, and where each part was written.
+
+Takes nothing; `load` makes these, everything else reads them. Keeps true: a node is never written to after
+it was made (construction state lives in the construction), nodes compare by identity (sharing is
+meaning), and every value, plain scalars included, is a node that carries its origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forgather.errors import Diagnostic
+from forgather.source import Origin, Span
+
+PlainScalar = str | int | float | bool | None
+
+
+class CallKind(StrEnum):
+    """When a constructor is called: once, at every place, later, or with its arguments unbuilt."""
+
+    SINGLETON = "singleton"
+    FACTORY = "factory"
+    PARTIAL = "partial"
+    META = "meta"
+
+
+class ContainerKind(StrEnum):
+    """The container forms. `DLIST` is written as a mapping and read as a list."""
+
+    LIST = "list"
+    TUPLE = "tuple"
+    DICT = "dict"
+    DLIST = "dlist"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Node:
+    """Base of all nodes.
+
+    Args:
+        origin: where the value was written; None for nodes made in Python.
+    """
+
+    origin: Origin | None = None
+
+    @property
+    def span(self) -> Span | None:
+        """The place of the value in the user's file."""
+        return self.origin.span if self.origin else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar(Node):
+    """A plain value: string, number, boolean or null."""
+
+    value: PlainScalar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One key of a mapping, or one keyword argument.
+
+    Args:
+        key: the key, a plain scalar or a tuple of plain scalars.
+        value: the node under it.
+        origin: where the key was written.
+        replaced: entries of the same key that this one overrides, nearest first.
+    """
+
+    key: PlainScalar | tuple[PlainScalar, ...]
+    value: Node
+    origin: Origin | None = None
+    replaced: tuple[Entry, ...] = ()
+
+    @property
+    def span(self) -> Span | None:
+        """The place of the key in the user's file."""
+        return self.origin.span if self.origin else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Node):
+    """A call of something importable: `!singleton`, `!factory`, `!partial`, `!meta`.
+
+    Args:
+        kind: when it is called.
+        constructor: "module:symbol.path", "path/to/file.py:symbol" or a short name.
+        args: positional arguments.
+        kwargs: keyword arguments, in order.
+        latent_args: keywords that are constructed last and merged last.
+        submodule_searchpath: folders for file imports relative to the constructor's file.
+        name: identity, the `@name` of the tag.
+    """
+
+    kind: CallKind
+    constructor: str
+    args: tuple[Node, ...] = ()
+    kwargs: tuple[Entry, ...] = ()
+    latent_args: tuple[Entry, ...] = ()
+    submodule_searchpath: Node | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence(Node):
+    """`!list`, `!tuple` and plain sequences.
+
+    Args:
+        kind: `LIST` or `TUPLE`.
+        items: the values.
+        name: identity, the `@name` of the tag.
+        tagged: False for a plain sequence without a tag.
+    """
+
+    kind: ContainerKind
+    items: tuple[Node, ...] = ()
+    name: str | None = None
+    tagged: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapped(Node):
+    """`!dict`, `!dlist` and plain mappings.
+
+    Args:
+        kind: `DICT` or `DLIST`.
+        entries: the keys and values, in order.
+        name: identity, the `@name` of the tag.
+        tagged: False for a plain mapping without a tag.
+    """
+
+    kind: ContainerKind
+    entries: tuple[Entry, ...] = ()
+    name: str | None = None
+    tagged: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Var(Node):
+    """`!var`: a value given at construction time; `default` is None where there is no default."""
+
+    variable: str
+    default: Node | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Env(Node):
+    """`!env`: an environment variable read at construction; `default` is None where there is no default."""
+
+    variable: str
+    default: Node | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calc(Node):
+    """`!calc`: arithmetic on variables and targets, evaluated at construction."""
+
+    expression: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a config says, before anything is built.
+
+    Args:
+        targets: root entries that can be asked for, by name, in order.
+        definitions: root entries whose key starts with a dot.
+        anchors: anchor name of each anchored node, by `id(node)`; names for printing and code.
+        diagnostics: warnings and lints found while loading.
+    """
+
+    targets: Mapping[str, Entry]
+    definitions: tuple[Entry, ...] = ()
+    anchors: Mapping[int, str] = field(default_factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()

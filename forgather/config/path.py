@@ -1,0 +1,98 @@
+"""Typed paths inside a graph, and their text form (`trainer.args.lr`, `callbacks[2].prompts[0]`).
+
+Takes nothing, gives `GraphPath`. Keeps true: a path formatted and parsed is itself.
+"""
+
+from __future__ import annotations
+
+import re
+from ast import literal_eval
+from dataclasses import dataclass
+
+from forgather.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A mapping key or a keyword argument."""
+
+    name: str | int | float | bool | tuple | None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A position in a sequence, or a positional argument."""
+
+    position: int
+
+
+GraphPath = tuple[Key | Index, ...]
+
+_PLAIN = re.compile(r"[^\W\d][\w-]*")
+_TOKEN = re.compile(r"""\.?([^\W\d][\w-]*)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]|\[([^\]']+)\]""")
+
+
+def format_path(path: GraphPath) -> str:
+    """Returns the text form of a path; keys that are not plain names stand in brackets.
+
+    Example:
+        >>> format_path((Key("model"), Key("layers"), Index(2), Key("in.proj")))
+        "model.layers[2]['in.proj']"
+    """
+    parts: list[str] = []
+    for step in path:
+        if isinstance(step, Index):
+            parts.append(f"[{step.position}]")
+        elif isinstance(step.name, str) and _PLAIN.fullmatch(step.name):
+            parts.append(f".{step.name}" if parts else step.name)
+        elif isinstance(step.name, str):
+            escaped = step.name.replace("\\", "\\\\").replace("'", "\\'")
+            parts.append(f"['{escaped}']")
+        else:
+            parts.append(f"[key {step.name!r}]")
+    return "".join(parts)
+
+
+def parse_path(text: str) -> GraphPath:
+    """Reads the text form of a path.
+
+    Raises:
+        GraphError: the text is not a path; the message gives the column.
+
+    Example:
+        >>> parse_path("callbacks[2].prompts[0]")
+        (Key(name='callbacks'), Index(position=2), Key(name='prompts'), Index(position=0))
+    """
+    steps: list[Key | Index] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None or (at > 0 and match[1] and text[at] != "."):
+            raise GraphError(
+                f"{text!r} is not a graph path: cannot read it from column {at + 1}",
+                code="FG310",
+                hint="write it as trainer.args.lr or callbacks[2].prompts[0]",
+            )
+        steps.append(_step(match, text))
+        at = match.end()
+    if not steps:
+        raise GraphError("an empty graph path", code="FG310", hint="write it as trainer.args.lr")
+    return tuple(steps)
+
+
+def _step(match: re.Match[str], text: str) -> Key | Index:
+    if match[1] is not None:
+        return Key(match[1])
+    if match[2] is not None:
+        return Index(int(match[2]))
+    if match[3] is not None:
+        return Key(re.sub(r"\\(.)", r"\1", match[3]))
+    body = match[4].removeprefix("key ")
+    try:
+        return Key(literal_eval(body))
+    except (ValueError, SyntaxError):
+        raise GraphError(
+            f"{text!r} is not a graph path: [{match[4]}] is neither a position nor a quoted key",
+            code="FG310",
+            hint="quote the key: ['" + match[4] + "']",
+        ) from None

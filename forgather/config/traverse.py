@@ -1,0 +1,103 @@
+"""The one place that knows what a node is made of.
+
+Takes nodes, gives children with typed steps, walks, rebuilt graphs and the set of shared nodes. `check`,
+`show`, `override`, `materialize` and code generation ask here. Keeps true: no recursion deeper than the
+graph, no node visited twice by `walk`, sharing survives `rebuild`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Node, Sequence, Var
+from forgather.config.path import GraphPath, Index, Key
+
+Step = Key | Index
+
+
+def children(node: Node) -> Iterator[tuple[Step, Node]]:
+    """Yields the nodes directly inside `node`, each with the step that leads to it."""
+    if isinstance(node, Call):
+        for position, value in enumerate(node.args):
+            yield Index(position), value
+        for entry in (*node.kwargs, *node.latent_args):
+            yield Key(entry.key), entry.value
+        if node.submodule_searchpath is not None:
+            yield Key("submodule_searchpath"), node.submodule_searchpath
+    elif isinstance(node, Sequence):
+        for position, value in enumerate(node.items):
+            yield Index(position), value
+    elif isinstance(node, Mapped):
+        for entry in node.entries:
+            yield Key(entry.key), entry.value
+    elif isinstance(node, (Var, Env)) and node.default is not None:
+        yield Key("default"), node.default
+
+
+def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Returns `node` with `change` applied to each direct child; the same node where nothing changed."""
+    if isinstance(node, Call):
+        args, kwargs, latent = _values(node.args, change), _entries(node.kwargs, change), _entries(node.latent_args, change)
+        search = node.submodule_searchpath and change(node.submodule_searchpath)
+        same = (
+            args is node.args
+            and kwargs is node.kwargs
+            and latent is node.latent_args
+            and search is node.submodule_searchpath
+        )
+        return node if same else replace(node, args=args, kwargs=kwargs, latent_args=latent, submodule_searchpath=search)
+    if isinstance(node, Sequence):
+        items = _values(node.items, change)
+        return node if items is node.items else replace(node, items=items)
+    if isinstance(node, Mapped):
+        entries = _entries(node.entries, change)
+        return node if entries is node.entries else replace(node, entries=entries)
+    if isinstance(node, (Var, Env)) and node.default is not None:
+        default = change(node.default)
+        return node if default is node.default else replace(node, default=default)
+    return node
+
+
+def _values(values: tuple[Node, ...], change: Callable[[Node], Node]) -> tuple[Node, ...]:
+    changed = tuple(change(value) for value in values)
+    return values if all(a is b for a, b in zip(values, changed, strict=True)) else changed
+
+
+def _entries(entries: tuple[Entry, ...], change: Callable[[Node], Node]) -> tuple[Entry, ...]:
+    values = tuple(change(entry.value) for entry in entries)
+    if all(entry.value is value for entry, value in zip(entries, values, strict=True)):
+        return entries
+    return tuple(
+        entry if entry.value is value else replace(entry, value=value)
+        for entry, value in zip(entries, values, strict=True)
+    )
+
+
+def walk(roots: Iterable[tuple[GraphPath, Node]]) -> Iterator[tuple[GraphPath, Node]]:
+    """Yields every node once, parents before children, with the first path that reaches it."""
+    seen: set[int] = set()
+    stack = [(path, node) for path, node in roots][::-1]
+    while stack:
+        path, node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield path, node
+        stack.extend([((*path, step), child) for step, child in children(node)][::-1])
+
+
+def roots(graph: Graph) -> list[tuple[GraphPath, Node]]:
+    """Returns the graph's targets, then its definitions, as paths and nodes for `walk`."""
+    entries = (*graph.targets.values(), *graph.definitions)
+    return [((Key(entry.key),), entry.value) for entry in entries]
+
+
+def shared_nodes(nodes: Iterable[Node]) -> set[int]:
+    """Returns the ids of nodes that are reached by more than one edge from `nodes`."""
+    nodes = list(nodes)
+    count = Counter(id(node) for node in nodes)
+    for _, node in walk([((), node) for node in nodes]):
+        count.update(id(child) for _, child in children(node))
+    return {key for key, edges in count.items() if edges > 1}

@@ -1,0 +1,223 @@
+"""The error tree and the `Diagnostic` record.
+
+Keeps true: an error is data first (code, message, span, path, hint, expected, found), survives pickling,
+and prints as one line plus a hint. The framed report with the source line is drawn by `cli/output.py`.
+Codes are listed, one page each, in `docs/errors/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from forgather.source import Span
+
+
+class Severity(StrEnum):
+    """How bad a finding is: errors stop, warnings are shown by `train`, lints only by `check`."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    LINT = "lint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostic:
+    """One finding about a configuration.
+
+    Args:
+        code: stable code, as in "FG204".
+        message: what was found, on one line.
+        severity: error, warning or lint.
+        span: where, in the user's file.
+        path: graph path, where there is one.
+        hint: what can be done.
+        context: lines that say how the place was reached ("config tiny.yaml, extends project.yaml").
+    """
+
+    code: str
+    message: str
+    severity: Severity = Severity.ERROR
+    span: Span | None = None
+    path: str | None = None
+    hint: str | None = None
+    context: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.span}: " if self.span else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{place}{self.severity}[{self.code}]: {self.message}{hint}"
+
+
+class ForgatherError(Exception):
+    """Base of every error of ours. All arguments but the message are keywords, and all are optional.
+
+    Args:
+        message: what was found, on one line.
+        code: stable code; each class has a default.
+        span: place in the user's file.
+        path: graph path.
+        hint: what can be done.
+        expected: what would have been accepted.
+        found: what was there.
+        context: how the place was reached.
+        others: further findings that belong in the same report.
+    """
+
+    code = "FG000"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        span: Span | None = None,
+        path: str | None = None,
+        hint: str | None = None,
+        expected: Any = None,
+        found: Any = None,
+        context: Sequence[str] = (),
+        others: Sequence[Diagnostic] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+        self.span = span
+        self.path = path
+        self.hint = hint
+        self.expected = expected
+        self.found = found
+        self.context = tuple(context)
+        self.others = tuple(others)
+
+    def __str__(self) -> str:
+        place = f"{self.span}: " if self.span else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{place}[{self.code}] {self.message}{hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.message, dict(self.__dict__))
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        """The same facts as a record."""
+        return Diagnostic(
+            code=self.code,
+            message=self.message,
+            span=self.span,
+            path=self.path,
+            hint=self.hint,
+            context=self.context,
+        )
+
+
+def _restore(cls: type[ForgatherError], message: str, fields: dict[str, Any]) -> ForgatherError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+class SyntaxFault(ForgatherError):
+    """A line, block or Jinja tag that cannot be read."""
+
+    code = "FG101"
+
+
+class RenderError(ForgatherError):
+    """A template failed while it was rendered."""
+
+    code = "FG110"
+
+
+class BudgetError(RenderError):
+    """A template or document passed one of its budgets."""
+
+    code = "FG120"
+
+
+class LoadError(ForgatherError):
+    """The rendered text is not a document of the language."""
+
+    code = "FG200"
+
+
+class GraphError(ForgatherError):
+    """A graph that cannot be what was asked for."""
+
+    code = "FG300"
+
+
+class UnboundVarError(GraphError, NameError):
+    """A `!var` or `!env` has neither a value nor a default."""
+
+    code = "FG301"
+
+
+class UnknownTargetError(GraphError, KeyError):
+    """A target that the config does not define."""
+
+    code = "FG302"
+
+    __str__ = ForgatherError.__str__
+
+
+class ResolveError(ForgatherError, ImportError):
+    """A constructor that cannot be imported or found."""
+
+    code = "FG320"
+
+    __str__ = ForgatherError.__str__
+    __init__ = ForgatherError.__init__
+    __reduce__ = ForgatherError.__reduce__
+
+
+class ProjectError(ForgatherError):
+    """A project, workspace or config that is missing or malformed."""
+
+    code = "FG400"
+
+
+class PlanError(ForgatherError):
+    """A plan that cannot be made."""
+
+    code = "FG500"
+
+
+class CheckpointError(ForgatherError):
+    """A checkpoint that is missing, incomplete or corrupt."""
+
+    code = "FG600"
+
+
+class DistributedError(ForgatherError):
+    """Processes that do not fit together."""
+
+    code = "FG700"
+
+
+class TrainingError(ForgatherError):
+    """A training run that cannot start or go on."""
+
+    code = "FG800"
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str | None:
+    """Returns "did you mean 'x'?" for the closest candidate, a short list where none is close, or None.
+
+    Example:
+        >>> nearest("weigth_decay", ["lr", "weight_decay"])
+        "did you mean 'weight_decay'?"
+        >>> nearest("zzz", ["lr", "eps"])
+        'one of: eps, lr'
+    """
+    close = get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    if candidates and len(candidates) < 10:
+        return "one of: " + ", ".join(sorted(candidates))
+    return None
