@@ -1,0 +1,31 @@
+"""The ML tower: what a config names when it trains a model.
+
+Takes nothing at import: torch enters with the first name that is asked for. Gives `Trainer` and
+`TrainingArguments`. Keeps true: no module below imports the config tower.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgather.ml.trainer.args import TrainingArguments
+    from forgather.ml.trainer.trainer import Trainer
+
+__all__ = ["Trainer", "TrainingArguments"]
+
+_LAZY = {
+    "Trainer": "forgather.ml.trainer.trainer",
+    "TrainingArguments": "forgather.ml.trainer.args",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,35 @@
+"""Data sets for language models: read, split, tokenize, pack.
+
+A lazy facade: `forgather.ml.data:tokenize` imports only what it needs. Submodules are named so that none of them
+hides a function of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LAZY = {
+    "DataError": "faults",
+    "DataFileError": "faults",
+    "python_sources": "sources",
+    "text_files": "sources",
+    "json_lines": "sources",
+    "parquet": "sources",
+    "hub_dataset": "sources",
+    "split": "partition",
+    "tokenize": "packing",
+    "pack": "packing",
+    "tokenize_examples": "examples",
+    "train_bpe": "tokenizer",
+    "load_tokenizer": "tokenizer",
+}
+
+__all__ = list(_LAZY)  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,33 @@
+"""Shows how far a preparation has come: a bar on a terminal, a line in the log elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T", bound=Sized)
+
+
+def advance(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
+    """Yields `batches` unchanged and shows their progress.
+
+    Args:
+        batches: sized groups of rows.
+        total: number of rows in all of them.
+        what: what is being done, as in "tokenizing".
+        logger: gets one line when it is done.
+    """
+    begin = time.monotonic()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        for batch in batches:
+            yield batch
+            progress.advance(task, len(batch))
+    logger.info("%s: %d rows in %.1f s", what, total, time.monotonic() - begin)

@@ -1,0 +1,106 @@
+"""Folders built once and found again by content.
+
+Takes a key that names everything a folder's content depends on, and a function that fills an empty folder; gives
+a folder that is whole. Keeps true: a folder is complete or it does not count (it is built aside, listed in a
+manifest with sizes and digests, and moved into place); a damaged one is rebuilt; two processes that want the same
+folder build it once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import xxhash
+from filelock import FileLock
+
+logger = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+_DIGEST_LIMIT_BYTES = 4 << 30  # reading more than this at every start costs more than it protects
+
+
+def content_key(**parts: Any) -> str:
+    """Returns a key for `parts`, which must be plain data; equal parts give equal keys."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode())
+
+
+def default_cache_dir() -> Path:
+    """Returns the folder for prepared data of this user."""
+    return Path(platformdirs.user_cache_dir("forgather", appauthor=False)) / "data"
+
+
+def cached_folder(
+    kind: str, key: str, build: Callable[[Path], None], cache_dir: str | os.PathLike[str] | None = None
+) -> Path:
+    """Returns the whole folder `<cache_dir>/<kind>/<key>`, built by `build` if it is missing or damaged.
+
+    Args:
+        kind: what the folder holds, as in "tokenizer".
+        key: from `content_key`.
+        build: fills the empty folder it is given.
+        cache_dir: None means the user's cache folder. Where that cannot be written a temporary folder is used,
+            with a warning.
+    """
+    root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    try:
+        (root / kind).mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / kind / f"{key}.lock")
+        lock.acquire()
+    except OSError as error:
+        if cache_dir is not None:
+            raise
+        logger.warning("cache folder %s cannot be used (%s); prepared data is not kept", root, error)
+        folder = Path(tempfile.mkdtemp(prefix="forgather-"))
+        build(folder)
+        return folder
+    try:
+        folder = root / kind / key
+        if _is_whole(folder):
+            logger.info("%s found in the cache: %s", kind, folder)
+        else:
+            _build_aside(folder, build)
+        return folder
+    finally:
+        lock.release()
+
+
+def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
+    if folder.exists():
+        logger.warning("cache entry %s is damaged and is built again", folder)
+        shutil.rmtree(folder)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        build(aside)
+        files = {file.name: _facts(file) for file in sorted(aside.iterdir())}
+        (aside / _MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+        os.replace(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        expected = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        return bool(expected) and all(_facts(folder / name) == facts for name, facts in expected.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    size = file.stat().st_size
+    if size > _DIGEST_LIMIT_BYTES:
+        return {"bytes": size}
+    digest = xxhash.xxh3_64()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return {"bytes": size, "xxh3": digest.hexdigest()}

@@ -1,0 +1,130 @@
+"""Rows of text to one example each, for instruction-like data that must not be packed.
+
+Takes rows with a prompt and a completion (or a text) and a tokenizer; gives `input_ids`, `attention_mask` and
+`labels` of differing lengths, which `transformers.DataCollatorForSeq2Seq` pads. Keeps true: the loss is on the
+completion and its end only; an example that is cut, or of which nothing is left to learn, is counted and logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.faults import DataError, missing_column
+from forgather.ml.data.packing import encode_texts, encoded, read_rows, rows_writer
+from forgather.ml.data.tokenizer import tokenizer_digest
+
+logger = logging.getLogger(__name__)
+
+IGNORE_INDEX = -100
+_STATS = "stats.json"
+_COLUMNS = ("input_ids", "attention_mask", "labels")
+
+
+def tokenize_examples(
+    dataset: Dataset | DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 512,
+    *,
+    completion_column: str = "text",
+    prompt_column: str | None = None,
+    num_proc: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Dataset | DatasetDict:
+    """Tokenizes each row as one example: prompt, completion, end of text.
+
+    Args:
+        dataset: rows of text; of a `DatasetDict`, each part is treated on its own.
+        tokenizer: a tokenizer with an end-of-text token.
+        max_length: a longer example is cut at its end, and counted.
+        completion_column: the text to learn.
+        prompt_column: the text before it, on which there is no loss; None means there is none.
+        num_proc: processes to tokenize in.
+        cache_dir: None means the user's cache folder.
+
+    Raises:
+        DataError: if a column or the end-of-text token is missing, or no example is left.
+    """
+    options: dict[str, Any] = {"completion_column": completion_column, "prompt_column": prompt_column}
+    if isinstance(dataset, DatasetDict):
+        options |= {"num_proc": num_proc, "cache_dir": cache_dir}
+        return DatasetDict(
+            {name: tokenize_examples(part, tokenizer, max_length, **options) for name, part in dataset.items()}
+        )
+    columns = [column for column in (prompt_column, completion_column) if column is not None]
+    _check(dataset, tokenizer, max_length, columns)
+    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
+    key = content_key(format=1, **facts, **options)
+
+    def build(folder: Path) -> None:
+        batches = encoded(dataset, partial(_encode, tokenizer, columns), num_proc)
+        stats = _write_examples(folder, batches, max_length, tokenizer.eos_token_id)
+        (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
+
+    folder = cached_folder("examples", key, build, cache_dir)
+    stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
+    report = logger.warning if stats["num_dropped"] or stats["num_cut"] else logger.info
+    report(
+        "%(num_examples)d examples; %(num_cut)d cut to %(max_length)d tokens, "
+        "%(num_dropped)d left out (no completion left)",
+        stats,
+    )
+    return read_rows(folder, key)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], batch: dict[str, list[Any]]
+) -> dict[str, list[list[list[int]]]]:
+    parts = [encode_texts(tokenizer, column, batch)["input_ids"] for column in columns]
+    return {"input_ids": [list(texts) for texts in zip(*parts, strict=True)]}
+
+
+def _write_examples(folder: Path, batches: Any, max_length: int, eos_token_id: int) -> dict[str, int]:
+    schema = pa.schema({name: pa.list_(pa.int32()) for name in _COLUMNS})
+    stats = {"num_examples": 0, "num_cut": 0, "num_dropped": 0, "max_length": max_length}
+    with rows_writer(folder, schema) as writer:
+        for batch in batches:
+            rows: dict[str, list[list[int]]] = {name: [] for name in _COLUMNS}
+            for *prompt, completion in batch:
+                prompt_ids = prompt[0] if prompt else []
+                full = [*prompt_ids, *completion, eos_token_id]
+                if not completion or len(prompt_ids) >= max_length:
+                    stats["num_dropped"] += 1
+                    continue
+                stats["num_cut"] += len(full) > max_length
+                rows["input_ids"].append(full[:max_length])
+                rows["attention_mask"].append([1] * min(len(full), max_length))
+                rows["labels"].append(([IGNORE_INDEX] * len(prompt_ids) + full[len(prompt_ids) :])[:max_length])
+            stats["num_examples"] += len(rows["labels"])
+            writer.write_batch(pa.record_batch(rows, schema=schema))
+    if not stats["num_examples"]:
+        raise DataError(
+            "no row gives an example with something to learn",
+            code="FG836",
+            hint="a larger max_length, or other columns",
+        )
+    return stats
+
+
+def _check(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in dataset.column_names:
+            raise missing_column(column, dataset.column_names)
+    if max_length < 2:
+        raise DataError(f"max_length must be at least 2; got {max_length!r}", code="FG839", found=max_length)
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end-of-text token to end examples with",
+            code="FG837",
+            hint="set tokenizer.eos_token, or use another tokenizer",
+        )

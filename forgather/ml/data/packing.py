@@ -1,0 +1,184 @@
+"""Text to packed blocks of token ids.
+
+Takes rows of text and a tokenizer; gives a data set of `input_ids` and `labels`, each row exactly `block_size`
+long. Keeps true: the blocks and the tail, one after the other, are the token stream of all documents in order,
+each ended by the end-of-text token; what does not fill a block is counted and logged; the result is found again
+by content.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from forgather.ml.data.advance import advance
+from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.faults import DataError, missing_column
+from forgather.ml.data.tokenizer import tokenizer_digest
+
+logger = logging.getLogger(__name__)
+
+_ROWS, _STATS = "rows.arrow", "stats.json"
+_FORMAT = 1  # raised when the meaning of a cached folder changes
+_BATCH_ROWS = 256
+
+
+def tokenize(
+    dataset: Dataset | DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int = 256,
+    text_column: str = "text",
+    *,
+    num_proc: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Dataset | DatasetDict:
+    """Tokenizes documents, joins them with the end-of-text token and cuts the stream into equal blocks.
+
+    Labels equal the inputs; the model shifts them. The tail that does not fill a block is left out and its length
+    is logged.
+
+    Args:
+        dataset: rows of text; of a `DatasetDict`, each part is treated on its own.
+        tokenizer: a tokenizer with an end-of-text token.
+        block_size: tokens of a block.
+        text_column: the column with the text.
+        num_proc: processes to tokenize in; fast tokenizers use all cores without.
+        cache_dir: None means the user's cache folder.
+
+    Returns:
+        Blocks as tensors `input_ids` and `labels`, read from disk as they are needed.
+
+    Raises:
+        DataError: if the column or the end-of-text token is missing, or the text does not fill one block.
+    """
+    if isinstance(dataset, DatasetDict):
+        options: dict[str, Any] = {"text_column": text_column, "num_proc": num_proc, "cache_dir": cache_dir}
+        return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
+    _check(dataset, tokenizer, block_size, text_column)
+    key = content_key(
+        format=_FORMAT,
+        rows=dataset._fingerprint,
+        text_column=text_column,
+        tokenizer=tokenizer_digest(tokenizer),
+        block_size=block_size,
+    )
+
+    def build(folder: Path) -> None:
+        documents = encoded(dataset, partial(encode_texts, tokenizer, text_column), num_proc)
+        stats = _write_blocks(folder, documents, block_size, tokenizer.eos_token_id)
+        (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
+
+    folder = cached_folder("tokens", key, build, cache_dir)
+    stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
+    logger.info(
+        "%(num_documents)d documents, %(num_tokens)d tokens: %(num_blocks)d blocks, %(tail_tokens)d tokens left over",
+        stats,
+    )
+    return read_rows(folder, key).with_format("torch")
+
+
+def pack(
+    documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cuts batches of documents into blocks.
+
+    Args:
+        documents: batches of documents, each a sequence of token ids.
+        block_size: tokens of a block.
+        eos_token_id: put after every document.
+
+    Yields:
+        For each batch, its whole blocks (blocks x block_size) and the tokens that are carried on; those of the
+        last batch are the tail.
+    """
+    carried = np.empty(0, dtype=np.int32)
+    for batch in documents:
+        stream = np.fromiter(chain.from_iterable((*ids, eos_token_id) for ids in batch), dtype=np.int32)
+        stream = np.concatenate([carried, stream])
+        used = len(stream) - len(stream) % block_size
+        carried = stream[used:]
+        yield stream[:used].reshape(-1, block_size), carried
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, column: str, batch: dict[str, list[Any]]
+) -> dict[str, list[list[int]]]:
+    """Returns the token ids of a batch's texts, without special tokens and uncut."""
+    texts = [text or "" for text in batch[column]]
+    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+    return {"input_ids": tokenizer(texts, add_special_tokens=False, **options)["input_ids"]}
+
+
+def encoded(
+    dataset: Dataset, encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]], num_proc: int | None
+) -> Iterator[list[Any]]:
+    """Yields batches of `encode(rows)["input_ids"]` in the order of the rows, and shows the progress."""
+    if num_proc and num_proc > 1:
+        options = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
+        mapped = dataset.map(encode, batched=True, num_proc=num_proc, **options)
+        batches = (batch["input_ids"] for batch in mapped.iter(batch_size=_BATCH_ROWS))
+    else:
+        batches = (encode(batch)["input_ids"] for batch in dataset.iter(batch_size=_BATCH_ROWS))
+    return advance(batches, total=len(dataset), what="tokenizing", logger=logger)
+
+
+def read_rows(folder: Path, fingerprint: str) -> Dataset:
+    """Returns the rows that a cached folder holds, mapped from the disk."""
+    rows = Dataset.from_file(str(folder / _ROWS))
+    return Dataset(rows.data, fingerprint=fingerprint)
+
+
+def rows_writer(folder: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
+    """Returns an open writer for the rows of a cached folder."""
+    return pa.ipc.new_stream(str(folder / _ROWS), schema)
+
+
+def _write_blocks(folder: Path, documents: Iterable[list[Any]], block_size: int, eos_token_id: int) -> dict[str, int]:
+    kind = pa.list_(pa.int32(), block_size)
+    schema = pa.schema({"input_ids": kind, "labels": kind})
+    counts = {"num_documents": 0, "num_tokens": 0, "num_blocks": 0, "tail_tokens": 0}
+
+    def counted() -> Iterator[list[Any]]:
+        for batch in documents:
+            counts["num_documents"] += len(batch)
+            yield batch
+
+    with rows_writer(folder, schema) as writer:
+        for blocks, carried in pack(counted(), block_size, eos_token_id):
+            column = pa.FixedSizeListArray.from_arrays(pa.array(blocks.reshape(-1)), block_size)
+            writer.write_batch(pa.record_batch([column, column], schema=schema))
+            counts["num_blocks"] += len(blocks)
+            counts["tail_tokens"] = len(carried)
+    counts["num_tokens"] = counts["num_blocks"] * block_size + counts["tail_tokens"]
+    if not counts["num_blocks"]:
+        raise DataError(
+            f"the text gives {counts['num_tokens']} tokens, less than one block of {block_size}",
+            code="FG836",
+            hint="more text, or a smaller block_size",
+            found=counts["num_tokens"],
+        )
+    return counts
+
+
+def _check(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int, text_column: str) -> None:
+    if text_column not in dataset.column_names:
+        raise missing_column(text_column, dataset.column_names)
+    if block_size < 2:
+        raise DataError(f"block_size must be at least 2; got {block_size!r}", code="FG839", found=block_size)
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end-of-text token to join documents with",
+            code="FG837",
+            hint="set tokenizer.eos_token, or use another tokenizer",
+        )

@@ -1,0 +1,276 @@
+"""Where text comes from: Python sources, text, JSON lines and parquet files, a data set of the Hub.
+
+Takes files or a name; gives a `datasets.Dataset` with a column `text`. Keeps true: the same files give the same
+rows in the same order and the same fingerprint; nothing here opens a connection except `hub_dataset`.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+from datasets import Dataset, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from forgather.ml.data.faults import DataError, DataFileError, missing_column
+
+logger = logging.getLogger(__name__)
+
+_AT_LEAST_ONE = "a data set needs at least one row"
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "site-packages"})
+# Of the standard library also what is no text to learn from: tests, tables, bundled applications.
+_SKIPPED_OF_STDLIB = frozenset(
+    {"_bundled", "encodings", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "turtledemo"}
+)
+
+
+def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> Dataset:
+    """Reads the `.py` files of a folder, by default of the running Python's standard library.
+
+    Args:
+        folder: where to look, subfolders included (hidden ones and installed packages are not); None means the
+            standard library without its tests, tables and bundled applications.
+        max_bytes: stop before the text grows past this many bytes of UTF-8; None reads everything.
+
+    Returns:
+        A data set with columns `text` and `file` (relative to `folder`), sorted by file.
+
+    Raises:
+        DataFileError: if the folder does not exist.
+        DataError: if it holds no source that fits.
+    """
+    root = Path(folder).expanduser() if folder is not None else Path(sysconfig.get_paths()["stdlib"])
+    skipped = _SKIPPED_FOLDERS if folder is not None else _SKIPPED_FOLDERS | _SKIPPED_OF_STDLIB
+    if not root.is_dir():
+        raise DataFileError(f"no such folder: {str(root)!r}", code="FG830", hint="give an existing folder")
+    texts, names, used, digest = [], [], 0, xxhash.xxh3_64()
+    for name, text in _python_files(root, skipped):
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if max_bytes is not None and used + size > max_bytes:
+            break
+        used += size
+        names.append(name)
+        texts.append(text)
+        digest.update(f"{name}\0{size}\0{text}".encode("utf-8", "surrogatepass"))
+    if not texts:
+        limit = "" if max_bytes is None else f" within {max_bytes} bytes"
+        raise DataError(
+            f"folder {str(root)!r} holds no '.py' file with text{limit}",
+            code="FG832",
+            hint="another folder, or more max_bytes",
+        )
+    logger.info("read %d Python files, %.1f MB, from %s", len(texts), used / 1e6, root)
+    table = Dataset.from_dict({"text": texts, "file": names}).data.table
+    return Dataset(table, fingerprint=digest.hexdigest())
+
+
+def text_files(paths: Paths, sample_by: str = "document") -> Dataset:
+    """Reads plain text files.
+
+    Args:
+        paths: a file, a folder (its `.txt` and `.md` files), a glob, or a list of these.
+        sample_by: what one row is: "document" (a file), "paragraph" or "line".
+
+    Returns:
+        A data set with the column `text`.
+
+    Raises:
+        DataFileError: if a path matches nothing or a file is not UTF-8.
+        DataError: if there is no text.
+    """
+    files = find_files(paths, (".txt", ".md"))
+    return _usable(_read(files, Dataset.from_text, sample_by=sample_by), "text", files)
+
+
+def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
+    """Reads files with one JSON object a line.
+
+    Args:
+        paths: a file, a folder (its `.jsonl` and `.json` files), a glob, or a list of these.
+        text_column: the column that holds the text; it is named `text` in the result, and the others are left
+            out. None keeps all columns under their names.
+
+    Returns:
+        A data set, with the column `text` unless `text_column` is None.
+
+    Raises:
+        DataFileError: if a path matches nothing or a line is no JSON object.
+        DataError: if the column is missing, holds no text, or nothing is left.
+    """
+    files = find_files(paths, (".jsonl", ".json"))
+    return _usable(_read(files, Dataset.from_json), text_column, files)
+
+
+def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
+    """Reads parquet files.
+
+    Args:
+        paths: a file, a folder (its `.parquet` files), a glob, or a list of these.
+        text_column: as in `json_lines`.
+
+    Returns:
+        A data set, with the column `text` unless `text_column` is None.
+
+    Raises:
+        DataFileError: if a path matches nothing or a file is no parquet file.
+        DataError: if the column is missing, holds no text, or nothing is left.
+    """
+    files = find_files(paths, (".parquet",))
+    return _usable(_read(files, Dataset.from_parquet), text_column, files)
+
+
+def hub_dataset(
+    name: str,
+    config: str | None = None,
+    *,
+    split: str = "train",
+    text_column: str | None = "text",
+    revision: str | None = None,
+) -> Dataset:
+    """Loads one split of a data set of the Hugging Face Hub (or of its cache on this machine).
+
+    Args:
+        name: as in "roneneldan/TinyStories".
+        config: the data set's configuration, where it has several.
+        split: as in "train" or "train[:1%]".
+        text_column: as in `json_lines`.
+        revision: a commit, tag or branch; naming a commit makes the run repeatable.
+
+    Returns:
+        A data set, with the column `text` unless `text_column` is None.
+
+    Raises:
+        DataFileError: if the data set cannot be reached.
+        DataError: if the column is missing, holds no text, or nothing is left.
+    """
+    try:
+        dataset = load_dataset(name, config, split=split, revision=revision)
+    except (OSError, ValueError) as error:
+        raise DataFileError(
+            f"data set {name!r} could not be loaded: {_first_line(error)}",
+            code="FG843",
+            hint="check the name, the split and the connection, or use local files",
+        ) from error
+    return _usable(dataset, text_column, [name])
+
+
+def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
+    """Returns the files that `paths` names, each once: files as given, folders and globs sorted.
+
+    Args:
+        paths: files, folders, globs.
+        suffixes: which files of a folder count.
+
+    Raises:
+        DataFileError: if an entry matches no file.
+    """
+    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not entries:
+        raise DataFileError("the list of data files is empty", code="FG830", hint="name at least one file")
+    return list(dict.fromkeys(file for entry in entries for file in _expand(Path(entry).expanduser(), suffixes)))
+
+
+def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
+    if entry.is_file():
+        return [str(entry)]
+    if entry.is_dir():
+        found = sorted(str(file) for file in entry.rglob("*") if file.is_file() and file.suffix in suffixes)
+        expected = "a file ending in " + " or ".join(suffixes)
+    else:
+        found = sorted(file for file in glob.glob(str(entry), recursive=True) if os.path.isfile(file))
+        expected = "an existing file, folder or glob"
+    if not found:
+        what = "holds no data file" if entry.is_dir() else "matches no file"
+        raise DataFileError(
+            f"{str(entry)!r} {what}", code="FG830", hint=f"expected {expected}; the working folder is {os.getcwd()!r}"
+        )
+    return found
+
+
+def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, str]]:
+    for name in sorted(_python_names(root, skipped)):
+        file = root / name
+        try:
+            with tokenize.open(file) as stream:
+                text = stream.read()
+        except (SyntaxError, UnicodeDecodeError) as error:
+            logger.warning("left out %s: %s", file, _first_line(error))
+            continue
+        if text.strip():
+            yield name, text
+
+
+def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
+        for file in files:
+            if file.endswith(".py"):
+                yield Path(folder, file).relative_to(root).as_posix()
+
+
+def _read(files: list[str], reader: object, **options: object) -> Dataset:
+    empty = [file for file in files if os.path.getsize(file) == 0]
+    if len(empty) == len(files):
+        raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE)
+    try:
+        return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
+    except (DatasetGenerationError, OSError, ValueError) as error:
+        cause = error.__cause__ or error
+        raise DataFileError(
+            f"{_listed(files)} cannot be read: {_first_line(cause)}",
+            code="FG834",
+            hint="is it in this format, complete, and in UTF-8?",
+        ) from error
+
+
+def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> Dataset:
+    """Returns `dataset` with its text under `text`, rows without text left out, and never empty."""
+    if text_column is None:
+        kept = dataset
+    else:
+        kept = text_only(dataset, text_column).rename_columns({text_column: "text"} if text_column != "text" else {})
+    if not len(kept):
+        raise DataError(f"{_listed(files)} gives no row with text", code="FG832", hint=_AT_LEAST_ONE)
+    return kept
+
+
+def text_only(dataset: Dataset, column: str) -> Dataset:
+    """Returns the rows of `column` that hold text; what is left out is logged.
+
+    Raises:
+        DataError: if there is no such column, or it holds something else than text.
+    """
+    if column not in dataset.column_names:
+        raise missing_column(column, dataset.column_names)
+    feature = dataset.features[column]
+    if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):
+        kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__
+        raise DataError(f"column {column!r} holds {kind}, not text", code="FG833", hint="name a column of strings")
+    kept = dataset.select_columns([column])
+    filled = [row for row, text in enumerate(_column(kept, column)) if text]
+    if len(filled) < len(kept):
+        logger.warning("%d of %d rows hold no text and were left out", len(kept) - len(filled), len(kept))
+        kept = kept.select(filled)
+    return kept
+
+
+def _column(dataset: Dataset, column: str) -> Iterable[str | None]:
+    for batch in dataset.iter(batch_size=1000):
+        yield from batch[column]
+
+
+def _listed(files: Sequence[str]) -> str:
+    return repr(files[0]) if len(files) == 1 else f"{files[0]!r} and {len(files) - 1} more"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

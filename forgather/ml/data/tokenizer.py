@@ -1,0 +1,158 @@
+"""Tokenizers: train a byte-level BPE on the spot, load one, and name one by its content.
+
+Takes a data set with text, or a name; gives a tokenizer of transformers. Keeps true: the same rows and settings
+give the same tokenizer, and the second time it comes from the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import xxhash
+from datasets import Dataset, DatasetDict
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from forgather.ml.data.advance import advance
+from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.faults import DataError, DataFileError, missing_column
+
+logger = logging.getLogger(__name__)
+
+_FILE = "tokenizer.json"
+_NUM_BYTES = 256
+_NO_LIMIT = int(1e30)  # transformers' own number for "no longest input"
+
+
+def train_bpe(
+    dataset: Dataset | DatasetDict,
+    vocab_size: int = 4096,
+    *,
+    text_column: str = "text",
+    bos_token: str = "<|endoftext|>",
+    eos_token: str = "<|endoftext|>",
+    pad_token: str = "<|pad|>",
+    special_tokens: Sequence[str] = (),
+    min_frequency: int = 2,
+    model_max_length: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE tokenizer: every text can be encoded and comes back as it was.
+
+    The beginning and the end of a text are one token by default, because packed training data shows the model
+    only the end of the text before: a prompt that begins with it begins as a document does.
+
+    Args:
+        dataset: the text to learn from; of a `DatasetDict`, its "train" part.
+        vocab_size: number of tokens, special ones included.
+        text_column: the column with the text.
+        bos_token: begin of text.
+        eos_token: end of text.
+        pad_token: filler for shorter rows.
+        special_tokens: further tokens that are never split.
+        min_frequency: a pair seen less often is not merged.
+        model_max_length: longest input that is meant to be encoded; None means no limit.
+        cache_dir: None means the user's cache folder.
+
+    Raises:
+        DataError: if the column is missing, or `vocab_size` leaves no room beyond bytes and special tokens.
+    """
+    rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
+    if text_column not in rows.column_names:
+        raise missing_column(text_column, rows.column_names)
+    specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
+    if vocab_size < _NUM_BYTES + len(specials):
+        raise DataError(
+            f"vocab_size {vocab_size} is smaller than {_NUM_BYTES} bytes and {len(specials)} special tokens",
+            code="FG838",
+            hint=f"at least {_NUM_BYTES + len(specials)}",
+            found=vocab_size,
+        )
+    settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
+
+    def build(folder: Path) -> None:
+        _train(rows, text_column, **settings).save(str(folder / _FILE))
+
+    key = content_key(rows=rows._fingerprint, text_column=text_column, library=tokenizers.__version__, **settings)
+    folder = cached_folder("tokenizer", key, build, cache_dir)
+    backend = Tokenizer.from_file(str(folder / _FILE))
+    if backend.get_vocab_size() < vocab_size:
+        logger.warning("there is text for %d of %d tokens only", backend.get_vocab_size(), vocab_size)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        pad_token=pad_token,
+        model_max_length=model_max_length or _NO_LIMIT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer from a folder or the Hub; one without a padding token pads with its end of text.
+
+    Args:
+        name_or_path: a folder, or a name of the Hub.
+        **options: for `AutoTokenizer.from_pretrained`.
+
+    Raises:
+        DataFileError: if the folder or the name cannot be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataFileError(
+            f"tokenizer {str(name_or_path)!r} could not be loaded: {reason}",
+            code="FG844",
+            hint="check the name and the connection, or give a folder that holds 'tokenizer.json'",
+        ) from error
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of what decides the ids that `tokenizer` gives; padding and truncation do not count."""
+    if tokenizer.is_fast:
+        facts = json.loads(tokenizer.backend_tokenizer.to_str())
+        facts.pop("padding", None)
+        facts.pop("truncation", None)
+        return content_key(tokenizer=facts, special_tokens=_plain(tokenizer.special_tokens_map))
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = {file.name: xxhash.xxh3_64_hexdigest(file.read_bytes()) for file in Path(folder).iterdir()}
+    return content_key(kind=type(tokenizer).__name__, files=files)
+
+
+def _plain(special_tokens: dict[str, Any]) -> dict[str, str]:
+    return {name: str(token) for name, token in special_tokens.items()}
+
+
+def _train(rows: Dataset, column: str, *, vocab_size: int, special_tokens: list[str], min_frequency: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=special_tokens,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+    def texts() -> Iterator[list[str]]:
+        for batch in rows.select_columns([column]).iter(batch_size=256):
+            yield [text for text in batch[column] if text]
+
+    batches = advance(texts(), total=len(rows), what="training the tokenizer", logger=logger)
+    tokenizer.train_from_iterator(batches, trainer, length=len(rows))
+    return tokenizer

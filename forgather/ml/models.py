@@ -1,0 +1,145 @@
+"""Model builders: from a configuration with a seed, or from trained weights.
+
+Takes a configuration object or a name; gives a causal language model of transformers. Keeps true: weights made by
+`from_config` depend on the configuration and the seed alone, and the caller's random state is as it was before.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from forgather.errors import ForgatherError, TrainingError, nearest
+
+
+class ModelSourceError(TrainingError, OSError):
+    """Trained weights that cannot be found or reached."""
+
+    code = "FG840"
+
+    __str__ = ForgatherError.__str__
+    __init__ = ForgatherError.__init__
+    __reduce__ = ForgatherError.__reduce__
+
+
+class ModelConfigError(TrainingError, TypeError):
+    """Something that is no configuration of a causal language model."""
+
+    code = "FG842"
+
+
+def from_config(
+    config: PretrainedConfig,
+    *,
+    seed: int = 42,
+    dtype: torch.dtype | str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Builds a causal language model with new weights.
+
+    Args:
+        config: as in `transformers.LlamaConfig(...)`; it is copied, never changed.
+        seed: decides the weights; Python's, NumPy's and torch's random states are left as they were.
+        dtype: of the weights, as in "bfloat16"; None means torch's default.
+        tokenizer: where given, the vocabulary size and the ids of special tokens follow it.
+        **options: for `AutoModelForCausalLM.from_config`, as in `attn_implementation`.
+
+    Returns:
+        The model in training mode, on the CPU.
+
+    Raises:
+        ModelConfigError: if `config` is no configuration of a causal language model.
+    """
+    if not isinstance(config, PretrainedConfig):
+        raise ModelConfigError(
+            f"a model configuration was expected, found {type(config).__name__}",
+            hint="as in !call:transformers:LlamaConfig with its arguments below",
+        )
+    config = copy.deepcopy(config)
+    if tokenizer is not None:
+        config.vocab_size = len(tokenizer)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, name, getattr(tokenizer, name))
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        known = [kind.__name__ for kind in AutoModelForCausalLM._model_mapping]
+        raise ModelConfigError(
+            f"{type(config).__name__} describes no causal language model",
+            hint=nearest(type(config).__name__, known) or "as in LlamaConfig or GPT2Config",
+        )
+    if dtype is not None:
+        options["dtype"] = as_dtype(dtype)
+    with forked_random(seed), torch.device("cpu"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    model.train()
+    return model
+
+
+def from_pretrained(name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
+    """Loads a trained causal language model from a folder or the Hub.
+
+    Args:
+        name_or_path: a folder in Hugging Face layout, or a name of the Hub.
+        **options: for `AutoModelForCausalLM.from_pretrained`, as in `revision` or `dtype`.
+
+    Returns:
+        The model in training mode.
+
+    Raises:
+        ModelSourceError: if the folder lacks `config.json`, or the name cannot be reached.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelSourceError(
+            f"folder {str(folder)!r} holds no 'config.json'",
+            code="FG841",
+            hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
+        )
+    source = str(folder) if folder.is_dir() else str(name_or_path)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
+    except OSError as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelSourceError(
+            f"model {str(name_or_path)!r} could not be loaded: {reason}",
+            hint="check the name and the connection, or give an existing folder",
+        ) from error
+    model.train()
+    return model
+
+
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Returns torch's dtype for a name such as "bfloat16" or "torch.bfloat16".
+
+    Raises:
+        ModelConfigError: if torch has no floating dtype of that name.
+    """
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        floats = ["bfloat16", "float16", "float32", "float64"]
+        raise ModelConfigError(f"{dtype!r} is no floating dtype of torch", hint=nearest(str(dtype), floats))
+    return found
+
+
+@contextmanager
+def forked_random(seed: int) -> Iterator[None]:
+    """Runs its body with Python, NumPy and torch's CPU generator seeded, and gives the caller's states back."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

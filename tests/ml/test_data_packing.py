@@ -1,0 +1,131 @@
+import logging
+
+import pytest
+from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, default_data_collator
+
+from forgather.ml.data import DataError, pack, tokenize, tokenize_examples
+
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer that gives each letter its own id: a is 2, b is 3, ..."""
+    vocab = {"<pad>": 0, "<eos>": EOS} | {chr(ord("a") + i): i + 2 for i in range(26)}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="z"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+
+
+def stream_of(documents):
+    return [token for document in documents for token in [*document, EOS]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.lists(st.integers(2, 99), max_size=9), max_size=4), min_size=1, max_size=5), st.integers(2, 7)
+)
+def test_blocks_and_tail_are_the_token_stream(batches, block_size):
+    expected = stream_of(document for batch in batches for document in batch)
+    packed = list(pack(batches, block_size, EOS))
+    blocks = [block.tolist() for group, _ in packed for block in group]
+    tail = packed[-1][1].tolist()
+    assert expected == [token for block in blocks for token in block] + tail
+    assert {len(block) for block in blocks} <= {block_size}
+    assert len(tail) < block_size
+
+
+def test_tokenize_equals_a_five_line_reference(letters, tmp_path):
+    texts = ["abc" * n for n in range(700)]
+    stream = stream_of([ord(c) - ord("a") + 2 for c in text] for text in texts)
+    expected = [stream[i : i + 16] for i in range(0, len(stream) - 15, 16)]
+    rows = tokenize(Dataset.from_dict({"text": texts}), letters, 16, cache_dir=tmp_path)
+    assert expected == rows["input_ids"][:].tolist()
+    assert expected == rows["labels"][:].tolist()
+
+
+def test_several_processes_give_the_same_blocks(letters, tmp_path):
+    rows = Dataset.from_dict({"text": ["abc" * n for n in range(40)]})
+    one = tokenize(rows, letters, 16, cache_dir=tmp_path / "one")
+    two = tokenize(rows, letters, 16, num_proc=2, cache_dir=tmp_path / "two")
+    assert one["input_ids"][:].tolist() == two["input_ids"][:].tolist()
+
+
+def test_the_tail_is_logged(letters, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "forgather")
+    tokenize(Dataset.from_dict({"text": ["abcd", "abcd"]}), letters, 4, cache_dir=tmp_path)
+    assert "2 documents, 10 tokens: 2 blocks, 2 tokens left over" in caplog.text
+
+
+def test_each_part_of_a_dataset_dict_is_packed_on_its_own(letters, tmp_path):
+    parts = DatasetDict({"train": Dataset.from_dict({"text": ["abc"]}), "eval": Dataset.from_dict({"text": ["bcd"]})})
+    packed = tokenize(parts, letters, 4, cache_dir=tmp_path)
+    assert {name: part["input_ids"][:].tolist() for name, part in packed.items()} == {
+        "train": [[2, 3, 4, EOS]],
+        "eval": [[3, 4, 5, EOS]],
+    }
+
+
+def test_the_second_time_comes_from_the_cache_and_settings_make_a_new_entry(letters, tmp_path):
+    rows = Dataset.from_dict({"text": ["abcdefgh"]})
+    first = tokenize(rows, letters, 4, cache_dir=tmp_path)
+    again = tokenize(Dataset.from_dict({"text": ["abcdefgh"]}), letters, 4, cache_dir=tmp_path)
+    assert again.cache_files == first.cache_files
+    assert again._fingerprint == first._fingerprint
+    assert tokenize(rows, letters, 3, cache_dir=tmp_path).cache_files != first.cache_files
+
+
+def test_padding_state_of_the_tokenizer_does_not_change_the_entry(letters, tmp_path):
+    rows = Dataset.from_dict({"text": ["abcdefgh"]})
+    first = tokenize(rows, letters, 4, cache_dir=tmp_path)
+    letters(["a", "bc"], padding="max_length", truncation=True, max_length=3)
+    assert tokenize(rows, letters, 4, cache_dir=tmp_path).cache_files == first.cache_files
+
+
+def test_packed_rows_go_through_the_default_collator(letters, tmp_path):
+    rows = tokenize(Dataset.from_dict({"text": ["abcdefg"]}), letters, 4, cache_dir=tmp_path)
+    batch = default_data_collator([rows[0], rows[1]])
+    assert batch["input_ids"].tolist() == [[2, 3, 4, 5], [6, 7, 8, EOS]]
+    assert batch["labels"].tolist() == batch["input_ids"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("FG831", {"text_column": "body"}),
+        ("FG836", {"block_size": 64}),
+        ("FG839", {"block_size": 1}),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused(letters, tmp_path, code, change):
+    with pytest.raises(DataError) as excinfo:
+        tokenize(Dataset.from_dict({"text": ["abc"]}), letters, **{"block_size": 4, "cache_dir": tmp_path} | change)
+    assert excinfo.value.code == code
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_a_tokenizer_without_end_of_text_is_refused(letters, tmp_path):
+    bare = PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer)
+    with pytest.raises(DataError) as excinfo:
+        tokenize(Dataset.from_dict({"text": ["abc"]}), bare, 2, cache_dir=tmp_path)
+    assert excinfo.value.code == "FG837"
+
+
+def test_examples_carry_loss_on_the_completion_only(letters, tmp_path, caplog):
+    rows = Dataset.from_dict({"q": ["ab", "a", "abcdef"], "a": ["cd", "bcdefg", "x"]})
+    done = tokenize_examples(rows, letters, 5, prompt_column="q", completion_column="a", cache_dir=tmp_path)
+    assert done["input_ids"][:] == [[2, 3, 4, 5, EOS], [2, 3, 4, 5, 6]]
+    assert done["labels"][:] == [[-100, -100, 4, 5, EOS], [-100, 3, 4, 5, 6]]
+    assert "2 examples; 1 cut to 5 tokens, 1 left out" in caplog.text
+
+
+def test_examples_of_different_lengths_go_through_the_padding_collator(letters, tmp_path):
+    rows = tokenize_examples(Dataset.from_dict({"text": ["abc", "a"]}), letters, cache_dir=tmp_path)
+    batch = DataCollatorForSeq2Seq(letters)([rows[0], rows[1]])
+    assert batch["input_ids"].tolist() == [[2, 3, 4, EOS], [2, EOS, 0, 0]]
+    assert batch["labels"].tolist() == [[2, 3, 4, EOS], [2, EOS, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
