@@ -158,6 +158,12 @@ class UnboundVarError(GraphError, NameError):
     code = "FG301"
 
 
+class ArgumentError(GraphError, TypeError):
+    """Arguments in the config that do not fit the signature of their constructor."""
+
+    code = "FG204"
+
+
 class UnknownTargetError(GraphError, KeyError):
     """A target that the config does not define."""
 
@@ -204,6 +210,29 @@ class TrainingError(ForgatherError):
     """A training run that cannot start or go on."""
 
     code = "FG800"
+
+
+class BuildNote(str):
+    """Where in the configuration a constructor was being called; added to the exception that it raised.
+
+    Args:
+        constructor: the constructor as the config names it.
+        path: graph path of the call, in text form.
+        span: place of the call in the user's file.
+    """
+
+    constructor: str
+    path: str
+    span: Span | None
+
+    def __new__(cls, constructor: str, path: str, span: Span | None, *, act: str = "calling") -> BuildNote:
+        """Makes the note; `act` says what was being done."""
+        note = super().__new__(cls, f"while {act} {constructor} at {path} ({span or 'no source'})")
+        note.constructor, note.path, note.span = constructor, path, span
+        return note
+
+    def __getnewargs__(self) -> tuple[str, str, Span | None]:  # type: ignore[override]
+        return self.constructor, self.path, self.span
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:

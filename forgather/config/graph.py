@@ -67,12 +67,14 @@ class Entry:
         value: the node under it.
         origin: where the key was written.
         replaced: entries of the same key that this one overrides, nearest first.
+        alias: anchor name through which the value was written (`lr: *lr`); None where it stands in place.
     """
 
     key: PlainScalar | tuple[PlainScalar, ...]
     value: Node
     origin: Origin | None = None
     replaced: tuple[Entry, ...] = ()
+    alias: str | None = None
 
     @property
     def span(self) -> Span | None:

@@ -16,7 +16,7 @@ from forgather.errors import GraphError
 class Key:
     """A mapping key or a keyword argument."""
 
-    name: str | int | float | bool | tuple | None
+    name: str | int | float | bool | tuple[object, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ def children(node: Node) -> Iterator[tuple[Step, Node]]:
 def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
     """Returns `node` with `change` applied to each direct child; the same node where nothing changed."""
     if isinstance(node, Call):
-        args, kwargs, latent = _values(node.args, change), _entries(node.kwargs, change), _entries(node.latent_args, change)
+        args, kwargs = _values(node.args, change), _entries(node.kwargs, change)
+        latent = _entries(node.latent_args, change)
         search = node.submodule_searchpath and change(node.submodule_searchpath)
         same = (
             args is node.args
@@ -47,7 +48,9 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
             and latent is node.latent_args
             and search is node.submodule_searchpath
         )
-        return node if same else replace(node, args=args, kwargs=kwargs, latent_args=latent, submodule_searchpath=search)
+        if same:
+            return node
+        return replace(node, args=args, kwargs=kwargs, latent_args=latent, submodule_searchpath=search)
     if isinstance(node, Sequence):
         items = _values(node.items, change)
         return node if items is node.items else replace(node, items=items)

@@ -1,0 +1,78 @@
+"""Text to YAML events; the only importer of ruamel.yaml.
+
+Takes a text, gives `Event` records one by one. Keeps true: events only, never composed or constructed
+nodes; one document without directives; every failure is a `YamlProblem` with a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, YamlProblem
+
+SECOND_DOCUMENT = "a second document begins here"
+DIRECTIVE = "a directive stands before the document"
+
+
+def read_events(text: str) -> Iterator[Event]:
+    """Yields the events of the single document in `text`.
+
+    Raises:
+        YamlProblem: the text is not YAML, has a directive, or holds a second document.
+    """
+    documents = 0
+    try:
+        for event in YAML(typ="safe", pure=False).parse(text):
+            kind = _KINDS.get(type(event).__name__)
+            if kind is not None:
+                yield _event(kind, event)
+            elif type(event).__name__ == "DocumentStartEvent":
+                documents += 1
+                if documents > 1 or event.version or event.tags:
+                    mark = event.start_mark
+                    problem = SECOND_DOCUMENT if documents > 1 else DIRECTIVE
+                    raise YamlProblem(problem, mark.line + 1, mark.column + 1)
+    except MarkedYAMLError as error:
+        raise _problem(error) from None
+    except YAMLError as error:
+        raise _unreadable(text, error) from None
+
+
+_KINDS = {
+    "ScalarEvent": SCALAR,
+    "AliasEvent": ALIAS,
+    "SequenceStartEvent": SEQUENCE,
+    "MappingStartEvent": MAPPING,
+    "SequenceEndEvent": END,
+    "MappingEndEvent": END,
+}
+
+
+def _event(kind: str, event: Any) -> Event:
+    mark = event.start_mark
+    line, column = mark.line + 1, mark.column + 1
+    if kind is SCALAR:
+        return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style)
+    if kind is ALIAS:
+        return Event(kind, line, column, event.anchor)
+    if kind is END:
+        return Event(kind, line, column)
+    return Event(kind, line, column, "", event.tag, event.anchor, False, bool(event.flow_style))
+
+
+def _problem(error: MarkedYAMLError) -> YamlProblem:
+    mark = error.problem_mark or error.context_mark
+    start = error.context_mark.line + 1 if error.context_mark else None
+    words = ": ".join(part for part in (error.context, error.problem) if part)
+    return YamlProblem(words, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, start)
+
+
+def _unreadable(text: str, error: YAMLError) -> YamlProblem:
+    offset = getattr(error, "position", None) or 0
+    before = text[:offset]
+    words = str(error).split("\n")[0]
+    return YamlProblem(words, before.count("\n") + 1, offset - before.rfind("\n"))

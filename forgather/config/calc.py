@@ -1,0 +1,196 @@
+"""`!calc`: bounded arithmetic on names.
+
+Takes an expression and a look-up for names, gives a value. Keeps true: no attribute, index or call outside
+`min max round int float len abs`; every operation is bounded before it is made; nothing is compiled or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+import warnings
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from forgather.config.events import Refusal
+
+MAX_CHARS = 1_000
+MAX_DEPTH = 50
+MAX_BITS = 20_000
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": min, "max": max, "round": round, "int": int, "float": float, "len": len, "abs": abs,
+}  # fmt: skip
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_ALLOWED = "numbers, names, + - * / // % **, comparisons, and/or/not, x if c else y, " + " ".join(sorted(FUNCTIONS))
+
+
+def parse_calc(expression: str) -> ast.expr:
+    """Returns the syntax tree of an expression.
+
+    Raises:
+        Refusal: it is not an expression, or too long or deep to be one.
+    """
+    if len(expression) > MAX_CHARS:
+        raise Refusal("FG305", f"a !calc expression of {len(expression)} characters", f"the limit is {MAX_CHARS}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refusal("FG305", f"{_cut(expression)} is not an expression", f"allowed: {_ALLOWED}") from None
+
+
+def names_in(tree: ast.expr) -> list[str]:
+    """Returns the names that an expression reads, in order, called functions left out."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    return list(dict.fromkeys(names))
+
+
+def evaluate(expression: str, look_up: Callable[[str], Any]) -> Any:
+    """Returns the value of an expression.
+
+    Args:
+        expression: arithmetic as Python writes it.
+        look_up: gives the value of a name; its own errors pass through.
+
+    Raises:
+        Refusal: the expression holds something that is not allowed, passes a bound, or fails.
+
+    Example:
+        >>> evaluate("max(1, total // 4)", {"total": 10}.__getitem__)
+        2
+    """
+    return _Evaluation(expression, look_up).value(parse_calc(expression), 0)
+
+
+def _cut(expression: str) -> str:
+    return repr(expression if len(expression) <= 80 else expression[:77] + "...")
+
+
+class _Evaluation:
+    def __init__(self, expression: str, look_up: Callable[[str], Any]) -> None:
+        self._expression = expression
+        self._look_up = look_up
+
+    def value(self, node: ast.expr, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise self._fault(f"nested deeper than {MAX_DEPTH}")
+        inner = depth + 1
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None):
+                return self._bounded(node.value)
+            case ast.Name():
+                return self._bounded(self._look_up(node.id))
+            case ast.UnaryOp():
+                return self._unary(node, inner)
+            case ast.BinOp():
+                return self._binary(node, inner)
+            case ast.BoolOp():
+                return self._boolean(node, inner)
+            case ast.Compare():
+                return self._comparison(node, inner)
+            case ast.IfExp():
+                return self.value(node.body if self.value(node.test, inner) else node.orelse, inner)
+            case ast.Call():
+                return self._call(node, inner)
+            case ast.Tuple() | ast.List():
+                return [self.value(item, inner) for item in node.elts]
+        raise self._fault(f"{_what(node)} is not allowed", f"allowed: {_ALLOWED}")
+
+    def _unary(self, node: ast.UnaryOp, depth: int) -> Any:
+        value = self.value(node.operand, depth)
+        if isinstance(node.op, ast.Not):
+            return not value
+        if isinstance(node.op, ast.Invert):
+            raise self._fault("'~' is not allowed", f"allowed: {_ALLOWED}")
+        number = self._number(value)
+        return -number if isinstance(node.op, ast.USub) else +number
+
+    def _binary(self, node: ast.BinOp, depth: int) -> Any:
+        apply = _BINARY.get(type(node.op))
+        if apply is None:
+            raise self._fault(f"the operator {type(node.op).__name__} is not allowed", f"allowed: {_ALLOWED}")
+        left, right = self._number(self.value(node.left, depth)), self._number(self.value(node.right, depth))
+        if isinstance(left, int) and isinstance(right, int) and _bits(type(node.op), left, right) > MAX_BITS:
+            raise self._fault("the result would have too many digits")
+        return self._checked(lambda: apply(left, right))
+
+    def _boolean(self, node: ast.BoolOp, depth: int) -> Any:
+        stop = isinstance(node.op, ast.Or)
+        value: Any = None
+        for part in node.values:
+            value = self.value(part, depth)
+            if bool(value) is stop:
+                break
+        return value
+
+    def _comparison(self, node: ast.Compare, depth: int) -> bool:
+        left = self.value(node.left, depth)
+        for operation, part in zip(node.ops, node.comparators, strict=True):
+            compare = _COMPARE.get(type(operation))
+            if compare is None:
+                raise self._fault(f"the comparison {type(operation).__name__} is not allowed", f"allowed: {_ALLOWED}")
+            right = self.value(part, depth)
+            if not self._checked(functools.partial(compare, left, right)):
+                return False
+            left = right
+        return True
+
+    def _call(self, node: ast.Call, depth: int) -> Any:
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        function = FUNCTIONS.get(name or "")
+        if function is None or node.keywords:
+            raise self._fault(f"{_what(node)} is not allowed", f"allowed: {_ALLOWED}")
+        args = [self.value(arg, depth) for arg in node.args]
+        if name == "round" and len(args) == 2 and not (isinstance(args[1], int) and abs(args[1]) <= 400):
+            raise self._fault(f"round to {args[1]!r} digits", "at most 400")
+        return self._checked(lambda: function(*args))
+
+    def _checked(self, compute: Callable[[], Any]) -> Any:
+        try:
+            return self._bounded(compute())
+        except (ArithmeticError, TypeError, ValueError) as error:
+            if isinstance(error, Refusal):
+                raise
+            raise self._fault(f"{type(error).__name__}: {error}") from None
+
+    def _number(self, value: Any) -> Any:
+        if isinstance(value, Real):
+            return value
+        raise self._fault(f"arithmetic on {type(value).__name__} {_cut(str(value))}", "use numbers")
+
+    def _bounded(self, value: Any) -> Any:
+        if isinstance(value, complex):
+            raise self._fault("the result is a complex number")
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise self._fault("a number with too many digits")
+        if isinstance(value, str) and len(value) > MAX_CHARS * 10:
+            raise self._fault(f"a string of {len(value)} characters")
+        return value
+
+    def _fault(self, message: str, hint: str | None = None) -> Refusal:
+        return Refusal("FG305", f"!calc {_cut(self._expression)}: {message}", hint)
+
+
+def _bits(operation: type[ast.operator], left: int, right: int) -> float:
+    """Returns an upper estimate of the result's bits, for the operations that can grow."""
+    if operation is ast.Pow:
+        return abs(left).bit_length() * float(max(right, 0)) if right.bit_length() < 1_000 else math.inf
+    return left.bit_length() + right.bit_length() if operation is ast.Mult else 0
+
+
+def _what(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return repr(text if len(text) <= 60 else text[:57] + "...")

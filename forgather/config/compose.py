@@ -1,0 +1,282 @@
+"""Events to nodes, without recursion.
+
+Takes `Event` records one by one, gives the root node (or, for a config, the root's entries). Keeps true:
+an alias is the very node that its anchor names; nothing is built for a document that passes its budget;
+no event can make it recurse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from forgather.config.environment import Budget
+from forgather.config.events import ALIAS, END, SCALAR, SEQUENCE, Event, Refusal
+from forgather.config.forms import (
+    STANDARD_CONTAINERS,
+    STANDARD_SCALARS,
+    standard_scalar,
+    tagged_mapping,
+    tagged_scalar,
+    tagged_sequence,
+)
+from forgather.config.graph import ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.merge import Repeat, settle
+from forgather.config.places import Places
+from forgather.config.repeats import Verdict
+from forgather.config.scalars import resolve_scalar
+from forgather.config.tags import parse_tag
+from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
+from forgather.source import Origin
+
+MERGE = "<<"
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A sequence or mapping that is still open."""
+
+    event: Event
+    nodes: list[Node] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+class Composer:
+    """Builds the nodes of one document.
+
+    Args:
+        places: origins and errors.
+        budget: limits.
+        anchors: nodes that aliases may name although the document does not define them.
+    """
+
+    def __init__(self, places: Places, budget: Budget, anchors: Mapping[str, Node] | None = None) -> None:
+        self.anchors: dict[str, Node] = dict(anchors or {})
+        self.names: dict[int, str] = {}
+        self.diagnostics: list[Diagnostic] = []
+        self.root: Node | None = None
+        self.root_entries: tuple[Entry, ...] = ()
+        self.definitions: tuple[Entry, ...] = ()
+        self._places = places
+        self._budget = budget
+        self._frames: list[_Frame] = []
+        self._entries: dict[int, tuple[Entry, ...]] = {}
+        self._weights: dict[int, tuple[int, int]] = {}
+        self._kept: list[Node] = []
+        self._events = 0
+        self._merged = 0
+
+    def feed(self, event: Event) -> None:
+        """Takes the next event.
+
+        Raises:
+            LoadError: the event has no meaning in the language, at its place.
+            BudgetError: the document passes a limit.
+        """
+        kind = event.kind
+        if kind is END:
+            self._close()
+            return
+        self._events += 1
+        if self._events > self._budget.max_nodes:
+            raise self._over(event, f"more than {self._budget.max_nodes} values", "split the data off into a file")
+        if kind is SCALAR:
+            self._add(self._named(event, self._scalar(event)), event)
+        elif kind is ALIAS:
+            self._add(self._alias(event), event)
+        else:
+            self._open(event)
+
+    # one event
+
+    def _open(self, event: Event) -> None:
+        if len(self._frames) >= self._budget.max_depth:
+            raise self._over(event, f"nested deeper than {self._budget.max_depth}", "flatten it")
+        self._frames.append(_Frame(event))
+
+    def _close(self) -> None:
+        frame = self._frames.pop()
+        event = frame.event
+        node = self._guarded(event, lambda: self._sequence(frame) if event.kind is SEQUENCE else self._mapping(frame))
+        self._weigh(frame, node)
+        self._add(self._named(event, node), event)
+
+    def _add(self, node: Node, event: Event) -> None:
+        if not self._frames:
+            self.root = node
+            return
+        frame = self._frames[-1]
+        frame.nodes.append(node)
+        frame.events.append(event)
+
+    def _named(self, event: Event, node: Node) -> Node:
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+            self.names.setdefault(id(node), event.anchor)
+        return node
+
+    def _alias(self, event: Event) -> Node:
+        name = event.value
+        for frame in self._frames:
+            if frame.event.anchor == name:
+                where = f"which begins at {self._places.span(frame.event.line, frame.event.column)}"
+                message = f"*{name} stands inside &{name}, {where}: a value cannot hold itself"
+                raise self._fault(event, message, "FG205", "point at a part of it, or build the link in Python")
+        node = self.anchors.get(name)
+        if node is None:
+            hint = nearest(name, list(self.anchors)) or "define it above with &" + name
+            raise self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+        return node
+
+    def _scalar(self, event: Event) -> Node:
+        origin = self._places.origin(event)
+        if event.tag is None and not event.plain:
+            return Scalar(origin=origin, value=event.value)
+        digits = self._budget.max_integer_digits
+        if event.tag is None:
+            if event.value[:1] == "<" and event.value == MERGE:
+                return Scalar(origin=origin, value=MERGE)
+            return self._guarded(event, lambda: Scalar(origin=origin, value=resolve_scalar(event.value, digits)))
+        if event.tag in STANDARD_SCALARS:
+            return self._guarded(event, lambda: standard_scalar(event.tag or "", event, origin, digits))
+        return self._guarded(event, lambda: self._tagged_scalar(event, origin))
+
+    def _tagged_scalar(self, event: Event, origin: Origin | None) -> Node:
+        try:
+            tag = parse_tag(event.tag or "")
+        except Refusal as refusal:
+            if event.plain and ":" in event.value:
+                message = f"a blank inside the tag: {event.tag!r} ends at the blank before {event.value[:60]!r}"
+                raise Refusal("FG211", message, "a tag holds no blanks; rename what it points at") from None
+            raise refusal from None
+        return tagged_scalar(tag, event, origin, self._budget.max_integer_digits)
+
+    # containers
+
+    def _sequence(self, frame: _Frame) -> Node:
+        event, items = frame.event, tuple(frame.nodes)
+        origin = self._places.origin(event)
+        if event.tag is None or event.tag in STANDARD_CONTAINERS:
+            return Sequence(origin=origin, kind=ContainerKind.LIST, items=items)
+        return tagged_sequence(parse_tag(event.tag), items, origin)
+
+    def _mapping(self, frame: _Frame) -> Node:
+        event = frame.event
+        is_root = not self._frames
+        entries = self._settled(frame, is_root)
+        origin = self._places.origin(event)
+        if event.tag is None or event.tag in STANDARD_CONTAINERS:
+            node: Node = Mapped(origin=origin, kind=ContainerKind.DICT, entries=entries)
+        else:
+            node = tagged_mapping(parse_tag(event.tag), entries, origin)
+        if is_root:
+            self.root_entries = entries
+        else:
+            self._entries[id(node)] = entries
+        return node
+
+    def _settled(self, frame: _Frame, is_root: bool) -> tuple[Entry, ...]:
+        explicit: list[Entry] = []
+        lines: dict[int, Event] = {}
+        definitions: list[Entry] = []
+        merges: list[list[tuple[Entry, ...]]] = []
+        nodes, events = frame.nodes, frame.events
+        for at in range(0, len(nodes), 2):
+            key, value, key_event = nodes[at], nodes[at + 1], events[at]
+            if key_event.plain and key_event.value == MERGE and key_event.kind is SCALAR and key_event.tag is None:
+                merges.append(self._merge_sources(value, events[at + 1]))
+                continue
+            alias = events[at + 1].value if events[at + 1].kind is ALIAS else None
+            entry = Entry(self._key(key, key_event), value, key.origin, alias=alias)
+            if is_root and isinstance(entry.key, str) and entry.key.startswith("."):
+                definitions.append(entry)
+            else:
+                explicit.append(entry)
+                lines[id(entry)] = key_event
+        if is_root:
+            self.definitions = tuple(definitions)
+        if not merges and len({entry.key for entry in explicit}) == len(explicit):
+            return tuple(explicit)
+        return settle(explicit, merges, self._places.chain, lambda repeat: self._repeated(repeat, lines))
+
+    def _key(self, node: Node, event: Event) -> PlainScalar | tuple[PlainScalar, ...]:
+        if isinstance(node, Scalar):
+            return node.value
+        if isinstance(node, Sequence) and not node.tagged and all(isinstance(item, Scalar) for item in node.items):
+            return tuple(item.value for item in node.items if isinstance(item, Scalar))
+        found = f"the tag {event.tag!r}" if event.tag else "a mapping or a nested sequence"
+        raise self._fault(
+            event, f"a key cannot be {found}", "FG217", "a key is a plain value, or a sequence of plain values"
+        )
+
+    def _merge_sources(self, value: Node, event: Event) -> list[tuple[Entry, ...]]:
+        plain_sequence = isinstance(value, Sequence) and id(value) not in self._entries
+        sources = value.items if isinstance(value, Sequence) and plain_sequence else (value,)
+        found: list[tuple[Entry, ...]] = []
+        for source in sources:
+            entries = self._entries.get(id(source))
+            if entries is None:
+                entries = source.entries if isinstance(source, Mapped) else None
+            if entries is None:
+                message = "'<<' merges something that is not a mapping"
+                raise self._fault(
+                    event, message, "FG218", "write <<: *name of a mapping, or <<: [*a, *b]; quote '<<' if it is a key"
+                )
+            self._merged += len(entries)
+            if self._merged > self._budget.max_nodes:
+                raise self._over(event, f"merge keys copy more than {self._budget.max_nodes} entries", "merge less")
+            found.append(entries)
+        return found
+
+    def _repeated(self, repeat: Repeat, lines: Mapping[int, Event]) -> None:
+        earlier, later = repeat.earlier, repeat.later
+        event = lines[id(later)]
+        first = earlier.span or self._places.span(1)
+        if repeat.verdict is Verdict.CONFLICT:
+            message = f"the key {later.key!r} stands twice in one block with different values; the first is at {first}"
+            raise self._fault(
+                event, message, "FG206", "remove one of them; to override a parent's line, put it in a child's block"
+            )
+        notes = {
+            Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
+            Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
+            Verdict.BURIED: f"the key {later.key!r} at {first} is overridden by the parent's line that follows it",
+        }
+        if repeat.verdict in notes:
+            hint = "put the line below super()" if repeat.verdict is Verdict.BURIED else None
+            message = notes[repeat.verdict]
+            self.diagnostics.append(
+                self._places.finding(event, message, code="FG207", severity=Severity.LINT, hint=hint)
+            )
+
+    # budgets and errors
+
+    def _weigh(self, frame: _Frame, node: Node) -> None:
+        size, depth = 1, 0
+        for child in frame.nodes:
+            child_size, child_depth = self._weights.get(id(child), (1, 0))
+            size += child_size
+            depth = max(depth, child_depth)
+        if size > self._budget.max_nodes:
+            message = f"this value has more than {self._budget.max_nodes} parts once its aliases are followed"
+            raise self._over(frame.event, message, "share less")
+        if depth >= self._budget.max_depth:
+            message = f"nested deeper than {self._budget.max_depth} once its aliases are followed"
+            raise self._over(frame.event, message, "flatten it")
+        self._weights[id(node)] = (size, depth + 1)
+        self._kept.append(node)
+        self._kept.extend(frame.nodes)
+
+    def _guarded(self, event: Event, make: Callable[[], Node]) -> Node:
+        try:
+            return make()
+        except Refusal as refusal:
+            if refusal.code == "FG220":
+                raise self._over(event, refusal.message, refusal.hint) from None
+            raise self._fault(event, refusal.message, refusal.code, refusal.hint) from None
+
+    def _fault(self, event: Event, message: str, code: str, hint: str | None) -> LoadError:
+        return self._places.fault_at(event, message, code=code, hint=hint)
+
+    def _over(self, event: Event, message: str, hint: str | None) -> BudgetError:
+        return self._places.fault(message, event.line, event.column, code="FG220", hint=hint, kind=BudgetError)

@@ -1,0 +1,86 @@
+"""Equality of values and graphs: structure and sharing, origins left out.
+
+Takes two nodes or two graphs, gives a boolean. Keeps true: two graphs are the same when they would build
+equal things that are shared in equal ways; where anything was written does not matter.
+"""
+
+from __future__ import annotations
+
+from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.traverse import children
+
+
+def same_value(a: Node, b: Node) -> bool:
+    """Returns whether two nodes mean the same, whatever is shared inside them."""
+    return _Comparison(sharing=False).nodes([(a, b)])
+
+
+def same_graph(a: Graph, b: Graph) -> bool:
+    """Returns whether two graphs have the same targets, definitions, structure and sharing."""
+    ours, theirs = _entries(a), _entries(b)
+    if list(a.targets) != list(b.targets) or [entry.key for entry in ours] != [entry.key for entry in theirs]:
+        return False
+    pairs = [(x.value, y.value) for x, y in zip(ours, theirs, strict=True)]
+    return _Comparison(sharing=True).nodes(pairs)
+
+
+def _entries(graph: Graph) -> list[Entry]:
+    return [*graph.definitions, *graph.targets.values()]
+
+
+class _Comparison:
+    """One walk over two graphs side by side.
+
+    With `sharing`, each node has exactly one counterpart. Plain scalars are exempt: nobody can tell whether
+    two equal numbers are one object.
+    """
+
+    def __init__(self, *, sharing: bool) -> None:
+        self._sharing = sharing
+        self._forth: dict[int, int] = {}
+        self._back: dict[int, int] = {}
+        self._met: set[tuple[int, int]] = set()
+
+    def nodes(self, pairs: list[tuple[Node, Node]]) -> bool:
+        stack = list(pairs)
+        while stack:
+            a, b = stack.pop()
+            if a is b and not self._sharing:
+                continue
+            if _label(a) != _label(b) or not self._counterparts(a, b):
+                return False
+            if (id(a), id(b)) in self._met:
+                continue
+            self._met.add((id(a), id(b)))
+            ours, theirs = list(children(a)), list(children(b))
+            if [_key(step) for step, _ in ours] != [_key(step) for step, _ in theirs]:
+                return False
+            stack.extend((x, y) for (_, x), (_, y) in zip(ours, theirs, strict=True))
+        return True
+
+    def _counterparts(self, a: Node, b: Node) -> bool:
+        if not self._sharing or isinstance(a, Scalar):
+            return True
+        return self._forth.setdefault(id(a), id(b)) == id(b) and self._back.setdefault(id(b), id(a)) == id(a)
+
+
+def _key(step: object) -> str:
+    return repr(step)
+
+
+def _label(node: Node) -> tuple[object, ...]:
+    """What a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
+    if isinstance(node, Scalar):
+        return "scalar", repr(node.value)
+    if isinstance(node, Call):
+        shape = len(node.args), len(node.kwargs), len(node.latent_args), node.submodule_searchpath is not None
+        return node.kind, node.constructor, node.name, *shape
+    if isinstance(node, Sequence):
+        return node.kind, node.name, node.tagged, len(node.items)
+    if isinstance(node, Mapped):
+        return node.kind, node.name, node.tagged, len(node.entries)
+    if isinstance(node, (Var, Env)):
+        return type(node).__name__, node.variable, node.default is None
+    if isinstance(node, Calc):
+        return "calc", node.expression
+    raise TypeError(f"unknown node {type(node).__name__}, with {ContainerKind.__name__} or without")

@@ -1,0 +1,64 @@
+"""The events of a YAML document, as plain records.
+
+Takes nothing; `_yaml` makes these, `compose` reads them. Keeps true: lines and columns are 1-based, and
+nothing here knows which YAML library is in use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping", "end"
+
+
+class Event(NamedTuple):
+    """One event.
+
+    Args:
+        kind: SCALAR, ALIAS, SEQUENCE, MAPPING or END (of a sequence or mapping).
+        line: line of the rendered text.
+        column: column of the rendered text.
+        value: text of a scalar, name of an alias.
+        tag: tag as written, escapes decoded; None without one.
+        anchor: anchor name; None without one.
+        plain: True for a scalar without quotes or block style.
+        flow: True for a container in brackets.
+    """
+
+    kind: str
+    line: int
+    column: int
+    value: str = ""
+    tag: str | None = None
+    anchor: str | None = None
+    plain: bool = False
+    flow: bool = False
+
+
+class Refusal(ValueError):
+    """A value or tag that the language refuses; whoever knows the place makes an error of it.
+
+    Args:
+        code: stable code.
+        message: what was found.
+        hint: what can be done.
+    """
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+class YamlProblem(Exception):
+    """The text is not one YAML document; `explain` turns it into an error for the user.
+
+    Args:
+        problem: what the parser met, in the parser's words.
+        line: line of the rendered text.
+        column: column of the rendered text.
+        start: line on which the construct begins, where the parser tells.
+    """
+
+    def __init__(self, problem: str, line: int, column: int, start: int | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.line, self.column, self.start = problem, line, column, start

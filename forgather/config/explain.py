@@ -1,0 +1,183 @@
+"""A parser's complaint, said so that the user can mend it.
+
+Takes a `YamlProblem` and the rendered text, gives code, message, hint and the place to point at. Keeps
+true: the message speaks of what stands in the text (indents, tags, quotes), not of parser states.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from forgather.config.events import YamlProblem
+from forgather.config.places import Places
+from forgather.errors import LoadError
+
+_KEY = re.compile(r"\s*(?:- +)*(\"[^\"]*\"|'[^']*'|[^\s#:][^#:]*?)\s*:(?:\s|$)")
+_BAD_TAG = re.compile(r"![^\s]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    code: str
+    message: str
+    hint: str
+    line: int
+    column: int = 1
+
+
+def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
+    """Returns the error to raise for a text that is not a document of the language."""
+    lines = text.split("\n")
+    finding = (
+        _document(problem)
+        or _character(problem)
+        or _tab(problem, lines)
+        or _tag(problem, lines)
+        or _column_zero(problem, lines)
+        or _indent(problem, lines, places)
+        or _known(problem, lines)
+    )
+    return places.fault(finding.message, finding.line, finding.column, code=finding.code, hint=finding.hint)
+
+
+def _document(problem: YamlProblem) -> _Finding | None:
+    place = problem.line, problem.column
+    if "second document" in problem.problem or "expected <document start>" in problem.problem:
+        return _Finding(
+            "FG215", "a second document begins here; a config is one document", "remove the '---' or '...'", *place
+        )
+    if "directive" in problem.problem:
+        return _Finding(
+            "FG215", "%YAML, %TAG and other directives are not part of the language", "remove the line", *place
+        )
+    return None
+
+
+def _character(problem: YamlProblem) -> _Finding | None:
+    if "unacceptable character" not in problem.problem:
+        return None
+    number = re.search(r"#x([0-9a-fA-F]+)", problem.problem)
+    name = f"U+{number[1].upper()}" if number else "a control character"
+    hint = 'write it as an escape in double quotes: "\\x1b"'
+    return _Finding("FG216", f"the character {name} cannot stand in a document", hint, problem.line, problem.column)
+
+
+def _tab(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    for number in (problem.line, problem.start or problem.line):
+        line = _line(lines, number)
+        blank = line[: len(line) - len(line.lstrip())]
+        if "\t" in blank:
+            return _Finding("FG219", "a tab in the indentation", "indent with blanks", number, blank.index("\t") + 1)
+    return None
+
+
+def _tag(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    if "scanning a tag" not in problem.problem and "tag handle" not in problem.problem:
+        return None
+    line = _line(lines, problem.line)
+    begin = max((match.start() for match in _BAD_TAG.finditer(line, 0, problem.column)), default=problem.column - 1)
+    match = _BAD_TAG.match(line, begin)
+    tag = match[0] if match else line[begin:]
+    met = line[problem.column - 1 : problem.column]
+    if not tag.isascii():
+        return _Finding(
+            "FG211", f"the tag {tag!r} holds a non-ASCII character", "rename what it points at", problem.line, begin + 1
+        )
+    if "tag handle" in problem.problem:
+        return _Finding(
+            "FG210", f"unknown tag {tag!r}", "a tag is written !kind:module:symbol", problem.line, begin + 1
+        )
+    hint = f"put a blank before {met!r}" if met else "put a blank behind the tag"
+    return _Finding("FG211", f"the tag {tag!r} runs into {met!r}", hint, problem.line, begin + 1)
+
+
+def _column_zero(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    for number in (problem.line, problem.line - 1, problem.start or problem.line):
+        line = _line(lines, number)
+        if number > 1 and line.startswith("!"):
+            tag = line.split()[0]
+            message = f"the tag {tag!r} stands at column 0, outside the key that it should belong to"
+            return _Finding("FG211", message, "indent it under its key, or put it on the line of the key", number)
+    return None
+
+
+def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding | None:
+    if not any(words in problem.problem for words in ("mapping values", "expected key", "'-' indicator", "block")):
+        return None
+    number = problem.line
+    while number > 1 and not _line(lines, number).strip():
+        number -= 1
+    line = _line(lines, number)
+    if not _KEY.match(line) and not line.lstrip().startswith("- "):
+        return None
+    indent = _width(line)
+    neighbour = _neighbour(lines, number, indent)
+    if neighbour is None:
+        return None
+    other = _width(_line(lines, neighbour))
+    message = (
+        f"{_name(line)} is indented by {indent}, its neighbour {_name(_line(lines, neighbour))} "
+        f"({places.span(neighbour, other + 1)}) by {other}"
+    )
+    return _Finding("FG201", message, "give both lines the same indent", number, indent + 1)
+
+
+def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
+    """Returns the nearest earlier line whose indent is not `indent` but closest to it."""
+    best: int | None = None
+    for candidate in range(number - 1, 0, -1):
+        line = _line(lines, candidate)
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        width = _width(line)
+        if width == indent:
+            return best
+        if best is None or abs(width - indent) < abs(_width(_line(lines, best)) - indent):
+            best = candidate
+        if width < indent:
+            return best
+    return best
+
+
+_WORDS = (
+    ("mapping values are not allowed", "a second ': ' in one line", 'quote the value: key: "a: b"'),
+    ("cannot start any token", "{char!r} cannot begin a value", "quote the value"),
+    ("unexpected end of stream", "a quote that opens here is never closed", "close the quote"),
+    ("unexpected document indicator", "a quote that opens here is never closed", "close the quote"),
+    ("unknown escape", "an unknown escape in a double-quoted string", "double the backslash, or use single quotes"),
+    ("escape code", "an escape that names no character", "write \\xXX, \\uXXXX or \\UXXXXXXXX"),
+    ("scanning an anchor", "an anchor name that YAML cannot read", "letters, digits, '_' and '-' only: &name"),
+    ("scanning an alias", "an alias name that YAML cannot read", "letters, digits, '_' and '-' only: *name"),
+    ("flow sequence", "a '[' that is not closed, or a missing ','", "close it with ']'"),
+    ("flow mapping", "a '{{' that is not closed, or a missing ','", "close it with '}}'"),
+    ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' behind the key"),
+    ("'-' indicator", "a line that is no '- item' of the sequence above", "give it the indent of what it belongs to"),
+    ("expected key", "a line that is no 'key: value' of the mapping above", "give it the indent of its neighbours"),
+    ("block sequence entries", "'- ' where no item can begin", "put it on a line of its own"),
+    ("node content", "nothing where a value should stand", "write the value"),
+)
+
+
+def _known(problem: YamlProblem, lines: list[str]) -> _Finding:
+    char = _line(lines, problem.line)[problem.column - 1 : problem.column]
+    for words, message, hint in _WORDS:
+        if words in problem.problem:
+            opened = ("quote", "'['", "'{")
+            at_start = problem.start is not None and any(word in message for word in opened)
+            line, column = (problem.start or 1, 1) if at_start else (problem.line, problem.column)
+            return _Finding("FG200", message.format(char=char), hint.format(), line, column)
+    return _Finding("FG200", f"not YAML: {problem.problem}", "see the line above, too", problem.line, problem.column)
+
+
+def _line(lines: list[str], number: int) -> str:
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _width(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _name(line: str) -> str:
+    match = _KEY.match(line)
+    return repr(match[1].strip("'\"")) if match else repr(line.strip()[:40])

@@ -1,0 +1,183 @@
+"""A tag and what stands behind it, made into a node.
+
+Takes a `Tag` and a payload (a scalar, a sequence or the entries of a mapping), gives a node. Keeps true:
+the argument forms of the language are decided here and nowhere else; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from forgather.config.events import Event, Refusal
+from forgather.config.graph import Calc, Call, CallKind, ContainerKind, Entry, Env, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.scalars import resolve_scalar
+from forgather.config.tags import STANDARD, Tag, ValueKind
+from forgather.source import Origin
+
+Payload = Event | tuple[Node, ...] | tuple["Entry", ...]
+_POSITIONAL = re.compile(r"arg(0|[1-9][0-9]{0,3})")
+_EXPLICIT = frozenset(("args", "kwargs"))
+
+
+def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int) -> Node:
+    """Returns the node of a tag in front of a scalar, or of nothing."""
+    nothing = event.plain and not event.value
+    if isinstance(tag.kind, ValueKind):
+        return _value_node(tag.kind, event.value, None, origin)
+    if isinstance(tag.kind, ContainerKind):
+        if not nothing:
+            raise Refusal("FG212", f"!{tag.kind} stands before {event.value[:80]!r}", _container_hint(tag.kind))
+        return tagged_mapping(tag, (), origin) if _is_mapped(tag.kind) else tagged_sequence(tag, (), origin)
+    value = resolve_scalar(event.value, max_digits) if event.plain else event.value
+    args = () if nothing else (Scalar(origin=origin, value=value),)
+    return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=args, name=tag.name)
+
+
+def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None) -> Node:
+    """Returns the node of a tag in front of a sequence."""
+    if isinstance(tag.kind, CallKind):
+        return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name)
+    if isinstance(tag.kind, ValueKind):
+        raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _value_hint(tag.kind))
+    if _is_mapped(tag.kind):
+        raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _container_hint(tag.kind))
+    return Sequence(origin=origin, kind=tag.kind, items=items, name=tag.name, tagged=True)
+
+
+def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
+    """Returns the node of a tag in front of a mapping."""
+    if isinstance(tag.kind, CallKind):
+        return _call(tag.kind, tag, entries, origin)
+    if isinstance(tag.kind, ValueKind):
+        return _value_from_mapping(tag.kind, entries, origin)
+    if not _is_mapped(tag.kind):
+        raise Refusal("FG212", f"!{tag.kind} stands before a mapping", _container_hint(tag.kind))
+    return Mapped(origin=origin, kind=tag.kind, entries=entries, name=tag.name, tagged=True)
+
+
+def standard_scalar(tag: str, event: Event, origin: Origin | None, max_digits: int) -> Node:
+    """Returns the node of `!`, `!!str`, `!!int`, `!!float`, `!!bool` or `!!null` in front of a scalar."""
+    word = tag.removeprefix(STANDARD)
+    if word in ("!", "str"):
+        return Scalar(origin=origin, value=event.value)
+    value = resolve_scalar(event.value, max_digits)
+    wanted = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}[word]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and word != "bool"):  # type: ignore[arg-type]
+        raise Refusal("FG212", f"!!{word} stands before {event.value[:80]!r}", "leave the tag out")
+    return Scalar(origin=origin, value=float(value) if word == "float" else value)  # type: ignore[arg-type]
+
+
+STANDARD_SCALARS = frozenset(("!", *(STANDARD + word for word in ("str", "int", "float", "bool", "null"))))
+STANDARD_CONTAINERS = frozenset(("!", STANDARD + "seq", STANDARD + "map"))
+
+
+def _is_mapped(kind: ContainerKind) -> bool:
+    return kind in (ContainerKind.DICT, ContainerKind.DLIST)
+
+
+def _container_hint(kind: ContainerKind) -> str:
+    if kind is ContainerKind.LIST:
+        return "!list takes a sequence; !dlist reads a mapping as a list"
+    return f"!{kind} takes a {'mapping' if _is_mapped(kind) else 'sequence'}"
+
+
+def _value_hint(kind: ValueKind) -> str:
+    if kind is ValueKind.CALC:
+        return 'write !calc "max(1, total // batch)"'
+    return f"write !{kind} NAME, or !{kind} {{name: NAME, default: VALUE}}"
+
+
+def _value_node(kind: ValueKind, text: str, default: Node | None, origin: Origin | None) -> Node:
+    if not text.strip():
+        raise Refusal("FG212", f"!{kind} stands before nothing", _value_hint(kind))
+    if kind is ValueKind.CALC:
+        return Calc(origin=origin, expression=text)
+    if kind is ValueKind.VAR:
+        return Var(origin=origin, variable=text, default=default)
+    if "=" in text or "\0" in text:
+        raise Refusal("FG212", f"{text!r} cannot be the name of an environment variable", _value_hint(kind))
+    return Env(origin=origin, variable=text, default=default)
+
+
+def _value_from_mapping(kind: ValueKind, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
+    parts = {entry.key: entry.value for entry in entries}
+    name = parts.pop("name", None)
+    default = parts.pop("default", None)
+    if kind is ValueKind.CALC or parts or not isinstance(name, Scalar) or not isinstance(name.value, str):
+        found = ", ".join(repr(entry.key) for entry in entries) or "nothing"
+        raise Refusal("FG212", f"!{kind} stands before a mapping of {found}", _value_hint(kind))
+    return _value_node(kind, name.value, default, origin)
+
+
+def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Call:
+    reserved = {entry.key: entry for entry in entries if entry.key in ("submodule_searchpath", "latent_args")}
+    plain = tuple(entry for entry in entries if entry.key not in reserved)
+    node = Call(
+        origin=origin,
+        kind=kind,
+        constructor=tag.constructor,
+        latent_args=_mapping_under(reserved.get("latent_args")),
+        submodule_searchpath=reserved["submodule_searchpath"].value if "submodule_searchpath" in reserved else None,
+        name=tag.name,
+    )
+    if plain and all(entry.key in _EXPLICIT for entry in plain):
+        forms = {entry.key: entry for entry in plain}
+        return replace(node, args=_sequence_under(forms.get("args")), kwargs=_mapping_under(forms.get("kwargs")))
+    numbered = [(int(match[1]), entry.value) for entry in plain if (match := _positional(entry))]
+    args = tuple(value for _, value in sorted(numbered, key=lambda pair: pair[0]))
+    return replace(node, args=args, kwargs=_keywords(tuple(entry for entry in plain if not _positional(entry))))
+
+
+def _positional(entry: Entry) -> re.Match[str] | None:
+    return _POSITIONAL.fullmatch(entry.key) if isinstance(entry.key, str) else None
+
+
+def is_positional(key: str) -> bool:
+    """Returns whether a key of a call's mapping is read as a positional argument."""
+    return _POSITIONAL.fullmatch(key) is not None
+
+
+def _keywords(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    for entry in entries:
+        if not isinstance(entry.key, str):
+            message = f"the key {entry.key!r} among keyword arguments"
+            raise Refusal("FG213", message, "keyword arguments are strings; quote the key, or use the explicit args:")
+    return entries
+
+
+def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
+    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+        return ()
+    if isinstance(entry.value, Sequence):
+        return entry.value.items
+    raise Refusal(
+        "FG213",
+        f"'args' of the explicit form is {describe(entry.value)}; it is a sequence of positional arguments",
+        "for a keyword argument named args write kwargs: {args: ...}",
+    )
+
+
+def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
+    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+        return ()
+    if isinstance(entry.value, Mapped):
+        return _keywords(entry.value.entries)
+    raise Refusal(
+        "FG213",
+        f"{entry.key!r} is {describe(entry.value)}; it is a mapping of keyword arguments",
+        f"for a keyword argument of that name write kwargs: {{{entry.key}: ...}}",
+    )
+
+
+def describe(node: Node) -> str:
+    """Returns what a node is, for messages."""
+    if isinstance(node, Scalar):
+        return "nothing" if node.value is None else f"the value {str(node.value)[:80]!r}"
+    if isinstance(node, Call):
+        return f"!{node.kind}:{node.constructor}"
+    if isinstance(node, Sequence):
+        return "a sequence"
+    if isinstance(node, Mapped):
+        return "a mapping"
+    return f"!{type(node).__name__.lower()}"

@@ -1,0 +1,121 @@
+"""Rendered text to graph.
+
+Takes a `RenderedText`, gives a `Graph`. Keeps true: every failure is a `LoadError` or `BudgetError` that
+names a place in the user's files; nothing that the config names is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+
+from forgather.config.compose import Composer
+from forgather.config.events import Event, YamlProblem
+from forgather.config.explain import explain
+from forgather.config.forms import describe
+from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
+from forgather.config.places import Places
+from forgather.config.rendered import RenderedText
+from forgather.errors import BudgetError, LoadError
+from forgather.source import Origin, Site, SourceMap, Span
+
+_FORBIDDEN = re.compile("[\x85\u2028\u2029\ud800-\udfff]|\r(?!\n)")
+COMMAND_LINE = "<command line>"
+
+
+def load(rendered: RenderedText) -> Graph:
+    """Returns the graph of a rendered config.
+
+    Args:
+        rendered: text with origins; its budget limits the document.
+
+    Raises:
+        LoadError: the text is not a document of the language.
+        BudgetError: the document passes a limit.
+    """
+    places = Places(rendered)
+    composer = _compose(rendered, places, {})
+    root = composer.root
+    if root is None or (isinstance(root, Scalar) and root.value is None):
+        hint = "a config is a mapping of targets: main: !singleton:module:symbol"
+        raise places.fault(f"{rendered.name} renders to an empty document", 1, 1, code="FG202", hint=hint)
+    if not isinstance(root, Mapped) or root.tagged:
+        hint = "write 'name: value' at column 0; a tag belongs behind a key"
+        raise places.fault(
+            f"the root of a config is a mapping of targets, found {describe(root)}", 1, 1, code="FG202", hint=hint
+        )
+    return Graph(
+        targets=_targets(composer.root_entries, places),
+        definitions=composer.definitions,
+        anchors=composer.names,
+        diagnostics=tuple(composer.diagnostics),
+    )
+
+
+def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] | None = None) -> Node:
+    """Returns the node of a single YAML value, as on the command line.
+
+    Args:
+        text: the value; tags are allowed.
+        file: pseudo name under which errors and origins speak of it.
+        anchors: nodes that aliases in it may name.
+
+    Raises:
+        LoadError: the text is not a value of the language.
+    """
+    origin = Origin((Site(Span(file, 1), file),))
+    rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
+    composer = _compose(rendered, Places(rendered), anchors or {})
+    if composer.definitions and isinstance(composer.root, Mapped):
+        return Mapped(origin=origin, kind=composer.root.kind, entries=(*composer.definitions, *composer.root_entries))
+    return composer.root or Scalar(origin=origin, value=None)
+
+
+def _compose(rendered: RenderedText, places: Places, anchors: Mapping[str, Node]) -> Composer:
+    text, budget = rendered.text, rendered.budget
+    if len(text) > budget.max_output_chars:
+        message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
+        raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
+    _refuse_characters(text, places)
+    read_events = import_module("forgather.config._yaml").read_events
+    composer = Composer(places, budget, anchors)
+    try:
+        event: Event
+        for event in read_events(text):
+            composer.feed(event)
+    except YamlProblem as problem:
+        raise explain(problem, text, places) from None
+    return composer
+
+
+def _refuse_characters(text: str, places: Places) -> None:
+    found = _FORBIDDEN.search(text)
+    if found is None:
+        return
+    line, column = text.count("\n", 0, found.start()) + 1, found.start() - text.rfind("\n", 0, found.start())
+    number = f"U+{ord(found[0]):04X}"
+    surrogate = "\ud800" <= found[0] <= "\udfff"
+    message = (
+        f"{number} is half a character" if surrogate else f"{number} is a line break to YAML, but not to an editor"
+    )
+    hint = (
+        "remove it" if surrogate else f'remove it, or write it as an escape in double quotes: "\\u{ord(found[0]):04x}"'
+    )
+    raise places.fault(message, line, column, code="FG216", hint=hint)
+
+
+def _targets(entries: tuple[Entry, ...], places: Places) -> dict[str, Entry]:
+    targets: dict[str, Entry] = {}
+    for entry in entries:
+        if not isinstance(entry.key, str):
+            span = entry.span
+            raise LoadError(
+                f"the target name {entry.key!r} is not a string",
+                code="FG217",
+                span=span or places.span(1),
+                hint="quote it",
+                context=places.context(1, 1)[:1],
+            )
+        targets[entry.key] = entry
+    return targets

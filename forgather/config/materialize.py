@@ -1,0 +1,313 @@
+"""Graph to objects.
+
+Takes a graph, target names and values for `!var`; gives the built targets. Keeps true: one call is one
+construction; its memory is its own and nothing is written to a node; within it an alias is one object, and
+a factory is called anew at every place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Names
+from dataclasses import replace
+from typing import Any
+
+from forgather.config.arguments import mismatch
+from forgather.config.calc import evaluate
+from forgather.config.events import Refusal
+from forgather.config.graph import (
+    Calc,
+    Call,
+    CallKind,
+    ContainerKind,
+    Entry,
+    Env,
+    Graph,
+    Mapped,
+    Node,
+    Scalar,
+    Sequence,
+    Var,
+)
+from forgather.config.partials import (
+    CallPlace,
+    FreshCall,
+    FreshContainer,
+    PartialObject,
+    Recipe,
+    assemble,
+    call_noted,
+    note_once,
+)
+from forgather.config.path import GraphPath, Index, Key, format_path
+from forgather.config.resolve import Resolver
+from forgather.config.traverse import children, roots, shared_nodes
+from forgather.errors import (
+    ArgumentError,
+    BuildNote,
+    GraphError,
+    ResolveError,
+    UnboundVarError,
+    UnknownTargetError,
+    nearest,
+)
+
+
+def materialize(
+    graph: Graph,
+    *,
+    targets: Names[str] | None = None,
+    variables: Mapping[str, object] | None = None,
+    project_dir: str = ".",
+    resolver: Resolver | None = None,
+    hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> dict[str, object]:
+    """Returns the built targets, by name.
+
+    Args:
+        graph: what to build.
+        targets: names of targets; None builds all.
+        variables: values for `!var` and for names in `!calc`.
+        project_dir: folder that file imports are relative to.
+        resolver: finds constructors; None makes one for `project_dir`.
+        hook: called with each constructor found; what it returns is called in its place.
+
+    Raises:
+        UnknownTargetError: a target that the graph does not have.
+        UnboundVarError: a `!var` or `!env` without value and default.
+        ResolveError: a constructor that cannot be found.
+        ArgumentError: arguments that do not fit a constructor.
+        GraphError: a `!calc` that cannot be evaluated.
+        Exception: whatever a constructor raises, with a `BuildNote`.
+    """
+    wanted = list(graph.targets) if targets is None else list(targets)
+    for name in wanted:
+        if name not in graph.targets:
+            raise UnknownTargetError(f"no target {name!r}", hint=nearest(name, list(graph.targets)), found=name)
+    construction = _Construction(graph, dict(variables or {}), resolver or Resolver(project_dir), hook)
+    return {name: construction.build(graph.targets[name].value, (Key(name),)) for name in wanted}
+
+
+class _Construction:
+    """One construction: what it was given, and what it has built so far."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        variables: dict[str, object],
+        resolver: Resolver,
+        hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+    ) -> None:
+        self._graph = graph
+        self._variables = variables
+        self._resolver = resolver
+        self._hook = hook
+        tops = [node for _, node in roots(graph)]
+        self._shared = shared_nodes(tops) | {id(node) for node in tops}
+        self._built: dict[int, Any] = {}
+        self._open: list[int] = []
+        self._recipes: dict[int, Any] = {}
+        self._live: dict[int, bool] = {}
+
+    def build(self, node: Node, path: GraphPath) -> Any:
+        """Returns the object of a node."""
+        if isinstance(node, Scalar):
+            return node.value
+        key = id(node)
+        if key in self._built:
+            return self._built[key]
+        self._open.append(key)
+        try:
+            value = self._make(node, path)
+        finally:
+            self._open.pop()
+        if self._remembers(node):
+            self._built[key] = value
+        return value
+
+    def _remembers(self, node: Node) -> bool:
+        if isinstance(node, Call):
+            return node.kind is not CallKind.FACTORY
+        return id(node) in self._shared or (isinstance(node, (Sequence, Mapped)) and node.tagged)
+
+    def _make(self, node: Node, path: GraphPath) -> Any:
+        if isinstance(node, Call):
+            return self._call(node, path)
+        if isinstance(node, (Sequence, Mapped)):
+            keys, values = _members(node)
+            return assemble(node.kind, keys, tuple(self.build(value, (*path, step)) for step, value in values))
+        if isinstance(node, Var):
+            return self._variable(node, path)
+        if isinstance(node, Env):
+            return self._environment(node, path)
+        if isinstance(node, Calc):
+            return self._calculate(node, path)
+        raise TypeError(f"unknown node {type(node).__name__}")
+
+    # calls
+
+    def _call(self, node: Call, path: GraphPath) -> Any:
+        function = self._resolve(node, path)
+        place = CallPlace(node.constructor, format_path(path), node.span)
+        if node.kind is CallKind.META:
+            return call_noted(function, node.args, {str(entry.key): entry.value for entry in _keywords(node)}, place)
+        of = self._recipe if node.kind is CallKind.PARTIAL else self.build
+        args = tuple(of(value, (*path, Index(position))) for position, value in enumerate(node.args))
+        kwargs = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.kwargs}
+        latent = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
+        self._check(function, node, path, args, {**kwargs, **latent})
+        if node.kind is CallKind.PARTIAL:
+            return PartialObject(function, args, kwargs, latent, place)
+        return call_noted(function, args, {**kwargs, **latent}, place)
+
+    def _resolve(self, node: Call, path: GraphPath) -> Callable[..., Any]:
+        searchpath = self._searchpath(node, path)
+        try:
+            function = self._resolver.resolve(node.constructor, searchpath)
+        except ResolveError as error:
+            if error.span is None:
+                error.span, error.path = node.span, format_path(path)
+            raise
+        except Exception as error:
+            note_once(error, BuildNote(node.constructor, format_path(path), node.span, act="importing"))
+            raise
+        if not callable(function):
+            message = (
+                f"{node.constructor!r} is {type(function).__name__} {str(function)[:60]!r}, which cannot be called"
+            )
+            raise ResolveError(
+                message, code="FG323", span=node.span, path=format_path(path), hint="name a class or function"
+            )
+        return self._hook(function) if self._hook else function
+
+    def _searchpath(self, node: Call, path: GraphPath) -> tuple[str, ...]:
+        if node.submodule_searchpath is None:
+            return ()
+        value = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
+        folders = (value,) if isinstance(value, (str, os.PathLike)) else value
+        if isinstance(folders, (list, tuple)) and all(isinstance(folder, (str, os.PathLike)) for folder in folders):
+            return tuple(os.fspath(folder) for folder in folders)
+        raise GraphError(
+            f"submodule_searchpath is {str(value)[:80]!r}",
+            code="FG307",
+            span=node.submodule_searchpath.span,
+            path=format_path(path),
+            hint="give a folder or a list of folders",
+        )
+
+    def _check(
+        self,
+        function: Callable[..., Any],
+        node: Call,
+        path: GraphPath,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        name = node.constructor.rpartition(":")[2].rpartition(".")[2]
+        found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL)
+        if found is None:
+            return
+        entries = {entry.key: entry for entry in _keywords(node)}
+        span = entries[found.keyword].span if found.keyword in entries else node.span
+        raise ArgumentError(
+            found.message,
+            code=found.code,
+            span=span or node.span,
+            path=format_path(path),
+            hint=found.hint,
+            found=found.keyword,
+            expected=found.expected or None,
+        )
+
+    # values found at construction
+
+    def _variable(self, node: Var, path: GraphPath) -> Any:
+        if node.variable in self._variables:
+            return self._variables[node.variable]
+        if node.default is not None:
+            return self.build(node.default, (*path, Key("default")))
+        hint = nearest(node.variable, list(self._variables)) or f"pass {node.variable}=..., or give it a default"
+        raise UnboundVarError(f"!var {node.variable!r} has no value", span=node.span, path=format_path(path), hint=hint)
+
+    def _environment(self, node: Env, path: GraphPath) -> Any:
+        value = os.environ.get(node.variable)
+        if value is not None:
+            return value
+        if node.default is not None:
+            return self.build(node.default, (*path, Key("default")))
+        message = f"the environment variable {node.variable!r} is not set"
+        hint = f"export {node.variable}=..., or give it a default"
+        raise UnboundVarError(message, code="FG303", span=node.span, path=format_path(path), hint=hint)
+
+    def _calculate(self, node: Calc, path: GraphPath) -> Any:
+        try:
+            return evaluate(node.expression, lambda name: self._named(name, node, path))
+        except Refusal as refusal:
+            message, code = refusal.message, refusal.code
+            raise GraphError(message, code=code, span=node.span, path=format_path(path), hint=refusal.hint) from None
+
+    def _named(self, name: str, node: Calc, path: GraphPath) -> Any:
+        if name in self._variables:
+            return self._variables[name]
+        entry = self._graph.targets.get(name)
+        if entry is None:
+            hint = nearest(name, [*self._variables, *self._graph.targets]) or f"pass {name}=..., or define a target"
+            message = f"!calc reads {name!r}, which is neither a variable nor a target"
+            raise UnboundVarError(message, code="FG306", span=node.span, path=format_path(path), hint=hint)
+        if id(entry.value) in self._open:
+            message = f"!calc reads the target {name!r} while that is being built from it"
+            hint = "break the cycle with a !var or a plain value"
+            raise GraphError(message, code="FG304", span=node.span, path=format_path(path), hint=hint)
+        return self.build(entry.value, (Key(name),))
+
+    # what a partial builds anew
+
+    def _recipe(self, node: Node, path: GraphPath) -> Any:
+        """Returns a recipe for a node that holds a factory, else its object."""
+        if not self._is_live(node):
+            return self.build(node, path)
+        if id(node) not in self._recipes:
+            self._recipes[id(node)] = self._new_recipe(node, path)
+        return self._recipes[id(node)]
+
+    def _new_recipe(self, node: Node, path: GraphPath) -> Recipe | Any:
+        if isinstance(node, Call):
+            fresh = self._call(replace(node, kind=CallKind.PARTIAL), path)
+            return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh._latent, fresh._place)
+        if isinstance(node, (Sequence, Mapped)):
+            keys, values = _members(node)
+            parts = tuple(self._recipe(value, (*path, step)) for step, value in values)
+            return FreshContainer(node.kind, keys, parts, self._remembers(node))
+        default = getattr(node, "default", None)
+        return self._recipe(default, (*path, Key("default"))) if default is not None else self.build(node, path)
+
+    def _is_live(self, node: Node) -> bool:
+        if id(node) not in self._live:
+            self._live[id(node)] = self._holds_factory(node)
+        return self._live[id(node)]
+
+    def _holds_factory(self, node: Node) -> bool:
+        if isinstance(node, Call):
+            return node.kind is CallKind.FACTORY
+        if isinstance(node, Var) and node.variable in self._variables:
+            return False
+        if isinstance(node, Env) and node.variable in os.environ:
+            return False
+        return any(self._is_live(child) for _, child in children(node))
+
+
+def _keywords(node: Call) -> tuple[Entry, ...]:
+    return (*node.kwargs, *node.latent_args)
+
+
+def _members(node: Sequence | Mapped) -> tuple[tuple[Any, ...], list[tuple[Index | Key, Node]]]:
+    """Returns the keys and the members of a container; the dropped items of a `!dlist` are left out."""
+    if isinstance(node, Sequence):
+        return (), [(Index(position), value) for position, value in enumerate(node.items)]
+    entries = [entry for entry in node.entries if not (node.kind is ContainerKind.DLIST and _is_null(entry.value))]
+    return tuple(entry.key for entry in entries), [(Key(entry.key), entry.value) for entry in entries]
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.value is None

@@ -1,0 +1,78 @@
+"""The keys of one mapping: repeats and merge keys settled.
+
+Takes the entries of a mapping in the order in which they stand, and the mappings under its `<<` keys;
+gives the entries that count. Keeps true: explicit keys beat merged ones, a later `<<` line beats an earlier
+one, within one `<<: [*a, *b]` the earlier wins; whatever is overridden is remembered in `Entry.replaced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from forgather.config.graph import Entry
+from forgather.config.repeats import Verdict, judge
+
+_REMEMBERED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A key that stands twice, with what that means."""
+
+    earlier: Entry
+    later: Entry
+    verdict: Verdict
+
+
+def settle(
+    explicit: Iterable[Entry],
+    merges: Iterable[Iterable[tuple[Entry, ...]]],
+    chain: tuple[str, ...],
+    report: Callable[[Repeat], None],
+) -> tuple[Entry, ...]:
+    """Returns the entries that count, merged keys first, each in the place where it was first met.
+
+    Args:
+        explicit: entries written in the mapping itself.
+        merges: for each `<<` line, the entries of each mapping named there.
+        chain: the config and the templates it extends, nearest first.
+        report: called for each repeated explicit key.
+    """
+    merged: dict[object, Entry] = {}
+    for sources in merges:
+        line: dict[object, Entry] = {}
+        for entries in sources:
+            for entry in entries:
+                line.setdefault(entry.key, entry)
+        _put_all(merged, line.values())
+    own: dict[object, Entry] = {}
+    for entry in explicit:
+        earlier = own.get(entry.key)
+        if earlier is None:
+            own[entry.key] = entry
+        else:
+            report(_repeat(earlier, entry, chain))
+            own[entry.key] = overriding(entry, earlier)
+    if not merged:
+        return tuple(own.values())
+    _put_all(merged, own.values())
+    return tuple(merged.values())
+
+
+def overriding(entry: Entry, earlier: Entry) -> Entry:
+    """Returns `entry` as the override of `earlier`, which it remembers."""
+    return replace(entry, replaced=(*entry.replaced, earlier, *earlier.replaced)[:_REMEMBERED])
+
+
+def _put_all(into: dict[object, Entry], entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        earlier = into.get(entry.key)
+        into[entry.key] = entry if earlier is None or earlier is entry else overriding(entry, earlier)
+
+
+def _repeat(earlier: Entry, later: Entry, chain: tuple[str, ...]) -> Repeat:
+    for other in earlier.replaced:
+        if judge(other, later, chain) is Verdict.CONFLICT:
+            return Repeat(other, later, Verdict.CONFLICT)
+    return Repeat(earlier, later, judge(earlier, later, chain))

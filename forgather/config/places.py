@@ -1,0 +1,93 @@
+"""From rendered places to the user's files.
+
+Takes a `RenderedText`, gives origins for events and errors that carry a span and the chain that led there.
+Keeps true: no error of loading names a line of rendered text alone, and a column is given only where the
+rendered line is the line of the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from forgather.config.events import Event
+from forgather.config.rendered import RenderedText
+from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
+from forgather.source import Origin, Span
+
+Fault = TypeVar("Fault", bound=ForgatherError)
+
+
+class Places:
+    """Origins and errors for one rendered text."""
+
+    def __init__(self, rendered: RenderedText) -> None:
+        self._rendered = rendered
+        self._at = rendered.source_map.at
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The config and the templates that it extends, nearest first."""
+        rendered = self._rendered
+        first = rendered.templates[0].name if rendered.templates else rendered.name
+        return (first, *rendered.extends_chain)
+
+    def origin(self, event: Event) -> Origin | None:
+        """Returns who wrote the text of `event`."""
+        return self._at(event.line, event.column)
+
+    def span(self, line: int, column: int = 1) -> Span:
+        """Returns the place in the user's file of a rendered place."""
+        origin = self._at(line, column)
+        if origin is None:
+            return Span(self._rendered.file, 1)
+        span = origin.span
+        source = self._rendered.sources.get(span.file)
+        if source is not None and not origin.approximate and source.line(span.line) == self.rendered_line(line):
+            return replace(span, column=column)
+        return span
+
+    def rendered_line(self, line: int) -> str:
+        """Returns a line of the rendered text."""
+        lines = self._rendered.text.split("\n", line)
+        return lines[line - 1] if line <= len(lines) else ""
+
+    def fault(
+        self,
+        message: str,
+        line: int,
+        column: int,
+        *,
+        code: str,
+        hint: str | None = None,
+        kind: type[Fault] = LoadError,  # type: ignore[assignment]
+    ) -> Fault:
+        """Returns an error for a rendered place."""
+        span, context = self.span(line, column), self.context(line, column)
+        return kind(message, code=code, span=span, hint=hint, context=context)
+
+    def fault_at(self, event: Event, message: str, *, code: str, hint: str | None = None) -> LoadError:
+        """Returns a `LoadError` for the place of `event`."""
+        return self.fault(message, event.line, event.column, code=code, hint=hint)
+
+    def finding(
+        self, event: Event, message: str, *, code: str, severity: Severity, hint: str | None = None
+    ) -> Diagnostic:
+        """Returns a diagnostic for the place of `event`."""
+        return Diagnostic(
+            code=code,
+            message=message,
+            severity=severity,
+            span=self.span(event.line, event.column),
+            hint=hint,
+            context=self.context(event.line, event.column),
+        )
+
+    def context(self, line: int, column: int) -> tuple[str, ...]:
+        """Returns the lines that say how a rendered place was reached."""
+        config, *parents = self.chain
+        lines = [", ".join([f"config {config}", *(f"extends {name}" for name in parents)])]
+        origin = self._at(line, column)
+        if origin is not None:
+            lines.extend(f"printed at {site.template}:{site.span.line}" for site in origin.sites[-2::-1])
+        return tuple(lines)

@@ -1,0 +1,182 @@
+"""Constructor names to callables.
+
+Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or a builtin's name; gives the object.
+Keeps true: `sys.path` is never touched; a project's file is imported under a module name made from its
+folder, so that `json.py` or `torch.py` in a project neither shadows a library nor is shadowed by one.
+
+A file import makes a package of the file's folder (and of the `submodule_searchpath` of the call). The
+file's siblings are therefore its neighbours in that package: `from .blocks import Layer` imports
+`blocks.py` beside it. `import blocks` does not; it means the library of that name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from forgather.config.shortnames import SHORT
+from forgather.errors import ResolveError, nearest
+
+_PREFIX = "_forgather_folder_"
+
+
+class Resolver:
+    """Finds what constructors name.
+
+    Args:
+        project_dir: folder that file imports are relative to.
+        searchpath: folders for `.module` where the call has no `submodule_searchpath` of its own.
+    """
+
+    def __init__(self, project_dir: str, searchpath: Sequence[str] = ()) -> None:
+        self.project_dir = os.path.abspath(project_dir)
+        self.searchpath = tuple(self._absolute(folder) for folder in searchpath)
+
+    def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
+        """Returns the object that a constructor names; imports its module.
+
+        Args:
+            constructor: as a node holds it.
+            searchpath: the `submodule_searchpath` of the call.
+
+        Raises:
+            ResolveError: there is no such module, file or symbol. An exception raised by the module
+                itself passes through.
+        """
+        module_name, colon, symbol = constructor.rpartition(":")
+        if not colon:
+            return self._short(constructor)
+        folders = tuple(self._absolute(folder) for folder in searchpath)
+        if module_name.endswith(".py") or "/" in module_name:
+            module = self._file(module_name, folders)
+        elif module_name.startswith("."):
+            module = self._relative(module_name, folders or self.searchpath)
+        else:
+            module = _import(module_name)
+        return _attribute(module, symbol, module_name)
+
+    def _absolute(self, folder: str) -> str:
+        return os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(folder)))
+
+    def _short(self, name: str) -> Any:
+        if name in SHORT:
+            return SHORT[name]
+        found = getattr(builtins, name, None)
+        if found is None:
+            known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
+            raise ResolveError(
+                f"no builtin named {name!r}", code="FG324", hint=nearest(name, known) or "write module:symbol"
+            )
+        return found
+
+    def _file(self, name: str, folders: tuple[str, ...]) -> ModuleType:
+        file = self._absolute(name)
+        if not os.path.isfile(file):
+            raise ResolveError(f"no file {name!r} in {self.project_dir}", code="FG322", hint=_nearest_file(file))
+        folder, base = os.path.split(file)
+        if not base.endswith(".py"):
+            raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+        return importlib.import_module(f"{_package((folder, *folders))}.{base.removesuffix('.py')}")
+
+    def _relative(self, name: str, folders: tuple[str, ...]) -> ModuleType:
+        if not folders:
+            hint = "add submodule_searchpath: [FOLDER] to the call"
+            raise ResolveError(
+                f"the relative module {name!r} has no folders to be looked for in", code="FG325", hint=hint
+            )
+        package = _package(folders)
+        full = f"{package}{name}"
+        try:
+            return importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if not _is_missing(error, full):
+                raise
+            found = [module.name for module in pkgutil.iter_modules(list(folders))]
+            message = f"no module {name!r} in {', '.join(folders)}"
+            raise ResolveError(message, code="FG320", hint=nearest(name.lstrip("."), found)) from None
+
+
+def _package(folders: tuple[str, ...]) -> str:
+    """Returns the name of a package, made on first use, whose modules are the files of `folders`."""
+    real = [os.path.realpath(folder) for folder in dict.fromkeys(folders)]
+    name = _PREFIX + sha256("\0".join(real).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    if name not in sys.modules:
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = real
+        package = ModuleType(name, f"Files of {real[0]}")
+        package.__path__ = real
+        package.__spec__ = spec
+        sys.modules[name] = package
+        importlib.invalidate_caches()
+    return name
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not _is_missing(error, name):
+            raise
+        raise ResolveError(
+            f"no module named {error.name!r}", code="FG320", hint=_nearest_module(error.name or name)
+        ) from None
+
+
+def _is_missing(error: ModuleNotFoundError, name: str) -> bool:
+    """Returns whether it is `name` or a package above it that is missing, not an import inside of it."""
+    return error.name is not None and (name == error.name or name.startswith(error.name + "."))
+
+
+def _attribute(module: ModuleType, symbol: str, module_name: str) -> Any:
+    found: Any = module
+    walked = module.__name__
+    for part in symbol.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            submodule = _submodule(found, part)
+            if submodule is None:
+                shown = module_name if found is module else f"{module_name}:{walked}"
+                hint = nearest(part, [name for name in dir(found) if not name.startswith("__")])
+                raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
+            found = submodule
+        walked = part if walked == module.__name__ else f"{walked}.{part}"
+    return found
+
+
+def _submodule(parent: Any, part: str) -> ModuleType | None:
+    if not isinstance(parent, ModuleType) or not hasattr(parent, "__path__"):
+        return None
+    name = f"{parent.__name__}.{part}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if _is_missing(error, name):
+            return None
+        raise
+
+
+def _nearest_module(name: str) -> str | None:
+    parent, _, leaf = name.rpartition(".")
+    if not parent:
+        known = {module.name for module in pkgutil.iter_modules()} | set(sys.stdlib_module_names)
+        return nearest(leaf, sorted(known)) or "install it, or check the name before the ':'"
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    if path is None:
+        return f"{parent!r} is a module, not a package"
+    return nearest(leaf, [module.name for module in pkgutil.iter_modules(path)])
+
+
+def _nearest_file(file: str) -> str | None:
+    folder, base = os.path.split(file)
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return nearest(base, sorted(name for name in os.listdir(folder) if name.endswith(".py")))

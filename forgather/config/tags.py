@@ -1,0 +1,148 @@
+"""The tag table as data, and the reading of a tag.
+
+Takes the text of a tag (`!singleton:torch:nn.Linear@head`), gives a `Tag`. Keeps true: nothing is imported;
+a constructor is stored as "module:symbol", "path/file.py:symbol" or the name of a builtin.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forgather.config.events import Refusal
+from forgather.config.graph import CallKind, ContainerKind
+from forgather.errors import nearest
+
+
+class ValueKind(StrEnum):
+    """Tags whose value is found at construction."""
+
+    VAR = "var"
+    ENV = "env"
+    CALC = "calc"
+
+
+TagKind = CallKind | ContainerKind | ValueKind
+
+TAGS: dict[str, TagKind] = {
+    "singleton": CallKind.SINGLETON,
+    "call": CallKind.SINGLETON,
+    "factory": CallKind.FACTORY,
+    "partial": CallKind.PARTIAL,
+    "lambda": CallKind.PARTIAL,
+    "meta": CallKind.META,
+    "var": ValueKind.VAR,
+    "env": ValueKind.ENV,
+    "calc": ValueKind.CALC,
+    "list": ContainerKind.LIST,
+    "tuple": ContainerKind.TUPLE,
+    "dict": ContainerKind.DICT,
+    "dlist": ContainerKind.DLIST,
+}
+
+SHORT_NAMES = ("call", "getitem", "items", "keys", "named_dict", "named_list", "named_tuple", "values")
+BUILTIN_NAMES = frozenset(name for name in dir(builtins) if not name.startswith("_")) | frozenset(SHORT_NAMES)
+
+STANDARD = "tag:yaml.org,2002:"
+_REFUSED = {
+    "set": "write a sequence, and !call:set around it",
+    "omap": "write a mapping; the order of its keys is kept",
+    "pairs": "write a sequence of two-item sequences",
+    "binary": "keep the bytes in a file and name the file",
+    "timestamp": "quote the value and convert it where it is used",
+    "merge": "use the key << without a tag",
+    "value": "leave the tag out",
+}
+_SWALLOWED = re.compile(r"[,\[\]{}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A tag, taken apart.
+
+    Args:
+        kind: what it makes.
+        constructor: "module:symbol", "file.py:symbol" or a builtin; "" for the other kinds.
+        name: identity, from `@name`.
+    """
+
+    kind: TagKind
+    constructor: str = ""
+    name: str | None = None
+
+
+def parse_tag(text: str) -> Tag:
+    """Reads a tag that begins with `!`.
+
+    Raises:
+        Refusal: an unknown kind, a missing constructor or a malformed name.
+
+    Example:
+        >>> parse_tag("!singleton:torch:nn.Linear@head")
+        Tag(kind=<CallKind.SINGLETON: 'singleton'>, constructor='torch:nn.Linear', name='head')
+    """
+    _refuse(text)
+    word, _, rest = text[1:].partition(":")
+    if "@" in word:
+        word, _, behind = word.partition("@")
+        rest = f"@{behind}"
+    kind = TAGS.get(word)
+    if kind is None:
+        raise Refusal("FG210", f"unknown tag '!{word}'", nearest(word, list(TAGS)) or f"known: {', '.join(TAGS)}")
+    body, name = _split_name(rest, text)
+    if isinstance(kind, CallKind):
+        return Tag(kind, _constructor(body, text), name)
+    if body:
+        raise Refusal("FG211", f"{text!r}: !{word} takes no constructor, found {body!r}", f"write !{word} value")
+    if name is not None and isinstance(kind, ValueKind):
+        raise Refusal("FG211", f"{text!r}: !{word} takes no @name", f"write !{word} value")
+    return Tag(kind, "", name)
+
+
+def _refuse(text: str) -> None:
+    if text.startswith(STANDARD):
+        word = text.removeprefix(STANDARD)
+        hint = "call the constructor: !singleton:module:symbol" if word.startswith("python") else _REFUSED.get(word)
+        raise Refusal("FG214", f"the tag '!!{word}' is not part of the language", hint)
+    swallowed = _SWALLOWED.search(text)
+    if swallowed:
+        raise Refusal(
+            "FG211",
+            f"the tag {text!r} swallowed {swallowed[0]!r}: in YAML it is part of the tag",
+            f"put a blank before it: '{text[: swallowed.start()]} {swallowed[0]}'",
+        )
+    if not text.startswith("!"):
+        raise Refusal("FG210", f"unknown tag '!<{text}>'", "a tag is written !kind:module:symbol")
+    if not text.isascii() or any(char.isspace() for char in text):
+        raise Refusal("FG211", f"the tag {text!r} holds a blank or a non-ASCII character", "rename what it points at")
+
+
+def _split_name(body: str, text: str) -> tuple[str, str | None]:
+    at = body.rfind("@")
+    if at < 0 or at < body.rfind(":"):
+        return body, None
+    name = body[at + 1 :]
+    if not name:
+        raise Refusal("FG211", f"{text!r}: no name after '@'", "write @name, or leave the '@' out")
+    return body[:at].removesuffix(":"), name
+
+
+def _constructor(body: str, text: str) -> str:
+    module, colon, symbol = body.rpartition(":")
+    if not body:
+        raise Refusal("FG211", f"the tag {text!r} names no constructor", f"write {text}:module:symbol")
+    if colon:
+        if not module or not symbol:
+            raise Refusal("FG211", f"{text!r}: the constructor needs both sides of its ':'", "write module:symbol")
+        return body
+    if body in BUILTIN_NAMES:
+        return body
+    if body.endswith(".py") or "/" in body:
+        raise Refusal("FG211", f"{text!r} names a file without a symbol", f"write {body}:symbol")
+    module, dot, symbol = body.rpartition(".")
+    if not dot or not module or not symbol:
+        hint = nearest(body, sorted(BUILTIN_NAMES)) or "write module:symbol"
+        raise Refusal("FG211", f"{body!r} is no builtin and names no module", hint)
+    return f"{module}:{symbol}"
