@@ -1,0 +1,7 @@
+"""Process facts: who this process is, and where it computes."""
+
+from __future__ import annotations
+
+from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, process_facts
+
+__all__ = ["DistributedEnvironment", "ProcessFacts", "process_facts"]

@@ -1,0 +1,92 @@
+"""Nouns that every layer of the ML tower shares.
+
+Takes and gives nothing: names only. Keeps true: nothing of ours is imported here, so that callbacks,
+strategies and the trainer do not need one another to speak of a batch or of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Batch = Mapping[str, Any] | Sequence[Any] | Tensor
+"""What a collator gives: a mapping of inputs, a tuple of inputs with the labels last, or one tensor."""
+
+
+class TrainOutput(NamedTuple):
+    """What a training gives back.
+
+    Args:
+        global_step: optimizer updates done since the run's origin.
+        training_loss: mean of the step losses of this call.
+        metrics: the closing summary, under plain names.
+    """
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer update.
+
+    Args:
+        batches: micro-batches in order; the last window of an epoch may be short.
+        num_valid: targets that count towards the loss, over all micro-batches; a number on the host
+            where the batches lie there, so that counting never waits for a device.
+        num_tokens: input tokens (or rows, where the inputs are no token ids).
+        num_rows: rows.
+    """
+
+    batches: list[Any]
+    num_valid: float | Tensor
+    num_tokens: int
+    num_rows: int
+
+
+@dataclass(slots=True)
+class Update:
+    """What one optimizer update was.
+
+    Args:
+        grad_norm: norm of all gradients before clipping; None where nobody asked for it.
+        skipped: True where the update was left out.
+    """
+
+    grad_norm: Tensor | None = None
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who this process is among its peers.
+
+    Args:
+        rank: position among all processes.
+        world_size: number of processes.
+        device: where this process computes.
+        is_writer: True for the one process that writes files.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    is_writer: bool
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that a checkpoint holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything needed to go on from here."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        ...
