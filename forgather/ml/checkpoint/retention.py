@@ -1,0 +1,49 @@
+"""Which checkpoints stay.
+
+Takes an output folder, a limit and the best checkpoint; removes the oldest others. Keeps true: the
+newest and the best always stay, whatever the limit; a removal that fails is said and tried again later.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from forgather.ml.checkpoint.store import list_checkpoints
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+
+def prune(output_dir: Path, limit: int | None, *, best: Path | None = None, newest: Path | None = None) -> list[Path]:
+    """Returns the folders that were removed so that at most `limit` remain.
+
+    Args:
+        output_dir: where checkpoints lie.
+        limit: how many may stay; None for all. The best one may make it one more.
+        best: never removed.
+        newest: the one written last, never removed; the highest step by default. They differ where an
+            older run with more steps left its checkpoints in the same folder.
+    """
+    if limit is None:
+        return []
+    folders = [folder for _, folder in list_checkpoints(output_dir)]
+    if newest is not None and newest in folders:
+        folders.remove(newest)
+        folders.append(newest)
+    kept = {folder.resolve() for folder in [best, folders[-1] if folders else None] if folder is not None}
+    surplus = len(folders) - limit
+    removed = []
+    for folder in folders:
+        if surplus <= 0:
+            break
+        if folder.resolve() in kept:
+            continue
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
+            continue
+        removed.append(folder)
+        surplus -= 1
+    return removed

@@ -1,0 +1,108 @@
+"""The protocol between the loop and the way an update is computed.
+
+Takes a `Recipe` (how to make model, loss rule and optimizer) and windows of micro-batches; gives losses
+and updates. Keeps true: a loss is this process's share of a sum divided by a global number of targets,
+so shares add up; `update` is clip, step and zero as one act, after the loss was found finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forgather.ml.losses import LossRule
+from forgather.ml.types import Topology, Update, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to make what is trained.
+
+    Args:
+        make_model: gives the model, on whatever device.
+        make_rule: gives the loss rule of the model.
+        make_optimizer: gives the optimizer of the model where it lies.
+        prepare: applied to the model where it lies, in order (checkpointing, compilation).
+        autocast: the type of forward passes under autocast; None for that of the weights.
+    """
+
+    make_model: Callable[[], nn.Module]
+    make_rule: Callable[[nn.Module], LossRule]
+    make_optimizer: Callable[[nn.Module], Optimizer]
+    prepare: Sequence[Callable[[nn.Module], None]] = ()
+    autocast: Any = None
+
+
+class Strategy(Protocol):
+    """How one update is computed."""
+
+    topology: Topology
+    model: nn.Module
+    rule: LossRule
+    optimizer: Optimizer | None
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the model and its loss rule, places and prepares it."""
+        ...
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer of the model as it was built."""
+        ...
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns this process's share of its loss.
+
+        Args:
+            window: micro-batches of one update.
+            denom: number of valid targets over all processes and micro-batches.
+            after_micro_batch: called after each micro-batch but the last.
+        """
+        ...
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], None],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act.
+
+        Args:
+            max_norm: clip to this norm; 0 leaves gradients as they are.
+            want_norm: measure the norm where it is not clipped.
+            before_step: called with the norm after clipping; an exception leaves the weights untouched.
+            after_step: called before gradients are zeroed.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        ...
+
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum and the number of valid targets of a batch, without gradients."""
+        ...
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the sum of a value over all processes that hold a share of the loss."""
+        ...
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of the model and of the optimizer."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a captured state."""
+        ...
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the whole weights by name, one at a time."""
+        ...

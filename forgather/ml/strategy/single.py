@@ -1,0 +1,186 @@
+"""One process, one device.
+
+Takes a recipe and windows; gives losses and updates of the model that lies on the device. Keeps true:
+nothing here waits for the device, and an update equals the one a plain torch loop would make, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from forgather.errors import CheckpointError, DistributedError
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.losses import LossRule
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.types import Topology, Update, Window
+
+
+class SingleDevice:
+    """The strategy of one process.
+
+    Args:
+        environment: who this process is.
+        use_cpu: compute on the CPU though there is an accelerator.
+
+    Raises:
+        DistributedError: FG703 where several processes were started.
+    """
+
+    model: nn.Module
+    rule: LossRule
+    optimizer: Optimizer | None = None
+
+    def __init__(self, environment: DistributedEnvironment, *, use_cpu: bool = False) -> None:
+        if environment.world_size > 1:
+            raise DistributedError(
+                f"this trainer runs in one process, and {environment.world_size} were started "
+                f"(this is rank {environment.rank})",
+                code="FG703",
+                hint="start it without torchrun, or with --nproc-per-node 1",
+            )
+        device = torch.device("cpu") if use_cpu else environment.device
+        self.topology = Topology(rank=environment.rank, world_size=1, device=device, is_writer=True)
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the model and its loss rule, places and prepares it."""
+        self._recipe = recipe
+        self.model = recipe.make_model().to(self.topology.device)
+        self.rule = recipe.make_rule(self.model)
+        for step in recipe.prepare:
+            step(self.model)
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._moves = self.topology.device.type != "cpu"
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer of the model as it was built."""
+        self.optimizer = self._recipe.make_optimizer(self.model)
+        return self.optimizer
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._recipe.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
+
+    def _place(self, batch: Any) -> Any:
+        return to_device(batch, self.topology.device) if self._moves else batch
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns its loss."""
+        if not self.model.training:
+            self.model.train()
+        total: Tensor | None = None
+        last = len(window.batches) - 1
+        for position, batch in enumerate(window.batches):
+            placed = self._place(batch)
+            with self._autocast():
+                loss = self.rule.total(self.model, placed, denom=denom)
+            loss = loss / denom
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            if after_micro_batch is not None and position != last:
+                after_micro_batch()
+        return torch.zeros((), device=self.topology.device) if total is None else total
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], None],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act."""
+        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+        norm = None
+        if max_norm > 0:
+            norm = clip_grad_norm_(self._parameters, max_norm)
+        elif want_norm:
+            norm = get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
+        before_step(norm)
+        self.optimizer.step()
+        after_step()
+        self.discard()
+        return Update(grad_norm=norm)
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum and the number of valid targets of a batch, without gradients."""
+        if self.model.training:
+            self.model.eval()
+        placed = self._place(batch)
+        with self._autocast():
+            total = self.rule.total(self.model, placed)
+        return total, self.rule.count(batch)
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the value: there is nobody to add to it."""
+        return value
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of the model and of the optimizer."""
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        return {"model": self.model.state_dict(), "optimizer": optimizer}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a captured state.
+
+        Raises:
+            CheckpointError: FG605 where the state is that of another model or optimizer.
+        """
+        self._restore_model(state["model"])
+        if self.optimizer is None or state.get("optimizer") is None:
+            return
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the optimizer state does not fit {type(self.optimizer).__name__}: {_first_line(error)}",
+                code="FG605",
+                hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
+            ) from None
+
+    def _restore_model(self, state: Mapping[str, Any]) -> None:
+        try:
+            self.model.load_state_dict(dict(state))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the weights do not fit {type(self.model).__name__}: {_first_line(error)}",
+                code="FG605",
+                hint="resume with the model that the checkpoint was written with",
+            ) from None
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights by name."""
+        for name, value in self.model.state_dict().items():
+            if isinstance(value, Tensor):
+                yield name, value
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:200]
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Returns the batch with every tensor on `device`; copies from pinned memory do not wait."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(item, device) for name, item in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(item, device) for item in batch)
+    return batch

@@ -1,0 +1,388 @@
+"""`TrainingArguments`: every setting of a run, under transformers' names.
+
+Takes keywords; gives a frozen record whose values fit together. Keeps true: building one reads no
+device and starts no process group; what a logging callback of transformers reads from arguments
+(`to_dict`, `to_sanitized_dict`, `process_index`, ...) is here. Defaults are those of transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
+
+from forgather.ml.distributed.env import process_facts
+from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer.arguments_check import ArgumentError
+
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd")
+
+SCHEDULES = tuple(kind.value for kind in SchedulerType if kind.value != "greedy")
+
+
+@dataclass(kw_only=True, frozen=True, init=False)
+class TrainingArguments:
+    """Settings of a run. Unknown names, wrong types and settings that contradict one another are refused.
+
+    Args:
+        output_dir: where the model and `checkpoint-<step>` folders go.
+        logging_dir: where callbacks write metrics; `<output_dir>/runs` by default.
+        run_name: name of the run in trackers; the output folder by default.
+        per_device_train_batch_size: rows of one micro-batch.
+        per_device_eval_batch_size: rows of one evaluation batch; no result depends on it.
+        gradient_accumulation_steps: micro-batches of one optimizer update.
+        num_train_epochs: passes over the data; a fraction is allowed.
+        max_steps: optimizer updates; where positive it overrides `num_train_epochs`.
+        learning_rate: of the default optimizer, and of a factory that sets none itself.
+        lr_scheduler_type: name of a schedule of transformers.
+        lr_scheduler_kwargs: further arguments of the schedule.
+        warmup_steps: optimizer updates of warm-up; below 1 a share of all steps.
+        max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
+        label_smoothing_factor: of the token loss of causal language models.
+        bf16: forward passes under bfloat16 autocast; the loss is computed in float32.
+        gradient_checkpointing: recompute activations in the backward pass.
+        logging_steps, eval_steps, save_steps: every so many updates; below 1 a share of all steps.
+        save_total_limit: how many checkpoints stay; the best and the newest always do.
+        save_only_model: leave out what resuming needs.
+        seed: of the model's weights and of everything random; `data_seed` of the shuffling alone.
+        train_sampling_strategy: "random" or "sequential".
+        resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
+        report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
+
+    Raises:
+        ArgumentError: FG810 to FG814.
+    """
+
+    output_dir: str = "trainer_output"
+    logging_dir: str | None = None
+    run_name: str | None = None
+    per_device_train_batch_size: int = 8
+    per_device_eval_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    num_train_epochs: float = 3.0
+    max_steps: int = -1
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    optim: str = "adamw_torch_fused"
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: Mapping[str, Any] | None = None
+    warmup_steps: float = 0
+    max_grad_norm: float = 1.0
+    label_smoothing_factor: float = 0.0
+    bf16: bool = False
+    tf32: bool | None = None
+    torch_compile: bool = False
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
+    gradient_checkpointing: bool = False
+    gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
+    use_cache: bool = False
+    logging_strategy: str = "steps"
+    logging_steps: float = 500
+    logging_first_step: bool = False
+    log_level: str = "passive"
+    disable_tqdm: bool | None = None
+    report_to: Any = "none"
+    project: str = "huggingface"
+    eval_strategy: str = "no"
+    eval_steps: float | None = None
+    eval_delay: float = 0
+    eval_on_start: bool = False
+    save_strategy: str = "steps"
+    save_steps: float = 500
+    save_total_limit: int | None = None
+    save_only_model: bool = False
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    restore_callback_states_from_checkpoint: bool = False
+    seed: int = 42
+    data_seed: int | None = None
+    use_cpu: bool = False
+    dataloader_drop_last: bool = False
+    dataloader_num_workers: int = 0
+    dataloader_pin_memory: bool = True
+    dataloader_persistent_workers: bool = False
+    dataloader_prefetch_factor: int | None = None
+    remove_unused_columns: bool = True
+    train_sampling_strategy: str = "random"
+    resume_from_checkpoint: bool | str | None = None
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        if output_dir is not None:
+            settings["output_dir"] = os.path.expanduser(os.fspath(output_dir))
+        fields = dataclasses.fields(self)
+        settings = door.present_names(settings, frozenset(field.name for field in fields))
+        object.__setattr__(self, "explicit", frozenset(settings))
+        for field in fields:
+            value = _as_plain(settings.get(field.name, field.default))
+            door.check_value(field.name, value, _CHECKS[field.name])
+            object.__setattr__(self, field.name, value)
+        self._derive()
+        self._check_together()
+
+    explicit = frozenset[str]()
+    """Names that the user gave."""
+
+    def _derive(self) -> None:
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            object.__setattr__(self, "eval_steps", self.logging_steps)
+        needs_metric = self.load_best_model_at_end or self.save_strategy == "best" or self.schedule_follows_metric
+        if needs_metric and self.metric_for_best_model is None:
+            object.__setattr__(self, "metric_for_best_model", "loss")
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            object.__setattr__(self, "greater_is_better", not self.metric_for_best_model.endswith("loss"))
+        trackers = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or ())
+        object.__setattr__(self, "report_to", [name for name in trackers if name != "none"])
+        if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
+            object.__setattr__(self, "torch_compile", True)
+        if self.disable_tqdm is None:
+            object.__setattr__(self, "disable_tqdm", False)
+        for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and value >= 1:
+                object.__setattr__(self, name, int(value))
+
+    def _check_together(self) -> None:
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise self._conflict("neither max_steps nor num_train_epochs is positive", "give one of them")
+        if self.dataloader_num_workers == 0 and self.dataloader_prefetch_factor is not None:
+            raise self._conflict("dataloader_prefetch_factor needs workers", "set dataloader_num_workers above 0")
+        if self.dataloader_num_workers == 0 and self.dataloader_persistent_workers:
+            raise self._conflict("dataloader_persistent_workers needs workers", "set dataloader_num_workers above 0")
+        if self.gradient_checkpointing_kwargs and not self.gradient_checkpointing:
+            raise self._conflict("gradient_checkpointing_kwargs are given but gradient_checkpointing is off", "set it")
+        if self.schedule_follows_metric and self.eval_strategy == "no":
+            raise self._conflict("lr_scheduler_type 'reduce_lr_on_plateau' follows a metric", "set eval_strategy")
+        if self.save_strategy == "best" and self.eval_strategy == "no":
+            raise self._conflict("save_strategy 'best' needs evaluations", "set eval_strategy")
+        if self.load_best_model_at_end:
+            self._check_best_can_be_loaded()
+
+    def _check_best_can_be_loaded(self) -> None:
+        if self.save_strategy == "best":
+            return
+        if self.eval_strategy != self.save_strategy or self.eval_strategy == "no":
+            raise self._conflict(
+                f"load_best_model_at_end with eval_strategy {self.eval_strategy!r} and "
+                f"save_strategy {self.save_strategy!r}",
+                "set both to the same, or save_strategy: best",
+            )
+        if self.eval_strategy != "steps" or self.eval_steps is None:
+            return
+        ratio = self.save_steps / self.eval_steps
+        if (self.save_steps < 1) != (self.eval_steps < 1) or abs(ratio - round(ratio)) > 1e-9 or ratio < 1:
+            raise self._conflict(
+                f"load_best_model_at_end with save_steps {self.save_steps!r} and eval_steps {self.eval_steps!r}",
+                "make save_steps a multiple of eval_steps, so that every saved model was evaluated",
+            )
+
+    @staticmethod
+    def _conflict(message: str, hint: str) -> ArgumentError:
+        return ArgumentError(message, code="FG814", hint=hint)
+
+    @property
+    def schedule_follows_metric(self) -> bool:
+        """True for a schedule that is stepped by evaluations and not by updates."""
+        return self.lr_scheduler_type == "reduce_lr_on_plateau"
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """transformers' newer name of `gradient_checkpointing`."""
+        return self.gradient_checkpointing
+
+    @property
+    def train_batch_size(self) -> int:
+        """Rows of one micro-batch."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Rows of one evaluation batch."""
+        return self.per_device_eval_batch_size
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return process_facts().world_size
+
+    @property
+    def process_index(self) -> int:
+        """Position among all processes."""
+        return process_facts().rank
+
+    @property
+    def local_process_index(self) -> int:
+        """Position among the processes of this machine."""
+        return process_facts().local_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Position among the processes of this machine; -1 where there is one process, as in transformers."""
+        return process_facts().local_rank if self.world_size > 1 else -1
+
+    @property
+    def n_gpu(self) -> int:
+        """Number of accelerators that one process uses."""
+        return 1
+
+    @property
+    def should_log(self) -> bool:
+        """True on the process that logs."""
+        return self.process_index == 0
+
+    @property
+    def should_save(self) -> bool:
+        """True on the process that writes files."""
+        return self.process_index == 0
+
+    def get_process_log_level(self) -> int:
+        """Returns the numeric log level of this process."""
+        if self.log_level == "passive":
+            return logging.getLogger().getEffectiveLevel()
+        return {"detail": logging.DEBUG, **logging.getLevelNamesMapping()}.get(
+            self.log_level.upper() if self.log_level != "detail" else "detail", logging.WARNING
+        )
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Returns the number of warm-up updates of a run of `num_training_steps`."""
+        if self.warmup_steps < 1:
+            return math.ceil(num_training_steps * self.warmup_steps)
+        return int(self.warmup_steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns every setting as plain data."""
+        return {
+            field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
+            for field in dataclasses.fields(self)
+        }
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Returns every setting as a number, a text, a yes or no: what trackers accept."""
+        sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
+        plain = bool | int | float | str
+        return {
+            name: value if isinstance(value, plain) else str(value) for name, value in (self.to_dict() | sizes).items()
+        }
+
+    def to_json_string(self) -> str:
+        """Returns every setting as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def replace(self, **settings: Any) -> TrainingArguments:
+        """Returns a copy with other values for some settings."""
+        given = {name: getattr(self, name) for name in self.explicit}
+        return type(self)(**{**given, **settings})
+
+    def __getattr__(self, name: str) -> Any:
+        # Only missing names arrive here: a callback of transformers that asks for a setting which this trainer
+        # does not have finds the value that stands for "not used".
+        if name in door.TRANSFORMERS_DEFAULTS:
+            return door.TRANSFORMERS_DEFAULTS[name]
+        raise AttributeError(f"TrainingArguments has no attribute {name!r}")
+
+
+def _as_plain(value: Any) -> Any:
+    return value.value if isinstance(value, IntervalStrategy | SaveStrategy | SchedulerType) else value
+
+
+def _resume(value: Any) -> str | None:
+    fits = value is None or isinstance(value, bool) or (isinstance(value, str) and value != "")
+    return None if fits else 'true, false, "auto" or a folder'
+
+
+def _trackers(value: Any) -> str | None:
+    names = [value] if isinstance(value, str) else value
+    fits = names is None or (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names))
+    return None if fits else 'the name of a tracker, a list of names, or "none"'
+
+
+_INTERVAL = door.one_of("no", "steps", "epoch")
+
+_CHECKS: dict[str, door.Check] = {
+    "output_dir": door.text,
+    "logging_dir": door.optional(door.text),
+    "run_name": door.optional(door.text),
+    "per_device_train_batch_size": door.count(1),
+    "per_device_eval_batch_size": door.count(1),
+    "gradient_accumulation_steps": door.count(1),
+    "num_train_epochs": door.number(0),
+    "max_steps": door.count(1, also=-1),
+    "learning_rate": door.number(0),
+    "weight_decay": door.number(0),
+    "adam_beta1": door.number(0, maximum=1, open_end=True),
+    "adam_beta2": door.number(0, maximum=1, open_end=True),
+    "adam_epsilon": door.number(0),
+    "optim": door.one_of(*OPTIMIZERS),
+    "lr_scheduler_type": door.one_of(*SCHEDULES),
+    "lr_scheduler_kwargs": door.optional(door.mapping),
+    "warmup_steps": door.steps_or_zero,
+    "max_grad_norm": door.number(0),
+    "label_smoothing_factor": door.number(0, maximum=1, open_end=True),
+    "bf16": door.flag,
+    "tf32": door.optional(door.flag),
+    "torch_compile": door.flag,
+    "torch_compile_backend": door.optional(door.text),
+    "torch_compile_mode": door.optional(door.text),
+    "gradient_checkpointing": door.flag,
+    "gradient_checkpointing_kwargs": door.optional(door.mapping),
+    "use_cache": door.flag,
+    "logging_strategy": _INTERVAL,
+    "logging_steps": door.steps,
+    "logging_first_step": door.flag,
+    "log_level": door.one_of("passive", "detail", "debug", "info", "warning", "error", "critical"),
+    "disable_tqdm": door.optional(door.flag),
+    "report_to": _trackers,
+    "project": door.text,
+    "eval_strategy": _INTERVAL,
+    "eval_steps": door.optional(door.steps),
+    "eval_delay": door.number(0),
+    "eval_on_start": door.flag,
+    "save_strategy": door.one_of("no", "steps", "epoch", "best"),
+    "save_steps": door.steps,
+    "save_total_limit": door.optional(door.count(1)),
+    "save_only_model": door.flag,
+    "load_best_model_at_end": door.flag,
+    "metric_for_best_model": door.optional(door.text),
+    "greater_is_better": door.optional(door.flag),
+    "restore_callback_states_from_checkpoint": door.flag,
+    "seed": door.count(0),
+    "data_seed": door.optional(door.count(0)),
+    "use_cpu": door.flag,
+    "dataloader_drop_last": door.flag,
+    "dataloader_num_workers": door.count(0),
+    "dataloader_pin_memory": door.flag,
+    "dataloader_persistent_workers": door.flag,
+    "dataloader_prefetch_factor": door.optional(door.count(1)),
+    "remove_unused_columns": door.flag,
+    "train_sampling_strategy": door.one_of("random", "sequential"),
+    "resume_from_checkpoint": _resume,
+}
+
+
+def _signature() -> inspect.Signature:
+    """Returns the signature that tools show: every setting by name, and room for older spellings."""
+    named = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if field.name == "output_dir" else inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in dataclasses.fields(TrainingArguments)
+    ]
+    return inspect.Signature([*named, inspect.Parameter("older_names", inspect.Parameter.VAR_KEYWORD)])
+
+
+TrainingArguments.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,0 +1,85 @@
+"""The loss on data that is not trained on.
+
+Takes data sets; gives metrics under `eval_` names and sends them to the callbacks. Keeps true: the loss
+is a sum over valid targets divided by their number over the whole set, so neither the batch size nor
+accumulation changes it; no random state is touched; the model goes on training as before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from forgather.errors import TrainingError
+from forgather.ml.losses import num_rows
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.batches import is_iterable, loader_options
+from forgather.ml.trainer.session import Session
+
+
+def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, pin: bool) -> Any:
+    """Returns the batches of an evaluation set, in the order of its rows.
+
+    Raises:
+        TrainingError: FG803 for no rows.
+    """
+    if not is_iterable(dataset) and len(dataset) == 0:
+        raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
+    return DataLoader(
+        dataset,
+        batch_size=args.per_device_eval_batch_size,
+        generator=torch.Generator().manual_seed(0),
+        **loader_options(args, collate, pin_memory=pin),
+    )
+
+
+def evaluate(
+    session: Session, strategy: Strategy, loaders: Mapping[str, Any], *, prefix: str = "eval"
+) -> dict[str, float]:
+    """Returns the metrics of one or several sets, and sends them to the callbacks.
+
+    Args:
+        session: where to send them.
+        strategy: computes losses.
+        loaders: batches by name; the name "" stands for the only set.
+        prefix: begins the name of every metric.
+    """
+    metrics: dict[str, float] = {}
+    for name, loader in loaders.items():
+        session.dispatcher.scene["eval_dataloader"] = loader
+        metrics |= _evaluate_one(session, strategy, loader, f"{prefix}_{name}" if name else prefix)
+    session.log(metrics)
+    session.control.should_evaluate = False
+    session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
+    return metrics
+
+
+def _evaluate_one(session: Session, strategy: Strategy, loader: Any, prefix: str) -> dict[str, float]:
+    began = time.perf_counter()
+    device = strategy.topology.device
+    # Sums of many batches lose digits in float32, and then depend on how rows were batched.
+    total = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+    valid: Any = 0
+    rows = batches = 0
+    for batch in loader:
+        loss, targets = strategy.evaluate(batch)
+        total += loss
+        valid = valid + targets
+        rows += num_rows(batch)
+        batches += 1
+        session.send("on_prediction_step")
+    if batches == 0:
+        raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
+    loss_sum, targets_sum = strategy.reduce(total), strategy.reduce(valid)
+    seconds = max(time.perf_counter() - began, 1e-9)
+    return {
+        f"{prefix}_loss": float(loss_sum) / max(float(targets_sum), 1e-12) if float(targets_sum) else float("nan"),
+        f"{prefix}_runtime": seconds,
+        f"{prefix}_samples_per_second": rows / seconds,
+        f"{prefix}_steps_per_second": batches / seconds,
+    }

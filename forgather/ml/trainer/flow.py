@@ -1,0 +1,42 @@
+"""When to log, evaluate, save and stop.
+
+Takes the arguments and the step; sets the switches of `TrainerControl` before callbacks see them, so
+that a callback has the last word. Keeps true: the rules are those of transformers' default flow.
+"""
+
+from __future__ import annotations
+
+from forgather.ml.callbacks.base import TrainerControl, TrainerState
+from forgather.ml.trainer.args import TrainingArguments
+
+
+def begin_step(control: TrainerControl) -> None:
+    """Clears what was asked for during the last step."""
+    control.should_log = control.should_evaluate = control.should_save = False
+
+
+def after_step(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    """Sets the switches that are due after an update."""
+    step = state.global_step
+    last = step >= state.max_steps
+    evaluates = args.eval_strategy == "steps" and args.eval_delay <= step
+    if args.logging_strategy == "steps" and step % state.logging_steps == 0:
+        control.should_log = True
+    if step == 1 and args.logging_first_step:
+        control.should_log = True
+    if evaluates and (last or step % state.eval_steps == 0):
+        control.should_evaluate = True
+    if args.save_strategy == "steps" and (last or step % state.save_steps == 0):
+        control.should_save = True
+    if last:
+        control.should_training_stop = True
+
+
+def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    """Sets the switches that are due after an epoch."""
+    if args.logging_strategy == "epoch":
+        control.should_log = True
+    if args.eval_strategy == "epoch" and args.eval_delay <= state.epoch:
+        control.should_evaluate = True
+    if args.save_strategy == "epoch":
+        control.should_save = True

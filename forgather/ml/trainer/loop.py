@@ -1,0 +1,49 @@
+"""The training loop.
+
+Takes a run; gives it back with every step done. Keeps true: it reads top to bottom, and does not know
+which strategy computes its updates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from forgather.ml.trainer.run import Run
+
+
+def train_loop(run: Run) -> None:
+    """Trains until the run is finished.
+
+    Raises:
+        TrainingError: FG803 for data without rows, FG818 for a loss that is not finite.
+        KeyboardInterrupt: after Ctrl-C, at a step boundary.
+    """
+    strategy = run.strategy
+    while not run.finished:
+        run.begin_epoch()
+        complete = True
+        for window in run.data.windows(strategy.rule):
+            denom = at_least_one_target(strategy.reduce(window.num_valid))
+            run.begin_step()
+            share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
+            loss = run.check_loss(strategy.reduce(share))
+            update = strategy.update(
+                max_norm=run.args.max_grad_norm,
+                want_norm=run.want_norm,
+                before_step=run.before_update,
+                after_step=run.after_update,
+            )
+            run.finish_step(loss, update, window)
+            if run.step_ends_epoch:
+                complete = run.data.at_end_of_epoch or run.session.control.should_epoch_stop
+                break
+        run.finish_epoch(complete=complete)
+
+
+def at_least_one_target(num_valid: Any) -> Any:
+    """Returns the divisor of a loss; a window whose labels are all ignored has the loss 0, not 0 / 0."""
+    if isinstance(num_valid, Tensor):
+        return num_valid.where(num_valid > 0, num_valid.new_ones(()))
+    return num_valid if num_valid > 0 else 1

@@ -1,0 +1,153 @@
+"""Optimizer and schedule of a run.
+
+Takes the model, the arguments and perhaps factories; gives a `torch.optim.Optimizer` and a schedule.
+Keeps true: a factory's own settings win over the arguments; a setting of the user that has no effect
+is said in one warning line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from transformers.optimization import Adafactor, get_scheduler
+
+from forgather.errors import TrainingError
+from forgather.ml.log import get_logger
+from forgather.ml.trainer.args import TrainingArguments
+
+_log = get_logger(__name__)
+
+_NAMED = ("named_parameters", "named_params")
+
+
+def make_optimizer(model: nn.Module, args: TrainingArguments, factory: Callable[..., Any] | None = None) -> Optimizer:
+    """Returns the optimizer of a run.
+
+    Args:
+        model: the model where it lies.
+        args: learning rate, weight decay, and the name of the default optimizer.
+        factory: called with the trainable parameters (with (name, parameter) pairs where its first
+            parameter is called `named_parameters`), and with `lr` and `weight_decay` where it accepts
+            them and does not set them itself.
+
+    Raises:
+        TrainingError: FG819 for something that is no optimizer, FG820 for nothing to train.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise TrainingError(
+            f"{type(model).__name__} has no trainable parameter",
+            code="FG820",
+            hint="set requires_grad on what should be trained",
+        )
+    if factory is None:
+        return _default_optimizer(named, args)
+    wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    parameters = _parameters_of(factory)
+    first = next(iter(parameters), "")
+    given: list[Any] = named if first in _NAMED else [parameter for _, parameter in named]
+    optimizer = factory(given, **_missing(factory, parameters, wanted))
+    if not isinstance(optimizer, Optimizer):
+        raise TrainingError(
+            f"optimizer_factory returned a {type(optimizer).__name__}, which is no torch optimizer",
+            code="FG819",
+            hint="give a callable that takes parameters, as !partial:torch.optim:AdamW",
+        )
+    _warn_of_conflict(optimizer, args)
+    return optimizer
+
+
+def _warn_of_conflict(optimizer: Optimizer, args: TrainingArguments) -> None:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if "learning_rate" in args.explicit and args.learning_rate not in rates:
+        _log.warning(
+            "learning_rate is %g, but the optimizer_factory sets its own (%s), which is used",
+            args.learning_rate,
+            ", ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates) if rate is not None),
+        )
+
+
+def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArguments) -> Optimizer:
+    groups = _decay_groups([parameter for _, parameter in named], args.weight_decay)
+    lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
+    if args.optim == "adamw_torch_fused":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=True)
+    if args.optim == "adamw_torch":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
+    if args.optim == "adafactor":
+        return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)
+    kinds: dict[str, Callable[..., Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "rmsprop": torch.optim.RMSprop,
+    }
+    return kinds[args.optim](groups, lr=lr)
+
+
+def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Returns groups in which vectors (biases, norms) do not decay, as in transformers."""
+    if not weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_schedule(
+    optimizer: Optimizer, args: TrainingArguments, num_training_steps: int, factory: Callable[..., Any] | None = None
+) -> Any:
+    """Returns the learning rate schedule of a run.
+
+    Args:
+        optimizer: what it schedules.
+        args: name and settings of the default schedule.
+        num_training_steps: updates of the whole run.
+        factory: called with the optimizer, and with `num_training_steps` and `num_warmup_steps` where
+            it accepts them and does not set them itself.
+
+    Raises:
+        TrainingError: FG819 for something that is no schedule.
+    """
+    warmup = args.get_warmup_steps(num_training_steps)
+    if factory is None:
+        settings = dict(args.lr_scheduler_kwargs or {})
+        return get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings)
+    parameters = _parameters_of(factory)
+    wanted = {"num_training_steps": num_training_steps, "num_warmup_steps": warmup}
+    given = _missing(factory, parameters, wanted)
+    schedule = factory(optimizer=optimizer, **given) if "optimizer" in parameters else factory(optimizer, **given)
+    if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+        raise TrainingError(
+            f"lr_scheduler_factory returned a {type(schedule).__name__}, which is no schedule",
+            code="FG819",
+            hint="give a callable that takes the optimizer, as !partial:torch.optim.lr_scheduler:CosineAnnealingLR",
+        )
+    return schedule
+
+
+def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a factory, or of what it calls where its own say nothing."""
+    for candidate in (factory, getattr(factory, "func", None)):
+        if candidate is None:
+            continue
+        try:
+            parameters = inspect.signature(candidate).parameters
+        except (TypeError, ValueError):
+            continue
+        if any(kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL) for kind in parameters.values()):
+            return parameters
+    return {}
+
+
+def _missing(
+    factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]
+) -> dict[str, Any]:
+    own = getattr(factory, "keywords", None) or {}
+    return {name: value for name, value in wanted.items() if name in parameters and name not in own}

@@ -1,0 +1,93 @@
+"""What is done to a model before it is trained: small named steps, each of which leaves its weights alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from forgather.errors import TrainingError
+from forgather.ml.trainer.args import TrainingArguments
+
+Step = Callable[[nn.Module], None]
+
+
+def preparation(args: TrainingArguments) -> list[Step]:
+    """Returns the steps that the arguments ask for, in order."""
+    steps: list[Step] = []
+    if args.tf32 is not None:
+        steps.append(functools.partial(allow_tf32, allowed=args.tf32))
+    if args.gradient_checkpointing:
+        steps.append(functools.partial(recompute_activations, settings=args.gradient_checkpointing_kwargs or {}))
+    if args.torch_compile:
+        backend = args.torch_compile_backend or "inductor"
+        steps.append(functools.partial(compile_model, backend=backend, mode=args.torch_compile_mode))
+    return steps
+
+
+def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
+    """Lets matrix products of float32 on CUDA round to TF32, or not. It is a setting of the process."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> None:
+    """Makes the backward pass recompute activations: gradients stay the same, memory shrinks.
+
+    A model of transformers knows how; of another one, each item of its outermost `nn.ModuleList` and
+    `nn.Sequential` is a unit.
+
+    Raises:
+        TrainingError: FG822 for a model without such units.
+    """
+    settings = {"use_reentrant": False, **settings}
+    # transformers renamed the method; earlier releases and other models have the first name only.
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if callable(enable := getattr(model, f"{name}_enable", None)):
+            enable(**{f"{name}_kwargs": settings})
+            return
+    units = [unit for block in _outermost_blocks(model) for unit in block]
+    if not units:
+        raise TrainingError(
+            f"gradient_checkpointing is on, and {type(model).__name__} has no nn.ModuleList or nn.Sequential",
+            code="FG822",
+            hint="keep the layers in an nn.ModuleList, give the model gradient_checkpointing_enable(), or turn it off",
+        )
+    for unit in units:
+        unit.forward = _recomputed(unit, unit.forward, settings)
+
+
+def _outermost_blocks(module: nn.Module) -> list[nn.Module]:
+    blocks = []
+    for child in module.children():
+        blocks += [child] if isinstance(child, nn.ModuleList | nn.Sequential) else _outermost_blocks(child)
+    return blocks
+
+
+def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
+        if not (unit.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, **settings, **kwargs)
+
+    return recomputing_forward
+
+
+def compile_model(model: nn.Module, *, backend: str, mode: str | None) -> None:
+    """Compiles the model in place, so that names of weights stay as they are.
+
+    Raises:
+        TrainingError: FG823 for a backend that torch does not know.
+    """
+    if backend not in torch._dynamo.list_backends(exclude_tags=()):
+        raise TrainingError(
+            f"torch_compile_backend is {backend!r}",
+            code="FG823",
+            hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
+        )
+    model.compile(backend=backend, mode=mode)

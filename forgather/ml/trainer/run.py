@@ -1,0 +1,305 @@
+"""One call of `train()`: everything that a step leaves behind.
+
+Takes the parts of a trainer; gives the loop small verbs (begin, finish, log, evaluate, save). Keeps true:
+after `finish_step` the run is at a step boundary, and what a checkpoint holds there is the whole run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from forgather.errors import TrainingError, nearest
+from forgather.ml.callbacks.base import ExportableState
+from forgather.ml.checkpoint.retention import prune
+from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.checkpoint.state import write_state
+from forgather.ml.checkpoint.store import checkpoint_folder, write_checkpoint
+from forgather.ml.log import get_logger
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer import flow, saving
+from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.finite import FiniteGuard
+from forgather.ml.trainer.interrupt import Interrupt
+from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.session import Session
+from forgather.ml.types import Update, Window
+
+_log = get_logger(__name__)
+
+
+class Run:
+    """The moving parts of one training.
+
+    Args:
+        session: arguments, state, control, callbacks.
+        strategy: computes updates; its optimizer is built.
+        data: windows, and the position in them.
+        schedule: the learning rate.
+        evaluate: evaluates and gives the metrics; None where there is nothing to evaluate.
+        interrupt: tells whether Ctrl-C was pressed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        strategy: Strategy,
+        data: TrainBatches,
+        schedule: Any,
+        *,
+        evaluate: Callable[[], dict[str, float]] | None,
+        interrupt: Interrupt,
+    ) -> None:
+        self.session = session
+        self.args = session.args
+        self.strategy = strategy
+        self.data = data
+        self.schedule = schedule
+        self.interrupt = interrupt
+        self.meter = Meter(strategy.topology.device)
+        self.guard = FiniteGuard(strategy.optimizer, rank=strategy.topology.rank)
+        self.output_dir = Path(self.args.output_dir)
+        self.in_update = False
+        self._evaluate = evaluate
+        self._saved_step = -1
+        self._rng: dict[str, Any] | None = None
+        self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
+        self._learning_rate = 0.0
+        self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
+        self.want_norm = self.args.logging_strategy != "no"
+
+    @property
+    def finished(self) -> bool:
+        """True when no further step is due."""
+        return (
+            self.session.control.should_training_stop or self.session.state.global_step >= self.session.state.max_steps
+        )
+
+    @property
+    def step_ends_epoch(self) -> bool:
+        """True when a callback asked to leave the epoch, or the run."""
+        return self.session.control.should_epoch_stop or self.session.control.should_training_stop
+
+    def begin_epoch(self) -> None:
+        """Tells the callbacks; random states of a checkpoint take hold here, after everything else."""
+        if self._rng is not None and self.data.batch == 0:
+            self._restore_rng()
+        self.session.control.should_epoch_stop = False
+        self.session.send("on_epoch_begin")
+        if self._rng is not None:
+            self._restore_rng()
+
+    def _restore_rng(self) -> None:
+        if self._rng is not None:
+            restore_rng(self._rng)
+            self._rng = None
+
+    def begin_step(self) -> None:
+        """Clears the switches and tells the callbacks."""
+        flow.begin_step(self.session.control)
+        self.session.send("on_step_begin")
+
+    def after_micro_batch(self) -> None:
+        """Tells the callbacks that a micro-batch is done and more follow."""
+        self.session.send("on_substep_end")
+
+    def check_loss(self, loss: Tensor) -> float | Tensor:
+        """Returns the loss of the present step if it is finite."""
+        return self.guard.loss(loss, self.session.state.global_step + 1)
+
+    def before_update(self, norm: Tensor | None) -> None:
+        """Looks at the gradients and tells the callbacks; from here on the weights change."""
+        self.guard.gradients(norm, self.session.state.global_step + 1)
+        self.session.send("on_pre_optimizer_step")
+        self.in_update = True
+
+    def after_update(self) -> None:
+        """Tells the callbacks that the weights changed, and moves the learning rate on."""
+        self.session.send("on_optimizer_step")
+        self._learning_rate = self.present_learning_rate
+        if not self._follows_metric:
+            self.schedule.step()
+
+    @property
+    def present_learning_rate(self) -> float:
+        """The learning rate of the first group of parameters."""
+        assert self.strategy.optimizer is not None, "a run has an optimizer"  # noqa: S101
+        return float(self.strategy.optimizer.param_groups[0]["lr"])
+
+    def finish_step(self, loss: float | Tensor, update: Update, window: Window) -> None:
+        """Counts the step; logs, evaluates and saves where that is due.
+
+        Raises:
+            KeyboardInterrupt: where Ctrl-C was pressed during the step.
+        """
+        state, control = self.session.state, self.session.control
+        self.meter.add(loss, update, window)
+        self.data.advance(window)
+        state.global_step += 1
+        state.epoch = self.data.epoch + self.data.batch / self._num_batches
+        state.num_input_tokens_seen += window.num_tokens
+        self.in_update = False
+        flow.after_step(self.args, state, control)
+        self.session.send("on_step_end")
+        self._log_evaluate_save()
+        if self.interrupt.requested:
+            raise KeyboardInterrupt
+
+    def finish_epoch(self, *, complete: bool) -> None:
+        """Tells the callbacks; logs, evaluates and saves where that is due."""
+        state = self.session.state
+        if complete and self.data.batch == 0:
+            raise TrainingError(
+                f"the training data gave no rows in epoch {self.data.epoch}",
+                code="FG803",
+                hint="an iterable data set must begin anew each time it is iterated",
+            )
+        if complete:
+            self.data.next_epoch()
+            state.epoch = float(self.data.epoch) if self.data.num_batches else state.epoch
+        flow.after_epoch(self.args, state, self.session.control)
+        self.session.send("on_epoch_end")
+        self._log_evaluate_save()
+
+    def _log_evaluate_save(self) -> None:
+        control = self.session.control
+        if control.should_log and self.meter.has_steps:
+            self.log()
+        if control.should_evaluate:
+            self.evaluate()
+        if self.session.control.should_save:
+            self.save()
+
+    def log(self) -> None:
+        """Sends a line of metrics to the callbacks."""
+        self.guard.poll(wait=True)
+        values = self.meter.line(self._learning_rate)
+        with self.meter.paused():
+            self.session.log(values)
+
+    def evaluate(self) -> None:
+        """Evaluates, and remembers whether this is the best model so far."""
+        if self._evaluate is None:
+            self.session.control.should_evaluate = False
+            return
+        with self.meter.paused():
+            metrics = self._evaluate()
+        if self.args.metric_for_best_model is None:
+            return
+        value = self._metric_of(metrics)
+        if self._follows_metric:
+            self.schedule.step(value)
+        is_best = self._remember_best(value)
+        if self.args.save_strategy == "best":
+            self.session.control.should_save = is_best
+
+    def _metric_of(self, metrics: dict[str, float]) -> float:
+        name = str(self.args.metric_for_best_model)
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        if name not in metrics:
+            raise TrainingError(
+                f"metric_for_best_model is {self.args.metric_for_best_model!r}, and the evaluation gave no {name!r}",
+                code="FG821",
+                hint=nearest(name, sorted(metrics)),
+            )
+        return metrics[name]
+
+    def _remember_best(self, value: float) -> bool:
+        state = self.session.state
+        best = state.best_metric
+        better = best is None or (value > best if self.args.greater_is_better else value < best)
+        if better and not math.isnan(value):
+            state.best_metric, state.best_global_step = value, state.global_step
+            return True
+        return False
+
+    def save(self) -> Path:
+        """Writes a checkpoint of the present step, removes surplus ones, tells the callbacks."""
+        state = self.session.state
+        folder = checkpoint_folder(self.output_dir, state.global_step)
+        if self._saved_step != state.global_step:
+            with self.meter.paused():
+                self.guard.poll(wait=True)
+                if state.best_global_step == state.global_step:
+                    state.best_model_checkpoint = str(folder)
+                self._export_callbacks()
+                write_checkpoint(self.output_dir, state.global_step, self._fill)
+                self._saved_step = state.global_step
+                best = None if state.best_model_checkpoint is None else Path(state.best_model_checkpoint)
+                prune(self.output_dir, self.args.save_total_limit, best=best, newest=folder)
+        self.session.control.should_save = False
+        self.session.send("on_save")
+        return folder
+
+    def _export_callbacks(self) -> None:
+        states: dict[str, Any] = {}
+        for part in [*self.session.dispatcher.callbacks, self.session.control]:
+            if isinstance(part, ExportableState):
+                name = type(part).__name__
+                earlier = states.get(name)
+                if earlier is None:
+                    states[name] = part.state()
+                else:
+                    states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), part.state()]
+        self.session.state.stateful_callbacks = states
+
+    def _fill(self, folder: Path) -> None:
+        captured = self.strategy.capture()
+        processing_class = self.session.dispatcher.scene.get("processing_class")
+        saving.write_model_files(self.strategy.model, captured["model"], processing_class, folder)
+        saving.write_trainer_state(self.session.state, folder)
+        (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
+        if self.args.save_only_model:
+            return
+        write_state(folder, saving.OPTIMIZER, captured["optimizer"])
+        rest = {
+            "schedule": self.schedule.state_dict(),
+            "data": self.data.state_dict(),
+            "meter": self.meter.state_dict(),
+            "rng": capture_rng(),
+        }
+        write_state(folder, saving.TRAINING_STATE, rest)
+
+    def load(self, folder: Path) -> None:
+        """Goes on from a verified checkpoint."""
+        saved = saving.read_trainer_state(folder)
+        parts = saving.read_training_state(folder)
+        weights = saving.read_weights(folder, self.strategy.model.state_dict())
+        self.strategy.restore({"model": weights, "optimizer": parts["optimizer"]})
+        self.schedule.load_state_dict(parts["schedule"])
+        self.data.load_state_dict(parts["data"])
+        self.meter.load_state_dict(parts["meter"])
+        self._rng = parts["rng"]
+        self._saved_step = saved.global_step
+        self._learning_rate = self.present_learning_rate
+        state = self.session.state
+        for name in _CARRIED:
+            setattr(state, name, getattr(saved, name))
+        if self.args.restore_callback_states_from_checkpoint:
+            self._import_callbacks(saved.stateful_callbacks)
+
+    def _import_callbacks(self, states: dict[str, Any]) -> None:
+        waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
+        for callback in self.session.dispatcher.callbacks:
+            queue = waiting.get(type(callback).__name__)
+            if isinstance(callback, ExportableState) and queue:
+                found = queue.pop(0)
+                for name, value in {**found["args"], **found["attributes"]}.items():
+                    setattr(callback, name, value)
+
+
+_CARRIED = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)

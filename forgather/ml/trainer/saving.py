@@ -1,0 +1,218 @@
+"""Writes models and checkpoints of a run, and reads them back.
+
+Takes the parts of a run; gives folders. Keeps true: a model folder is in Hugging Face layout; a
+checkpoint holds what is needed to go on as if nothing had happened, and is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from forgather.errors import CheckpointError, TrainingError
+from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.state import read_state, read_tensors, split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.store import newest_verified, verify
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+WEIGHTS = "model.safetensors"
+TRAINER_STATE = "trainer_state.json"
+TRAINING_STATE = "training_state"
+OPTIMIZER = "optimizer"
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder.
+
+    Raises:
+        TrainingError: FG817 where nothing can be written into it.
+    """
+    probe = folder / f".write-test-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise TrainingError(
+            f"output_dir {str(folder)!r} cannot be written to: {error.strerror or error}",
+            code="FG817",
+            hint="give another output_dir, or change who may write there",
+        ) from None
+
+
+def export_model(model: nn.Module, folder: Path, processing_class: Any) -> None:
+    """Writes a model for use: weights, configs and tokenizer, as `from_pretrained` reads them.
+
+    A model that is none of transformers is written as `model.safetensors`. Files are written beside and
+    moved, so that a crash leaves no half-written weights.
+
+    Raises:
+        TrainingError: FG817 where nothing can be written into the folder.
+    """
+    check_writable(folder)
+    draft = folder / f".saving-model-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        if callable(save := getattr(model, "save_pretrained", None)):
+            with _without_progress_bars():
+                save(draft)
+        else:
+            write_weights(model.state_dict(), draft)
+        if callable(save := getattr(processing_class, "save_pretrained", None)):
+            save(draft)
+        for file in sorted(draft.iterdir()):
+            os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing over what the callbacks show."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def write_weights(state: Mapping[str, Any], folder: Path) -> None:
+    """Writes a model's state as `model.safetensors`; tied weights once."""
+    tensors, aliases, rest = split_tensors(state)
+    metadata = {"aliases": json.dumps(aliases)} if aliases else {}
+    write_tensors(folder / WEIGHTS, tensors, metadata)
+    if rest:
+        write_state(folder, "model_extra_state", rest)
+
+
+def read_weights(folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model's state; a tied weight that was written once appears under all its names.
+
+    Args:
+        folder: a checkpoint.
+        expected: the present state of the model, which tells what is tied to what.
+    """
+    state: dict[str, Any] = dict(read_tensors(folder / WEIGHTS))
+    _, aliases, rest = split_tensors(expected)
+    if rest:
+        state |= read_state(folder, "model_extra_state")
+    for name, original in aliases.items():
+        if name not in state and original in state:
+            state[name] = state[original]
+    return state
+
+
+def write_model_files(model: nn.Module, state: Mapping[str, Any], processing_class: Any, folder: Path) -> None:
+    """Writes the weights as they are trained, with configs and tokenizer beside, into a checkpoint."""
+    write_weights(state, folder)
+    for part in (getattr(model, "config", None), getattr(model, "generation_config", None), processing_class):
+        if callable(save := getattr(part, "save_pretrained", None)):
+            save(folder)
+
+
+def write_trainer_state(state: TrainerState, folder: Path) -> None:
+    """Writes the state as transformers does."""
+    state.save_to_json(str(folder / TRAINER_STATE))
+
+
+def read_trainer_state(folder: Path) -> TrainerState:
+    """Returns the state as `write_trainer_state` wrote it.
+
+    Raises:
+        CheckpointError: FG603 or FG604.
+    """
+    file = folder / TRAINER_STATE
+    try:
+        return TrainerState.load_from_json(str(file))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"the checkpoint file {str(file)!r} is missing", code="FG604", hint="resume from another checkpoint"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"the checkpoint file {str(file)!r} is corrupt: {error}",
+            code="FG603",
+            hint="resume from another checkpoint",
+        ) from None
+
+
+def read_training_state(folder: Path) -> dict[str, Any]:
+    """Returns optimizer, schedule, random states and position of a checkpoint.
+
+    Raises:
+        CheckpointError: FG608 for a checkpoint that holds the model alone.
+    """
+    if not (folder / f"{TRAINING_STATE}.json").exists():
+        raise CheckpointError(
+            f"the checkpoint {str(folder)!r} holds the model alone",
+            code="FG608",
+            hint="it was written with save_only_model: true; resume from another one, or load it as a model",
+        )
+    return {**read_state(folder, TRAINING_STATE), "optimizer": read_state(folder, OPTIMIZER)}
+
+
+def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Path) -> Path | None:
+    """Returns the verified checkpoint to go on from; None to begin anew.
+
+    Args:
+        request: true or "auto" for the newest intact one, a folder, or nothing.
+        output_dir: where checkpoints of the run lie.
+
+    Raises:
+        CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
+            is intact.
+    """
+    if request is None or request is False:
+        return None
+    if request is not True and str(request) != "auto":
+        folder = Path(request).expanduser()
+        verify(folder)
+        return folder
+    folder, skipped = newest_verified(output_dir)
+    for error in skipped:
+        _log.warning("skipped a checkpoint: %s", error.message)
+    if folder is None and skipped:
+        raise CheckpointError(
+            f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; "
+            f"of the newest, {skipped[0].message}",
+            code="FG607",
+            hint="remove them to begin anew, or give resume_from_checkpoint: false",
+        )
+    if folder is None:
+        _log.info("no checkpoint in %s: the run begins anew", output_dir)
+    else:
+        _log.info("resuming from %s", folder)
+    return folder
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Loads the weights of a verified checkpoint into a model.
+
+    Raises:
+        CheckpointError: FG605 where they are those of another model.
+    """
+    verify(folder)
+    state = read_weights(folder, model.state_dict())
+    try:
+        with torch.no_grad():
+            model.load_state_dict(state)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights of {str(folder)!r} do not fit {type(model).__name__}: {str(error).splitlines()[0]}",
+            code="FG605",
+            hint="load them into the model that they were written from",
+        ) from None

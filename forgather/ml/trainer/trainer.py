@@ -1,0 +1,331 @@
+"""`Trainer`: a model, data and settings, joined to a run.
+
+Takes what a config builds; gives a trained model, checkpoints and metrics through callbacks. Keeps true:
+arguments and callback events are those of transformers; nothing is printed here; the strategy is chosen
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from forgather.errors import TrainingError
+from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
+from forgather.ml.callbacks.dispatch import CallbackDispatcher
+from forgather.ml.checkpoint.rng import seed_everything
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.log import get_logger
+from forgather.ml.losses import loss_rule
+from forgather.ml.strategy.base import Recipe, Strategy
+from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.trainer import saving
+from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
+from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
+from forgather.ml.trainer.evaluation import eval_loader, evaluate
+from forgather.ml.trainer.interrupt import Interrupt
+from forgather.ml.trainer.loop import train_loop
+from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from forgather.ml.trainer.prepare import preparation
+from forgather.ml.trainer.run import Run
+from forgather.ml.trainer.session import Session
+from forgather.ml.types import TrainOutput
+
+_log = get_logger(__name__)
+
+
+class Trainer:
+    """Trains a model on one device.
+
+    Args:
+        model: what is trained; a callable without arguments is taken as `model_init`.
+        args: settings; defaults where None.
+        model_init: gives the model, after the seed was set.
+        train_dataset: rows: a `datasets.Dataset`, a torch data set, a list, or an iterable of rows.
+        eval_dataset: rows to evaluate on, or a mapping of names to such rows.
+        data_collator: rows to a batch; padding with the tokenizer, or stacking, by default.
+        processing_class: tokenizer or processor, saved beside the model.
+        optimizer_factory: see `make_optimizer`; AdamW by the arguments by default.
+        lr_scheduler_factory: see `make_schedule`; by the arguments by default.
+        loss_fn: called with (logits, labels), see `forgather.ml.losses`.
+        callbacks: callbacks of transformers or of ours, or their classes.
+        distributed_env: who this process is; read from the environment by default.
+
+    Raises:
+        TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
+            something that is no callback.
+        DistributedError: FG703 where several processes were started.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        args: TrainingArguments | None = None,
+        *,
+        model_init: Callable[[], nn.Module] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        processing_class: Any = None,
+        optimizer_factory: Callable[..., Optimizer] | None = None,
+        lr_scheduler_factory: Callable[..., Any] | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
+        distributed_env: DistributedEnvironment | None = None,
+    ) -> None:
+        self.args = TrainingArguments() if args is None else args
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.data_collator = data_collator or default_collate(processing_class)
+        self.processing_class = processing_class
+        self.lr_scheduler: Any = None
+        self._scheduler_factory = lr_scheduler_factory
+        self._has_own_collator = data_collator is not None
+        self.strategy: Strategy = SingleDevice(distributed_env or DistributedEnvironment(), use_cpu=self.args.use_cpu)
+        self.strategy.build(
+            Recipe(
+                make_model=functools.partial(_make_model, model, model_init, self.args.seed),
+                make_rule=functools.partial(
+                    loss_rule, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor
+                ),
+                make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
+                prepare=preparation(self.args),
+                autocast=torch.bfloat16 if self.args.bf16 else None,
+            )
+        )
+        self._session = self._make_session(callbacks)
+        self._session.send("on_init_end")
+
+    def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
+        scene = {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": None,
+            "lr_scheduler": None,
+            "train_dataloader": None,
+            "eval_dataloader": None,
+        }
+        return Session(self.args, CallbackDispatcher([*_trackers(self.args), *(callbacks or ())], scene))
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, where it is trained."""
+        return self.strategy.model
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; None before the first training."""
+        return self.strategy.optimizer
+
+    @property
+    def state(self) -> TrainerState:
+        """Where the run is."""
+        return self._session.state
+
+    @property
+    def control(self) -> TrainerControl:
+        """What callbacks asked for."""
+        return self._session.control
+
+    @property
+    def callbacks(self) -> list[TrainerCallback]:
+        """The callbacks, in the order in which they are called."""
+        return list(self._session.dispatcher.callbacks)
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Appends a callback; a class is called without arguments first."""
+        self._session.dispatcher.add(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
+        """Removes a callback, or the first one of a class, and returns it."""
+        return self._session.dispatcher.remove(callback)
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
+        """Trains to the end of the run.
+
+        Args:
+            resume_from_checkpoint: true or "auto" for the newest intact checkpoint of `output_dir`, or a
+                folder; that of the arguments by default.
+
+        Returns:
+            Step, mean loss and summary of this call. The model lies in `output_dir` afterwards, unless
+            `save_strategy` is "no".
+
+        Raises:
+            TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder
+                that cannot be written to, FG818 for a loss that is not finite.
+            CheckpointError: where a checkpoint cannot be resumed from.
+            KeyboardInterrupt: after Ctrl-C, when the state was saved.
+        """
+        args, session = self.args, self._session
+        if args.save_strategy != "no":
+            saving.check_writable(Path(args.output_dir))
+        request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        folder = saving.resolve_resume(request, Path(args.output_dir))
+        seed_everything(args.seed)
+        with Interrupt() as interrupt:
+            run = self._make_run(interrupt)
+            if folder is not None:
+                run.load(folder)
+            session.control.should_training_stop = False
+            try:
+                session.send("on_train_begin")
+                if args.eval_on_start:
+                    run.evaluate()
+                run.meter.start()
+                train_loop(run)
+                return self._finish(run)
+            except BaseException as error:
+                self._abandon(run, error)
+                raise
+
+    def _make_run(self, interrupt: Interrupt) -> Run:
+        data = self._train_batches()
+        steps, epochs = _extent(self.args, data)
+        optimizer = self.strategy.build_optimizer()
+        self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
+        state = self._session.state = TrainerState(
+            max_steps=steps,
+            num_train_epochs=epochs,
+            train_batch_size=self.args.per_device_train_batch_size,
+            is_world_process_zero=self.strategy.topology.is_writer,
+            is_local_process_zero=self.strategy.topology.is_writer,
+        )
+        state.compute_steps(self.args, steps)
+        self._session.dispatcher.scene |= {
+            "optimizer": optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": data.loader,
+            "eval_dataloader": None,
+        }
+        evaluates = self.eval_dataset is not None
+        if self.args.eval_strategy != "no" and not evaluates:
+            raise TrainingError(
+                f"eval_strategy is {self.args.eval_strategy!r}, and there is no eval_dataset",
+                code="FG824",
+                hint='give an eval_dataset, or set eval_strategy: "no"',
+            )
+        return Run(
+            self._session,
+            self.strategy,
+            data,
+            self.lr_scheduler,
+            evaluate=self.evaluate if evaluates else None,
+            interrupt=interrupt,
+        )
+
+    def _train_batches(self) -> TrainBatches:
+        if self.train_dataset is None:
+            raise TrainingError(
+                "there is no train_dataset", code="FG802", hint="give the trainer a train_dataset, or call evaluate()"
+            )
+        if not is_iterable(self.train_dataset):
+            check_size(len(self.train_dataset), self.args.per_device_train_batch_size)
+        dataset, collate = self._inputs(self.train_dataset)
+        return TrainBatches(dataset, self.args, collate, pin_memory=self.strategy.topology.device.type == "cuda")
+
+    def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """Returns rows and collator without the columns that the model does not name."""
+        known = known_columns(self.model) if self.args.remove_unused_columns else None
+        if known is None:
+            return dataset, self.data_collator
+        narrowed = without_unused_columns(dataset, known)
+        if narrowed is not dataset or self._has_own_collator:
+            return narrowed, self.data_collator
+        return dataset, KnownColumns(self.data_collator, known)
+
+    def _finish(self, run: Run) -> TrainOutput:
+        run.guard.poll(wait=True)
+        metrics = run.meter.summary()
+        self._session.log(metrics)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            _log.info("loading the best model, of step %s", self.state.best_global_step)
+            saving.load_weights(self.model, Path(best))
+        if self.args.save_strategy != "no":
+            self.save_model()
+        self._session.send("on_train_end")
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+
+    def _abandon(self, run: Run, error: BaseException) -> None:
+        """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""
+        if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
+            if run.in_update or self.state.global_step == 0:
+                _log.warning("interrupted at step %d; nothing was saved", self.state.global_step)
+            else:
+                run.strategy.discard()
+                _log.warning("interrupted; the state of step %d lies in %s", self.state.global_step, run.save())
+        try:
+            self._session.send("on_train_end", error=error)
+        except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
+            error.add_note(f"on_train_end failed too: {failure!r}")
+
+    def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Returns metrics of the evaluation data, and sends them to the callbacks.
+
+        Args:
+            eval_dataset: rows, or a mapping of names to rows; those of the trainer by default.
+            metric_key_prefix: begins the name of every metric.
+
+        Raises:
+            TrainingError: FG824 for no evaluation data, FG803 for no rows.
+        """
+        datasets = self.eval_dataset if eval_dataset is None else eval_dataset
+        if datasets is None:
+            raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
+        named = datasets if isinstance(datasets, Mapping) else {"": datasets}
+        pin = self.strategy.topology.device.type == "cuda"
+        loaders = {}
+        for name, rows in named.items():
+            dataset, collate = self._inputs(rows)
+            loaders[name] = eval_loader(dataset, self.args, collate, pin=pin)
+        return evaluate(self._session, self.strategy, loaders, prefix=metric_key_prefix)
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """Writes the model for use (`from_pretrained` reads it) and returns its folder.
+
+        Raises:
+            TrainingError: FG817 where nothing can be written into the folder.
+        """
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        saving.export_model(self.model, folder, self.processing_class)
+        return folder
+
+
+def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
+    make = model_init if model is None else None if isinstance(model, nn.Module) else model
+    if make is not None:
+        seed_everything(seed)
+        model = make()
+    if not isinstance(model, nn.Module):
+        found = "there is no model" if model is None else f"the model is a {type(model).__name__}"
+        raise TrainingError(
+            found, code="FG801", hint="give the trainer a torch.nn.Module, or model_init that gives one"
+        )
+    return model
+
+
+def _trackers(args: TrainingArguments) -> list[Any]:
+    if not args.report_to:
+        return []
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    return list(get_reporting_integration_callbacks(args.report_to))
+
+
+def _extent(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
+    """Returns the number of updates and of (begun) epochs of a run."""
+    per_epoch = data.updates_per_epoch
+    if per_epoch is None:
+        return args.max_steps, 1
+    if args.max_steps > 0:
+        return args.max_steps, math.ceil(args.max_steps / per_epoch)
+    return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)

@@ -1,0 +1,130 @@
+"""A run that stops and goes on ends with the bits of one that did not stop."""
+
+import shutil
+
+import pytest
+import torch
+
+from forgather.ml import Trainer
+from forgather.ml.callbacks import TrainerCallback
+from tests.ml.fixtures import Noisy, Recorder, assert_same_weights, largest_difference, tiny_llama, weights
+
+STEPS = 9  # two epochs of four updates, and one more
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+def make(settings, *callbacks, data=None, **given):
+    args = settings(
+        **{
+            "max_steps": STEPS,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "logging_strategy": "steps",
+            "logging_steps": 2,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 2,
+            **given,
+        }
+    )
+    model = tiny_llama(attention_dropout=0.1)
+    return Trainer(model, args, train_dataset=data or Noisy(), callbacks=callbacks)
+
+
+def numbers(history):
+    return [
+        {name: line.get(name) for name in ("step", "loss", "grad_norm", "learning_rate", "epoch")} for line in history
+    ]
+
+
+def everything(trainer):
+    optimizer = trainer.optimizer.state_dict()
+    tensors = {f"{k}.{n}": v for k, s in optimizer["state"].items() for n, v in s.items()}
+    return {**weights(trainer.model), **tensors}
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4, 5, 7, 8])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(settings, tmp_path, stop):
+    whole = make(settings)
+    whole.train()
+    shutil.rmtree(whole.args.output_dir)
+    make(settings, StopAt(stop)).train()
+    torch.manual_seed(999)
+    resumed = make(settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert STEPS == resumed.state.global_step
+    assert_same_weights(everything(whole), everything(resumed))
+    assert whole.lr_scheduler.state_dict() == resumed.lr_scheduler.state_dict()
+    assert numbers(whole.state.log_history[:-1]) == numbers(
+        [line for line in resumed.state.log_history if "train_runtime" not in line]
+    )
+
+
+@pytest.mark.parametrize("given", [{"gradient_accumulation_steps": 3}, {"dataloader_num_workers": 1}])
+def test_resuming_is_exact_with_accumulation_and_with_workers(settings, given):
+    data = Noisy() if "gradient_accumulation_steps" in given else Noisy().base
+    whole = make(settings, data=data, **given)
+    whole.train()
+    shutil.rmtree(whole.args.output_dir)
+    make(settings, StopAt(3), data=data, **given).train()
+    resumed = make(settings, data=data, **given)
+    resumed.train(resume_from_checkpoint="auto")
+    assert_same_weights(everything(whole), everything(resumed))
+
+
+def test_a_run_that_begins_anew_is_told_apart(settings):
+    whole = make(settings)
+    whole.train()
+    shutil.rmtree(whole.args.output_dir)
+    partial = make(settings, StopAt(5))
+    partial.train()
+    assert largest_difference(weights(whole.model), weights(partial.model)) > 0
+
+
+def test_an_iterable_data_set_goes_on_after_the_rows_it_gave(settings):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from Noisy().base
+
+    whole = make(settings, data=Stream())
+    whole.train()
+    shutil.rmtree(whole.args.output_dir)
+    make(settings, StopAt(6), data=Stream()).train()
+    resumed = make(settings, data=Stream())
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(everything(whole), everything(resumed))
+
+
+def test_each_row_is_met_once_an_epoch_across_a_resume(settings):
+    class Seen(torch.utils.data.Dataset):
+        def __init__(self):
+            self.base, self.order = Noisy().base, []
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            self.order.append(index)
+            return self.base[index]
+
+    data = Seen()
+    make(settings, StopAt(5), data=data).train()
+    make(settings, data=data, max_steps=8).train(resume_from_checkpoint=True)
+    assert [list(range(8))] * 2 == [sorted(data.order[:8]), sorted(data.order[8:])]
+    assert data.order[:8] != data.order[8:]
+
+
+def test_a_finished_run_that_is_resumed_takes_no_step(settings):
+    make(settings).train()
+    recorder = Recorder()
+    resumed = make(settings, recorder)
+    before = resumed.train(resume_from_checkpoint=True)
+    assert STEPS == before.global_step
+    assert "on_step_begin" not in {event for event, _ in recorder.events}
