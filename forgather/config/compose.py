@@ -21,15 +21,13 @@ from forgather.config.forms import (
     tagged_sequence,
 )
 from forgather.config.graph import ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
-from forgather.config.merge import Repeat, settle
+from forgather.config.merge import MERGE_KEY, Repeat, settle
 from forgather.config.places import Places
 from forgather.config.repeats import Verdict
 from forgather.config.scalars import resolve_scalar
 from forgather.config.tags import parse_tag
 from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
 from forgather.source import Origin
-
-MERGE = "<<"
 
 
 @dataclass(slots=True)
@@ -53,6 +51,7 @@ class Composer:
     def __init__(self, places: Places, budget: Budget, anchors: Mapping[str, Node] | None = None) -> None:
         self.anchors: dict[str, Node] = dict(anchors or {})
         self.names: dict[int, str] = {}
+        self.anchored: list[Node] = []
         self.diagnostics: list[Diagnostic] = []
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
@@ -113,6 +112,7 @@ class Composer:
         if event.anchor is not None:
             self.anchors[event.anchor] = node
             self.names.setdefault(id(node), event.anchor)
+            self.anchored.append(node)
         return node
 
     def _alias(self, event: Event) -> Node:
@@ -134,8 +134,8 @@ class Composer:
             return Scalar(origin=origin, value=event.value)
         digits = self._budget.max_integer_digits
         if event.tag is None:
-            if event.value[:1] == "<" and event.value == MERGE:
-                return Scalar(origin=origin, value=MERGE)
+            if event.value[:1] == "<" and event.value == MERGE_KEY:
+                return Scalar(origin=origin, value=MERGE_KEY)
             return self._guarded(event, lambda: Scalar(origin=origin, value=resolve_scalar(event.value, digits)))
         if event.tag in STANDARD_SCALARS:
             return self._guarded(event, lambda: standard_scalar(event.tag or "", event, origin, digits))
@@ -183,7 +183,7 @@ class Composer:
         nodes, events = frame.nodes, frame.events
         for at in range(0, len(nodes), 2):
             key, value, key_event = nodes[at], nodes[at + 1], events[at]
-            if key_event.plain and key_event.value == MERGE and key_event.kind is SCALAR and key_event.tag is None:
+            if key_event.plain and key_event.value == MERGE_KEY and key_event.kind is SCALAR and key_event.tag is None:
                 merges.append(self._merge_sources(value, events[at + 1]))
                 continue
             alias = events[at + 1].value if events[at + 1].kind is ALIAS else None

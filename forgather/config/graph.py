@@ -67,7 +67,8 @@ class Entry:
         value: the node under it.
         origin: where the key was written.
         replaced: entries of the same key that this one overrides, nearest first.
-        alias: anchor name through which the value was written (`lr: *lr`); None where it stands in place.
+        alias: anchor name through which the value was written (`lr: *lr`), or `<<` for a merged entry; None where
+            the value stands in place.
     """
 
     key: PlainScalar | tuple[PlainScalar, ...]
@@ -171,9 +172,11 @@ class Graph:
         definitions: root entries whose key starts with a dot.
         anchors: anchor name of each anchored node, by `id(node)`; names for printing and code.
         diagnostics: warnings and lints found while loading.
+        kept: anchored nodes, held so that the ids in `anchors` stay theirs even where nothing else uses them.
     """
 
     targets: Mapping[str, Entry]
     definitions: tuple[Entry, ...] = ()
     anchors: Mapping[int, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
+    kept: tuple[Node, ...] = ()

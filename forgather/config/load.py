@@ -50,6 +50,7 @@ def load(rendered: RenderedText) -> Graph:
         definitions=composer.definitions,
         anchors=composer.names,
         diagnostics=tuple(composer.diagnostics),
+        kept=tuple(composer.anchored),
     )
 
 

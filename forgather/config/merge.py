@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from forgather.config.graph import Entry
 from forgather.config.repeats import Verdict, judge
 
+MERGE_KEY = "<<"
 _REMEMBERED = 20
 
 
@@ -44,7 +45,7 @@ def settle(
         line: dict[object, Entry] = {}
         for entries in sources:
             for entry in entries:
-                line.setdefault(entry.key, entry)
+                line.setdefault(entry.key, entry if entry.alias else replace(entry, alias=MERGE_KEY))
         _put_all(merged, line.values())
     own: dict[object, Entry] = {}
     for entry in explicit:

@@ -104,3 +104,34 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
     for _, node in walk([((), node) for node in nodes]):
         count.update(id(child) for _, child in children(node))
     return {key for key, edges in count.items() if edges > 1}
+
+
+def paths_to(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[GraphPath]:
+    """Returns the paths, at most `limit`, at which nodes with the ids `wanted` are reached."""
+    tops = list(tops)
+    leads = _leading(tops, wanted)
+    found: list[GraphPath] = []
+    stack = tops[::-1]
+    while stack and len(found) < limit:
+        path, node = stack.pop()
+        if id(node) in wanted:
+            found.append(path)
+        elif id(node) in leads:
+            stack.extend([((*path, step), child) for step, child in children(node)][::-1])
+    return found
+
+
+def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[int]:
+    """Returns the ids of the nodes that have a wanted node somewhere inside."""
+    parents: dict[int, list[int]] = {}
+    for _, node in walk(tops):
+        for _, child in children(node):
+            parents.setdefault(id(child), []).append(id(node))
+    leads: set[int] = set()
+    todo = list(wanted)
+    while todo:
+        for parent in parents.get(todo.pop(), ()):
+            if parent not in leads:
+                leads.add(parent)
+                todo.append(parent)
+    return leads

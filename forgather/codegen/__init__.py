@@ -1,0 +1,1 @@
+"""Code generation: a graph written as text that means the same."""

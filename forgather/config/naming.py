@@ -1,0 +1,52 @@
+"""Anchor names for nodes that are shared.
+
+Takes a graph, gives a name for each container or call that is reached more than once. Keeps true: names are
+unique, readable by YAML, and the user's own wherever that is possible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from forgather.config.graph import Call, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.path import GraphPath, Key
+from forgather.config.traverse import shared_nodes, walk
+
+_UNREADABLE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[int, str]:
+    """Returns an anchor name for each shared node that is not a plain scalar, by `id(node)`.
+
+    Args:
+        graph: gives the names that the user chose.
+        tops: the paths and nodes that are to be printed.
+    """
+    tops = list(tops)
+    shared = shared_nodes([node for _, node in tops])
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for path, node in walk(tops):
+        if id(node) in shared and not isinstance(node, Scalar):
+            name = _free(graph.anchors.get(id(node)) or _identity(node) or _last_key(path), taken)
+            taken.add(name)
+            names[id(node)] = name
+    return names
+
+
+def _identity(node: Node) -> str | None:
+    return node.name if isinstance(node, (Call, Sequence, Mapped)) else None
+
+
+def _last_key(path: GraphPath) -> str:
+    keys = [str(step.name) for step in path if isinstance(step, Key)]
+    return keys[-1] if keys else "value"
+
+
+def _free(wish: str, taken: set[str]) -> str:
+    base = _UNREADABLE.sub("_", wish).strip("_") or "value"
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}_{number}", number + 1
+    return name

@@ -1,0 +1,314 @@
+"""`--set path=value`: a graph with some values replaced.
+
+Takes a graph and assignments of path and YAML text, gives a new graph. Keeps true: the graph that was given
+is untouched; sharing stays as it was, so that a value inside a shared node changes wherever that node is
+used, and the new graph's diagnostics say so; `Entry.replaced` remembers what stood there.
+
+What is set is what one would edit in the file: setting a value where its anchor stands (`lr: &lr 1e-3`, or a
+definition) changes it for every alias; setting it where an alias stands changes that place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from forgather.config.forms import describe
+from forgather.config.graph import Call, Entry, Graph, Mapped, Node
+from forgather.config.graph import Sequence as Items
+from forgather.config.load import COMMAND_LINE, load_value
+from forgather.config.merge import overriding
+from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
+from forgather.config.traverse import Step, children, paths_to, rebuild, roots, shared_nodes, walk
+from forgather.errors import Diagnostic, GraphError, Severity, nearest
+from forgather.source import Origin, Site, Span
+
+_MAX_DEPTH = 100
+_LISTED = 3
+_COUNTED = 100
+_ORIGIN = Origin((Site(Span(COMMAND_LINE, 1), COMMAND_LINE),))
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    """Returns path and value of `path=value`; an `=` inside a quoted key belongs to the key.
+
+    Raises:
+        GraphError: there is no `=`.
+
+    Example:
+        >>> split_assignment("optimizer.lr=3e-4")
+        ('optimizer.lr', '3e-4')
+    """
+    inside = escaped = False
+    for position, char in enumerate(text):
+        if escaped:
+            escaped = False
+        elif inside and char == "\\":
+            escaped = True
+        elif char == "'":
+            inside = not inside
+        elif char == "=" and not inside:
+            return text[:position].strip(), text[position + 1 :]
+    raise GraphError(f"{text!r} is no assignment: there is no '='", code="FG313", hint="write path=value")
+
+
+def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
+    """Returns `graph` with each assignment made, in order.
+
+    Args:
+        graph: what to start from.
+        assignments: path and YAML text; a path that begins with `+` adds what is not there.
+
+    Raises:
+        GraphError: a path that does not exist, or exists where `+` wants to add.
+        LoadError: a value that is not YAML.
+    """
+    for path, value in assignments:
+        graph = _assign(graph, path, value)
+    return graph
+
+
+def _assign(graph: Graph, text: str, value: str) -> Graph:
+    adds = text.startswith("+")
+    path = _path(text.removeprefix("+"))
+    anchors = {graph.anchors[id(node)]: node for _, node in walk(roots(graph)) if id(node) in graph.anchors}
+    edit = _Edit(text, path, load_value(value, anchors=anchors), adds)
+    if len(path) == 1:
+        return _assign_root(graph, edit)
+    holder = _follow(graph, edit)
+    step = path[-1]
+    present = _edge(holder, step)
+    _judge_presence(edit, holder, present)
+    if present is not None and _is_home(graph, holder, step, present):
+        swaps = {id(present): edit.value}
+        changed = _rebuilt(graph, swaps, edit, {id(holder): _set(holder, step, present)})
+        return _announced(changed, edit, _places(graph, swaps))
+    swaps = {id(holder): _added(edit, holder) if present is None else _set(holder, step, edit.value)}
+    return _announced(_rebuilt(graph, swaps, edit), edit, _places(graph, swaps, (step,)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    text: str
+    path: GraphPath
+    value: Node
+    adds: bool
+
+
+def _path(text: str) -> GraphPath:
+    """Reads a path; `.name` is the definition of that name."""
+    if not text.startswith("."):
+        return parse_path(text)
+    first, *rest = parse_path(text[1:])
+    return (Key(f".{first.name}"), *rest) if isinstance(first, Key) else parse_path(text)
+
+
+# finding the place
+
+
+def _follow(graph: Graph, edit: _Edit) -> Node:
+    node = _root_entry(graph, edit).value
+    for depth, step in enumerate(edit.path[1:-1], start=1):
+        found = _edge(node, step)
+        if found is None:
+            _no_such(edit, node, step, edit.path[:depth])
+        node = found
+    return node
+
+
+def _root_entry(graph: Graph, edit: _Edit) -> Entry:
+    name = edit.path[0].name if isinstance(edit.path[0], Key) else edit.path[0].position
+    found = _root(graph, name)
+    if found is None:
+        known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
+        hint = nearest(str(name), known) or "see `fgcli targets`"
+        raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
+    return found
+
+
+def _root(graph: Graph, name: object) -> Entry | None:
+    if isinstance(name, str) and name in graph.targets:
+        return graph.targets[name]
+    matches = [entry for entry in graph.definitions if entry.key == name]
+    return matches[-1] if matches else None
+
+
+def _edge(node: Node, step: Step) -> Node | None:
+    """Returns the child behind a step; `[3]` also finds the key 3 of a mapping."""
+    for other, child in children(node):
+        if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
+            return child
+    return None
+
+
+def _judge_presence(edit: _Edit, holder: Node, present: Node | None) -> None:
+    if present is None and not edit.adds:
+        _no_such(edit, holder, edit.path[-1], edit.path[:-1])
+    if present is not None and edit.adds:
+        message = f"{edit.text!r}: {format_path(edit.path)} is already there"
+        where = format_path(edit.path)
+        raise GraphError(message, code="FG312", path=where, span=present.span, hint="leave out the '+'")
+
+
+def _no_such(edit: _Edit, node: Node, step: Step, inside: GraphPath) -> NoReturn:
+    names = [str(other.name) for other, _ in children(node) if isinstance(other, Key)]
+    if isinstance(step, Index):
+        count = sum(isinstance(other, Index) for other, _ in children(node))
+        found, hint = f"[{step.position}]", f"it has {count} items" if count else _listing(names)
+    else:
+        found, hint = repr(step.name), nearest(str(step.name), names) or _listing(names)
+    if not edit.adds and step == edit.path[-1] and isinstance(node, (Call, Mapped)) and isinstance(step, Key):
+        hint = f"{hint}; +{edit.text}=... adds it" if hint else f"+{edit.text}=... adds it"
+    message = f"{format_path(inside)} ({describe(node)}) has no {found}"
+    raise GraphError(message, code="FG311", path=format_path(inside), span=node.span, hint=hint)
+
+
+def _listing(names: list[str]) -> str | None:
+    return f"it has: {', '.join(names[:20])}" if names else None
+
+
+# making the new graph
+
+
+def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
+    """Returns whether `present` is shared and this is where it was written: no alias, no merge key."""
+    entry = next((entry for entry in _entries(holder) if Key(entry.key) == step), None)
+    if entry is None or entry.alias is not None:
+        return False
+    return id(present) in shared_nodes([node for _, node in roots(graph)])
+
+
+def _entries(node: Node) -> tuple[Entry, ...]:
+    if isinstance(node, Call):
+        return (*node.kwargs, *node.latent_args)
+    return node.entries if isinstance(node, Mapped) else ()
+
+
+def _set(holder: Node, step: Step, value: Node) -> Node:
+    """Returns `holder` with the child behind `step` replaced, in this place only."""
+    if isinstance(holder, Call) and isinstance(step, Key):
+        if step.name == "submodule_searchpath" and all(entry.key != step.name for entry in _entries(holder)):
+            return replace(holder, submodule_searchpath=value)
+        kwargs, latent = _entry_set(holder.kwargs, step.name, value), holder.latent_args
+        if kwargs is holder.kwargs:
+            latent = _entry_set(latent, step.name, value)
+        return replace(holder, kwargs=kwargs, latent_args=latent)
+    if isinstance(holder, Call) and isinstance(step, Index):
+        return replace(holder, args=_item_set(holder.args, step.position, value))
+    if isinstance(holder, Items) and isinstance(step, Index):
+        return replace(holder, items=_item_set(holder.items, step.position, value))
+    if isinstance(holder, Mapped):
+        name = step.name if isinstance(step, Key) else step.position
+        return replace(holder, entries=_entry_set(holder.entries, name, value))
+    return rebuild(holder, lambda _: value)
+
+
+def _entry_set(entries: tuple[Entry, ...], name: object, value: Node) -> tuple[Entry, ...]:
+    if all(entry.key != name for entry in entries):
+        return entries
+    return tuple(_overridden(entry, value) if entry.key == name else entry for entry in entries)
+
+
+def _overridden(entry: Entry, value: Node) -> Entry:
+    return overriding(Entry(entry.key, value, _ORIGIN), entry)
+
+
+def _item_set(items: tuple[Node, ...], position: int, value: Node) -> tuple[Node, ...]:
+    return (*items[:position], value, *items[position + 1 :])
+
+
+def _added(edit: _Edit, holder: Node) -> Node:
+    step = edit.path[-1]
+    if isinstance(step, Key) and isinstance(holder, Call) and isinstance(step.name, str):
+        return replace(holder, kwargs=(*holder.kwargs, Entry(step.name, edit.value, _ORIGIN)))
+    if isinstance(step, Key) and isinstance(holder, Mapped):
+        return replace(holder, entries=(*holder.entries, Entry(step.name, edit.value, _ORIGIN)))  # type: ignore[arg-type]
+    if isinstance(step, Index) and isinstance(holder, Items) and step.position == len(holder.items):
+        return replace(holder, items=(*holder.items, edit.value))
+    if isinstance(step, Index) and isinstance(holder, Call) and step.position == len(holder.args):
+        return replace(holder, args=(*holder.args, edit.value))
+    inside = format_path(edit.path[:-1])
+    message = f"{edit.text!r}: nothing can be added there to {inside} ({describe(holder)})"
+    raise GraphError(message, code="FG312", path=inside, span=holder.span, hint="a sequence grows at its end only")
+
+
+def _assign_root(graph: Graph, edit: _Edit) -> Graph:
+    step = edit.path[0]
+    name = step.name if isinstance(step, Key) else step.position
+    present = _root(graph, name)
+    if edit.adds and isinstance(name, str) and present is None:
+        entry = Entry(name, edit.value, _ORIGIN)
+        if name.startswith("."):
+            return replace(graph, definitions=(*graph.definitions, entry))
+        return replace(graph, targets={**graph.targets, name: entry})
+    entry = _root_entry(graph, edit)
+    _judge_presence(edit, entry.value, entry.value)
+    new = _overridden(entry, edit.value)
+    swaps = {id(entry.value): edit.value} if entry.alias is None else {}
+    changed = replace(
+        graph,
+        targets={key: new if old is entry else old for key, old in graph.targets.items()},
+        definitions=tuple(new if old is entry else old for old in graph.definitions),
+    )
+    return _announced(_rebuilt(changed, swaps, edit), edit, _places(graph, swaps))
+
+
+def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, marks: Mapping[int, Node] | None = None) -> Graph:
+    """Returns the graph with each node of `swaps` exchanged wherever it stands.
+
+    Args:
+        graph: what to change.
+        swaps: new node by id of the old one; taken as it is.
+        edit: what is being made, for messages.
+        marks: new node by id of the old one; its children are rebuilt, too.
+    """
+    made: dict[int, Node] = {}
+    anchors: dict[int, str] = {}
+
+    def change(node: Node) -> Node:
+        if id(node) not in made:
+            made[id(node)] = swaps.get(id(node)) or rebuild((marks or {}).get(id(node), node), change)
+            if id(node) in graph.anchors:
+                anchors[id(made[id(node)])] = graph.anchors[id(node)]
+        return made[id(node)]
+
+    targets = {name: _changed(entry, change(entry.value)) for name, entry in graph.targets.items()}
+    definitions = tuple(_changed(entry, change(entry.value)) for entry in graph.definitions)
+    _refuse_depth([entry.value for entry in (*targets.values(), *definitions)], edit)
+    return replace(graph, targets=targets, definitions=definitions, anchors=anchors)
+
+
+def _changed(entry: Entry, value: Node) -> Entry:
+    return entry if value is entry.value else replace(entry, value=value)
+
+
+def _refuse_depth(level: list[Node], edit: _Edit) -> None:
+    for _ in range(_MAX_DEPTH + 1):
+        level = list({id(child): child for parent in level for _, child in children(parent)}.values())
+        if not level:
+            return
+    message = f"{edit.text!r} nests the config deeper than {_MAX_DEPTH}"
+    raise GraphError(message, code="FG220", path=edit.text, hint="flatten the value")
+
+
+def _places(graph: Graph, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
+    tops = [((Key(name),), entry.value) for name, entry in graph.targets.items()]
+    return [format_path((*path, *behind)) for path in paths_to(tops, set(changed), limit=_COUNTED)]
+
+
+def _announced(graph: Graph, edit: _Edit, places: list[str]) -> Graph:
+    """Returns the graph with a finding that names the places, where there is more than one."""
+    if len(places) < 2:
+        return graph
+    shown = ", ".join(places[:_LISTED]) + (", ..." if len(places) > _LISTED else "")
+    count = f"{_COUNTED} or more" if len(places) >= _COUNTED else str(len(places))
+    found = Diagnostic(
+        code="FG314",
+        message=f"{edit.text} changed in {count} places: shared by {shown}",
+        severity=Severity.WARNING,
+        span=Span(COMMAND_LINE, 1),
+        path=format_path(edit.path),
+        hint="set the place of one alias to change that one alone",
+    )
+    return replace(graph, diagnostics=(*graph.diagnostics, found))

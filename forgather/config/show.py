@@ -1,0 +1,174 @@
+"""A graph for people and for tools: text tree, JSON.
+
+Takes a graph, gives text or plain data. Keeps true: nothing is imported or built, `!env` stays symbolic, and
+a node that is shared is written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Names
+from typing import Any
+
+from forgather.config.forms import describe
+from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.naming import anchor_names
+from forgather.config.path import GraphPath, Index, Key, format_path
+from forgather.config.traverse import Step, children, shared_nodes
+from forgather.errors import UnknownTargetError, nearest
+
+_WIDTH = 80
+
+
+def tree(graph: Graph, targets: Names[str] | None = None) -> str:
+    """Returns the targets as a text tree; `&name` marks a shared value, `*name` its further places.
+
+    Args:
+        graph: what to show.
+        targets: names of targets; None shows all.
+
+    Raises:
+        UnknownTargetError: a target that the graph does not have.
+    """
+    tops = [((Key(name),), _target(graph, name).value) for name in (graph.targets if targets is None else targets)]
+    drawing = _Drawing(anchor_names(graph, tops))
+    return "".join(f"{line}\n" for path, node in tops for line in drawing.lines(path[-1], node, "", ""))
+
+
+def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | None = None) -> dict[str, Any]:
+    """Returns the graph as plain data, as the language defines it.
+
+    Args:
+        graph: what to show.
+        label: shortens the absolute path of a file.
+        config: name of the config.
+    """
+    writer = _JsonWriter(graph, label)
+    return {"config": config, "targets": {name: writer.value(entry.value) for name, entry in graph.targets.items()}}
+
+
+def _target(graph: Graph, name: str) -> Entry:
+    if name not in graph.targets:
+        raise UnknownTargetError(f"no target {name!r}", hint=nearest(name, list(graph.targets)), found=name)
+    return graph.targets[name]
+
+
+class _Drawing:
+    def __init__(self, anchors: dict[int, str]) -> None:
+        self._anchors = anchors
+        self._drawn: set[int] = set()
+
+    def lines(self, step: Step, node: Node, first: str, rest: str) -> Iterator[str]:
+        label = _label(step)
+        anchor = self._anchors.get(id(node))
+        if anchor and id(node) in self._drawn:
+            yield f"{first}{label}: *{anchor}"
+            return
+        self._drawn.add(id(node))
+        yield f"{first}{label}: {f'&{anchor} ' if anchor else ''}{_headline(node)}"
+        members = list(children(node))
+        for number, (inner, child) in enumerate(members, start=1):
+            last = number == len(members)
+            yield from self.lines(inner, child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+
+
+def _label(step: Step) -> str:
+    path: GraphPath = (step,)
+    return f"[{step.position}]" if isinstance(step, Index) else format_path(path)
+
+
+def _headline(node: Node) -> str:
+    if isinstance(node, Scalar):
+        text = repr(node.value)
+        return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+    if isinstance(node, (Call, Sequence, Mapped)):
+        name = f"@{node.name}" if node.name else ""
+        if isinstance(node, Call):
+            return f"{describe(node)}{name}"
+        size = len(node.items) if isinstance(node, Sequence) else len(node.entries)
+        return f"{'!' if node.tagged else ''}{node.kind}{':' if name else ''}{name} ({size})"
+    if isinstance(node, (Var, Env)):
+        return f"{describe(node)} {node.variable}"
+    if isinstance(node, Calc):
+        return f"!calc {node.expression!r}"
+    raise TypeError(f"unknown node {type(node).__name__}")
+
+
+class _JsonWriter:
+    """Writes each node once; `{"ref": id}` afterwards."""
+
+    def __init__(self, graph: Graph, label: Callable[[str], str]) -> None:
+        self._label = label
+        self._shared = shared_nodes([entry.value for entry in graph.targets.values()])
+        self._ids: dict[int, int] = {}
+
+    def value(self, node: Node) -> Any:
+        if isinstance(node, Scalar):
+            return _plain(node.value)
+        if id(node) in self._ids:
+            return {"ref": self._ids[id(node)]}
+        if isinstance(node, Sequence) and not self._is_node(node):
+            return [self.value(item) for item in node.items]
+        if isinstance(node, Mapped) and not self._is_node(node):
+            return {entry.key: self.value(entry.value) for entry in node.entries}
+        self._ids[id(node)] = len(self._ids) + 1
+        fields: dict[str, Any] = {"kind": _kind(node), "id": self._ids[id(node)], **self._fields(node)}
+        if node.span is not None:
+            fields["span"] = {"file": self._label(node.span.file), "line": node.span.line}
+        return fields
+
+    def _is_node(self, node: Sequence | Mapped) -> bool:
+        if node.tagged or node.kind not in (ContainerKind.LIST, ContainerKind.DICT) or id(node) in self._shared:
+            return True
+        keys = [entry.key for entry in node.entries] if isinstance(node, Mapped) else []
+        return any(not isinstance(key, str) or key in ("kind", "ref") for key in keys)
+
+    def _fields(self, node: Node) -> dict[str, Any]:
+        if isinstance(node, Call):
+            return self._call(node)
+        if isinstance(node, Sequence):
+            return {**_named(node), "items": [self.value(item) for item in node.items]}
+        if isinstance(node, Mapped):
+            pairs = [[_key(entry.key), self.value(entry.value)] for entry in node.entries]
+            return {**_named(node), "items": pairs}
+        if isinstance(node, (Var, Env)):
+            default = {} if node.default is None else {"default": self.value(node.default)}
+            return {"name": node.variable, **default}
+        if isinstance(node, Calc):
+            return {"expression": node.expression}
+        raise TypeError(f"unknown node {type(node).__name__}")
+
+    def _call(self, node: Call) -> dict[str, Any]:
+        fields: dict[str, Any] = {"constructor": node.constructor}
+        if node.name:
+            fields["name"] = node.name
+        if node.args:
+            fields["args"] = [self.value(value) for value in node.args]
+        for name, entries in (("kwargs", node.kwargs), ("latent_args", node.latent_args)):
+            if entries:
+                fields[name] = {entry.key: self.value(entry.value) for entry in entries}
+        if node.submodule_searchpath is not None:
+            fields["submodule_searchpath"] = self.value(node.submodule_searchpath)
+        return fields
+
+
+def _kind(node: Node) -> str:
+    return str(node.kind) if isinstance(node, (Call, Sequence, Mapped)) else type(node).__name__.lower()
+
+
+def _named(node: Sequence | Mapped) -> dict[str, Any]:
+    named = {"name": node.name} if node.name else {}
+    return named if node.tagged else {**named, "tag": False}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"kind": "scalar", "yaml": ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"}
+    return value
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, tuple):
+        return {"kind": "tuple", "items": [_plain(part) for part in key]}
+    return _plain(key)
