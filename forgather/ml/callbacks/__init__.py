@@ -1,4 +1,4 @@
-"""Callbacks: transformers' events, dispatched by us; one file per callback.
+"""Callbacks: transformers' events, one file per callback.
 
 Names are looked up lazily: a callback's own requirements (rich, tensorboard) are met when it is named.
 """
@@ -9,13 +9,20 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "CallbackDispatcher": "dispatch",
+    "JsonLogger": "metrics",
+    "ProgressCallback": "progress",
+    "RunSummaryCallback": "summary",
+    "SpeedCallback": "speed",
+    "TBLogger": "tensorboard",
+    "TextSampleCallback": "text_sample",
     "TrainerCallback": "base",
     "TrainerControl": "base",
     "TrainerState": "base",
-    "CallbackDispatcher": "dispatch",
+    "without_builtin_progress": "speed",
 }
 
-__all__ = sorted(_LAZY)
+__all__ = sorted(_LAZY)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

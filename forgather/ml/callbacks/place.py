@@ -1,0 +1,55 @@
+"""Where a callback writes and whether it speaks, and the border that keeps its failures from ending a run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+logger = logging.getLogger(__name__)
+
+Event = TypeVar("Event", bound=Callable[..., Any])
+
+
+def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the folder of the run: `run_dir`, else the arguments' `logging_dir`, else `<output_dir>/runs`."""
+    chosen = run_dir or getattr(args, "logging_dir", None)
+    return Path(chosen) if chosen else Path(args.output_dir) / "runs"
+
+
+def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
+    """Returns whether this process is meant by `rank_filter`: a rank, several, or None for all."""
+    if rank_filter is None:
+        return True
+    rank = int(args.process_index)
+    return rank == rank_filter if isinstance(rank_filter, int) else rank in rank_filter
+
+
+def terminal() -> Console:
+    """Returns a console on the standard output of now: under a live bar its lines appear above the bar."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def cosmetic(event: Event) -> Event:
+    """Decorates an event of a callback that only reports: its failure is a warning, once, and the run goes on."""
+
+    @functools.wraps(event)
+    def guarded(self: Any, *positional: Any, **named: Any) -> Any:
+        try:
+            return event(self, *positional, **named)
+        except Exception as error:  # noqa: BLE001  border: a report must not end a run
+            told = self.__dict__.setdefault("_told_failures", set())
+            if event.__name__ not in told:
+                told.add(event.__name__)
+                reason = str(error) or "no reason given"
+                logger.warning(
+                    "%s.%s failed: %s: %s", type(self).__name__, event.__name__, type(error).__name__, reason
+                )
+            return None
+
+    return guarded  # type: ignore[return-value]

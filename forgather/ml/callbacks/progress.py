@@ -1,0 +1,170 @@
+"""How far training is: live bars on a terminal, one plain line a log elsewhere."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+from transformers import TrainerCallback
+
+from forgather.ml.callbacks.place import cosmetic, terminal
+from forgather.ml.figures import count, duration, figure
+
+_REFRESH_SECONDS = 0.1
+# What a line shows, in this order, under which name and in which format; the first metric of a name counts.
+# The rest of a log stays in the metrics file.
+_SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("loss", "loss", "{:.4f}".format),
+    ("eval_loss", "eval loss", "{:.4f}".format),
+    ("train_loss", "mean loss", "{:.4f}".format),
+    ("learning_rate", "lr", "{:.2e}".format),
+    ("grad_norm", "grad norm", figure),
+    ("tokens_per_second", "tok/s", count),
+    ("train_tokens_per_second", "tok/s", count),
+)
+
+
+class ProgressCallback(TrainerCallback):
+    """Shows steps, loss, learning rate, tokens per second and the time left; evaluation gets a bar of its own.
+
+    Ranks other than the first show nothing.
+
+    Args:
+        console: where to write; None means the standard output.
+        live: bars (True) or plain lines (False); None means bars on a terminal.
+    """
+
+    def __init__(self, console: Console | None = None, live: bool | None = None) -> None:
+        self.console = console
+        self.live = live
+        self._bars: Progress | None = None
+        self._train: TaskID | None = None
+        self._evaluation: TaskID | None = None
+        self._shown_at = 0.0
+        self._begin = (0.0, 0)
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begins the bar."""
+        self._begin = (time.monotonic(), state.global_step)
+        if state.is_world_process_zero:
+            self._start_bars()
+            if self._bars is not None:
+                self._train = self._bars.add_task(
+                    "training", total=state.max_steps, completed=state.global_step, facts=""
+                )
+
+    @cosmetic
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Moves the bar."""
+        if self._bars is None or self._train is None:
+            return
+        now = time.monotonic()
+        if now - self._shown_at >= _REFRESH_SECONDS or state.global_step >= state.max_steps:
+            self._shown_at = now
+            self._bars.update(self._train, completed=state.global_step)
+
+    @cosmetic
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Shows the numbers."""
+        if not logs or not state.is_world_process_zero:
+            return
+        facts = shown(logs)
+        if not facts:
+            return
+        if self._bars is not None and self._train is not None and "loss" in logs:
+            self._bars.update(self._train, facts=facts, completed=state.global_step)
+        else:
+            width = len(str(state.max_steps))
+            left = self._time_left(state, logs)
+            self._say(f"step {state.global_step:>{width}}/{state.max_steps}  {facts}{left}")
+
+    @cosmetic
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Moves the bar of the evaluation."""
+        if not state.is_world_process_zero:
+            return
+        self._start_bars()
+        if self._bars is None:
+            return
+        if self._evaluation is None:
+            total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
+            self._evaluation = self._bars.add_task("evaluating", total=total, facts="")
+        self._bars.advance(self._evaluation)
+
+    @cosmetic
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ends the bar of the evaluation."""
+        self._end_evaluation()
+
+    @cosmetic
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Ends the bar of the prediction."""
+        self._end_evaluation()
+
+    @cosmetic
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ends the bar and leaves its last state on the terminal."""
+        if self._bars is None:
+            return
+        if self._train is not None:
+            self._bars.update(self._train, completed=state.global_step)
+            self._train = None
+        self._stop_bars()
+
+    def _start_bars(self) -> None:
+        console = self.console or Console()
+        if self._bars is not None or not (console.is_terminal if self.live is None else self.live):
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            Remaining(),
+            TextColumn("{task.fields[facts]}", style="cyan"),
+        )
+        self._bars = Progress(*columns, console=console, refresh_per_second=8)
+        self._bars.start()
+        atexit.register(self._stop_bars)  # a run that ends by an error gets its cursor back
+
+    def _stop_bars(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+            atexit.unregister(self._stop_bars)
+
+    def _end_evaluation(self) -> None:
+        if self._bars is not None and self._evaluation is not None:
+            self._bars.remove_task(self._evaluation)
+            self._evaluation = None
+        if self._train is None:
+            self._stop_bars()
+
+    def _time_left(self, state: Any, logs: dict[str, Any]) -> str:
+        begin, first_step = self._begin
+        done, left = state.global_step - first_step, state.max_steps - state.global_step
+        if "loss" not in logs or done <= 0 or left <= 0:
+            return ""
+        return f"  left {duration((time.monotonic() - begin) / done * left)}"
+
+    def _say(self, line: str) -> None:
+        (self.console or terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def shown(logs: Mapping[str, Any]) -> str:
+    """Returns the part of a log that a line shows, "" where it holds nothing of the kind."""
+    parts: dict[str, str] = {}
+    for name, label, text in _SHOWN:
+        value = logs.get(name)
+        if isinstance(value, int | float) and label not in parts:
+            parts[label] = f"{label} {text(value)}"
+    return "  ".join(parts.values())

@@ -1,0 +1,79 @@
+"""What `transformers.Trainer` does not log itself: speed and memory of each step; and its own display put away."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import ProgressCallback as BuiltinProgress
+
+from forgather.ml.callbacks.place import cosmetic
+from forgather.ml.memory import peak_memory_bytes
+
+
+class SpeedCallback(TrainerCallback):
+    """Adds `steps_per_second`, `tokens_per_second` and `memory_bytes` to each log that has a `loss` but not these.
+
+    For `transformers.Trainer`; it must come before the callbacks that write logs. Tokens are counted where the
+    trainer counts them (`include_num_input_tokens_seen: all`).
+    """
+
+    def __init__(self) -> None:
+        self._last = (0.0, 0, 0)
+        self._paused_seconds = 0.0
+        self._paused_at = 0.0
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts the clock."""
+        self._restart(state)
+
+    @cosmetic
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Adds the numbers."""
+        if not logs or "loss" not in logs:
+            return
+        began, step, tokens = self._last
+        seconds = time.perf_counter() - began - self._paused_seconds
+        if state.global_step > step and seconds > 0:
+            logs.setdefault("steps_per_second", (state.global_step - step) / seconds)
+            if state.num_input_tokens_seen > tokens:
+                logs.setdefault("tokens_per_second", (state.num_input_tokens_seen - tokens) / seconds)
+        logs.setdefault("memory_bytes", peak_memory_bytes())
+        self._restart(state)
+
+    @cosmetic
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Notes when training may pause for an evaluation or a save."""
+        self._paused_at = time.perf_counter()
+
+    @cosmetic
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves out what passed between two steps other than fetching data: evaluations and saves."""
+        if self._paused_at and self._resumes_after_pause:
+            self._paused_seconds += time.perf_counter() - self._paused_at
+        self._resumes_after_pause = False
+
+    @cosmetic
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Marks a pause."""
+        self._resumes_after_pause = True
+
+    @cosmetic
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Marks a pause."""
+        self._resumes_after_pause = True
+
+    _resumes_after_pause = False
+
+    def _restart(self, state: Any) -> None:
+        self._last = (time.perf_counter(), state.global_step, state.num_input_tokens_seen)
+        self._paused_seconds = 0.0
+
+
+def without_builtin_progress(trainer: Trainer) -> Trainer:
+    """Returns `trainer` without the progress bar and the printed dicts of transformers, for ours to replace them."""
+    for builtin in (BuiltinProgress, PrinterCallback):
+        trainer.remove_callback(builtin)
+    return trainer

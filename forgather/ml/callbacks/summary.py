@@ -1,0 +1,198 @@
+"""The end of a run: what it reached, where its files lie, and a page to look at."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import TrainerCallback
+
+from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
+from forgather.ml.callbacks.text_sample import SAMPLES_FILE, quoted, unwrapped
+from forgather.ml.figures import count, duration, figure
+from forgather.ml.metrics import METRICS_FILE, plain, read_records
+from forgather.ml.report import REPORT_FILE, write_report
+
+SUMMARY_FILE = "summary.json"
+_PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
+
+
+class RunSummaryCallback(TrainerCallback):
+    """Writes `summary.json` and `report.html` in the run's folder and says where everything lies.
+
+    `summary.json` is written when training begins, too, so that a run that was killed has a report
+    (`forgather.ml.report:write_report`). It belongs behind the other callbacks, whose files it reads.
+
+    Args:
+        name: title of the report; None means the project and config that the launcher noted, or the folder's name.
+        report: write `report.html`.
+        run_dir: another folder than the arguments' `logging_dir`.
+        console: where to print; None means the standard output.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        report: bool = True,
+        run_dir: str | os.PathLike[str] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.name = name
+        self.report = report
+        self.run_dir = run_dir
+        self.console = console
+        self._summary: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+        self._begin = (0.0, 0)
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Writes the summary of a run that is under way."""
+        if not state.is_world_process_zero:
+            return
+        self._begin = (time.monotonic(), state.global_step)
+        self._last = {}
+        self._summary = {
+            "name": self.name,
+            "status": "running",
+            "started": round(time.time(), 3),
+            "max_steps": state.max_steps,
+            "model": model_facts(unwrapped(model)),
+            "arguments": args.to_dict(),
+            "versions": versions(),
+            "machine": machine(model),
+        }
+        self._write(args)
+
+    @cosmetic
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Remembers the last value of each metric."""
+        if state.is_world_process_zero:
+            self._last |= logs or {}
+
+    @cosmetic
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Writes the summary and the report, and prints what matters of them."""
+        if not state.is_world_process_zero:
+            return
+        begin, first_step = self._begin
+        seconds = time.monotonic() - begin
+        self._summary |= {
+            "status": "finished" if state.global_step >= state.max_steps else "stopped early",
+            "seconds": round(seconds, 3),
+            "step": state.global_step,
+            "epoch": state.epoch,
+            "steps_per_second": (state.global_step - first_step) / seconds if seconds else None,
+            "tokens_per_second": self._speed(),
+            "final": self._last,
+            "best": {"metric": state.best_metric, "step": state.best_global_step},
+        }
+        folder = run_folder(args, self.run_dir)
+        self._summary["places"] = places(args, folder) | ({"report": str(folder / REPORT_FILE)} if self.report else {})
+        self._write(args)
+        if self.report:
+            write_report(folder)
+        self._print(folder)
+
+    def _speed(self) -> float | None:
+        for name in ("train_tokens_per_second", "tokens_per_second"):
+            if name in self._last:
+                return float(self._last[name])
+        return None
+
+    def _write(self, args: Any) -> None:
+        folder = run_folder(args, self.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{SUMMARY_FILE}.{os.getpid()}"
+        aside.write_text(json.dumps(plain(self._summary), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(aside, folder / SUMMARY_FILE)
+
+    def _print(self, folder: Path) -> None:
+        console = self.console or terminal()
+        console.print()
+        for line in summary_lines(self._summary):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        sample = last_sample(folder)
+        if sample is not None:
+            console.print(f"sample at step {sample['step']}", style="bold", highlight=False)
+            console.print(quoted(f"{sample['prompt']}{sample['text']}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns what a person wants to know of a run that has ended."""
+    facts = [f"{summary['step']} steps in {duration(summary['seconds'])}"]
+    if summary.get("tokens_per_second"):
+        facts.append(f"{count(summary['tokens_per_second'])} tokens/s")
+    lines = [f"run {summary['status']}: " + ", ".join(facts)]
+    final = summary["final"]
+    if "eval_loss" in final:
+        perplexity = figure(math.exp(min(final["eval_loss"], 700.0)))
+        lines.append(f"  eval loss  {final['eval_loss']:.4f}  (perplexity {perplexity})")
+    if "loss" in final:
+        lines.append(f"  loss       {final['loss']:.4f}")
+    return lines + [f"  {name:<9}  {place}" for name, place in summary["places"].items() if place]
+
+
+def places(args: Any, folder: Path) -> dict[str, str]:
+    """Returns where the run's results lie; what does not exist is left out."""
+    found = {"model": Path(args.output_dir), "metrics": folder / METRICS_FILE, "samples": folder / SAMPLES_FILE}
+    if not (found["model"] / "config.json").is_file():
+        checkpoints = sorted(found["model"].glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+        found.pop("model")
+        if checkpoints:
+            found = {"checkpoint": checkpoints[-1], **found}
+    return {name: str(place) for name, place in found.items() if place.exists()}
+
+
+def last_sample(folder: Path) -> dict[str, Any] | None:
+    """Returns the first sample of the last step that was sampled, or None."""
+    try:
+        samples = read_records(folder / SAMPLES_FILE, strict=False)
+    except OSError:
+        return None
+    step = samples[-1].get("step") if samples else None
+    return next((sample for sample in samples if sample.get("step") == step), None)
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """Returns class, size and configuration of a model."""
+    if model is None:
+        return {}
+    config = getattr(model, "config", None)
+    return {
+        "class": type(model).__name__,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "config": config.to_dict() if callable(getattr(config, "to_dict", None)) else {},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine(model: Any) -> dict[str, Any]:
+    """Returns what the run computes on."""
+    device = next((parameter.device for parameter in model.parameters()), None) if model is not None else None
+    facts = {"platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(), "device": str(device)}
+    if device is not None and device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+    return facts | {"threads": torch.get_num_threads(), "executable": sys.executable}

@@ -1,0 +1,87 @@
+"""Metrics for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainerCallback
+
+from forgather.ml.callbacks.place import cosmetic, passes, run_folder
+from forgather.ml.metrics import plain
+
+
+class TBLogger(TrainerCallback):
+    """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings and the model's as text.
+
+    Args:
+        summary_writer: as in `torch.utils.tensorboard.SummaryWriter(...)`; None makes one in the run's folder.
+        experiment_info: facts about the run, shown as the text `experiment`.
+        rank_filter: the rank, or ranks, that write; None means all.
+        run_dir: another folder than the arguments' `logging_dir`, where `summary_writer` is None.
+    """
+
+    def __init__(
+        self,
+        summary_writer: Any = None,
+        experiment_info: Mapping[str, Any] | str | None = None,
+        *,
+        rank_filter: int | Collection[int] | None = 0,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.summary_writer = summary_writer
+        self.experiment_info = experiment_info
+        self.rank_filter = rank_filter
+        self.run_dir = run_dir
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Writes the texts."""
+        if not passes(self.rank_filter, args):
+            return
+        writer = self._open(args)
+        texts = {"experiment": self.experiment_info, "args": args.to_dict()}
+        config = getattr(model, "config", None)
+        if callable(getattr(config, "to_dict", None)):
+            texts["model_config"] = config.to_dict()
+        for name, text in texts.items():
+            if text:
+                writer.add_text(name, text if isinstance(text, str) else _block(text), state.global_step)
+
+    @cosmetic
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Writes one scalar a number."""
+        if not logs or not passes(self.rank_filter, args):
+            return
+        writer = self._open(args)
+        for name, value in logs.items():
+            number = value.item() if callable(getattr(value, "item", None)) else value
+            if isinstance(number, int | float):
+                writer.add_scalar(_tag(name), number, state.global_step)
+        writer.flush()
+
+    @cosmetic
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Closes the event file; a later log begins another."""
+        if self.summary_writer is not None and passes(self.rank_filter, args):
+            self.summary_writer.close()
+
+    def _open(self, args: Any) -> Any:
+        if self.summary_writer is None:
+            self.summary_writer = SummaryWriter(log_dir=str(run_folder(args, self.run_dir)))
+        return self.summary_writer
+
+
+def _tag(name: str) -> str:
+    for group in ("eval", "test", "train"):
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"train/{name}"
+
+
+def _block(facts: Mapping[str, Any]) -> str:
+    """Returns `facts` as a code block, which TensorBoard shows as it stands."""
+    return "```\n" + json.dumps(plain(facts), indent=2) + "\n```"

@@ -1,0 +1,172 @@
+"""Text that the model writes while it learns."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from transformers import GenerationConfig, TrainerCallback
+
+from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
+from forgather.ml.metrics import LineWriter
+
+SAMPLES_FILE = "samples.jsonl"
+
+
+class TextSampleCallback(TrainerCallback):
+    """Lets the model continue some prompts, prints the text and appends it to `samples.jsonl` in the run's folder.
+
+    Sampling has random numbers of its own: training goes the same way with and without samples. The model comes
+    back in the mode in which it was.
+
+    Args:
+        prompts: one text or several; "" lets the model begin a document.
+        tokenizer: None means the trainer's `processing_class`.
+        max_new_tokens: of each sample; it ends earlier at the end of text or where the model's positions end.
+        every_steps: sample every so many steps; None means after each evaluation. Both ways also at the end.
+        do_sample: draw from the model's distribution; False takes the likeliest token each time.
+        temperature: of the distribution.
+        top_k: draw among this many likeliest tokens; 0 means among all.
+        seed: of the draws; the same model gives the same samples.
+        run_dir: another folder than the arguments' `logging_dir`.
+        console: where to print; None means the standard output.
+    """
+
+    def __init__(
+        self,
+        prompts: str | Sequence[str] = ("",),
+        tokenizer: Any = None,
+        max_new_tokens: int = 64,
+        *,
+        every_steps: int | None = None,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        seed: int = 0,
+        run_dir: str | os.PathLike[str] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"every_steps must be at least 1; got {every_steps!r}")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}")
+        self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.every_steps = every_steps
+        self.drawing: dict[str, Any] = {"do_sample": do_sample}
+        if do_sample:
+            self.drawing |= {"temperature": temperature, "top_k": top_k}
+        self.seed = seed
+        self.run_dir = run_dir
+        self.console = console
+        self._writer: LineWriter | None = None
+        self._last_step: int | None = None
+
+    @cosmetic
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Samples every so many steps."""
+        if self.every_steps is not None and state.global_step % self.every_steps == 0:
+            self._sample(args, state, kwargs)
+
+    @cosmetic
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Samples after an evaluation."""
+        if self.every_steps is None:
+            self._sample(args, state, kwargs)
+
+    @cosmetic
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Samples from the final model."""
+        self._sample(args, state, kwargs)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _sample(self, args: Any, state: Any, scene: dict[str, Any]) -> None:
+        tokenizer = self.tokenizer or scene.get("processing_class")
+        if not state.is_world_process_zero or self._last_step == state.global_step:
+            return
+        if tokenizer is None:
+            raise ValueError("text samples need a tokenizer: give `tokenizer`, or `processing_class` to the trainer")
+        self._last_step = state.global_step
+        if self._writer is None:
+            self._writer = LineWriter(run_folder(args, self.run_dir) / SAMPLES_FILE)
+        model = unwrapped(scene["model"])
+        with resting(model, self.seed):
+            texts = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
+        now = round(time.time(), 3)
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            self._writer.write({"step": state.global_step, "time": now, "prompt": prompt, "text": text})
+        self._show(state.global_step, texts)
+
+    def _continue(self, model: Any, tokenizer: Any, prompt: str) -> str:
+        prompt_ids = tokenizer(prompt)["input_ids"] or [first_token(tokenizer)]
+        longest = getattr(model.config, "max_position_embeddings", None) or len(prompt_ids) + self.max_new_tokens
+        prompt_ids = prompt_ids[-(longest - 1) :]
+        inputs = torch.tensor([prompt_ids], device=next(model.parameters()).device)
+        settings = GenerationConfig(
+            max_new_tokens=min(self.max_new_tokens, longest - len(prompt_ids)),
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            **self.drawing,
+        )
+        written = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
+        return tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True)
+
+    def _show(self, step: int, texts: Sequence[str]) -> None:
+        console = self.console or terminal()
+        console.print(f"sample at step {step}", style="bold", highlight=False)
+        for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
+            if number:
+                console.print()
+            console.print(quoted(prompt + text), markup=False, highlight=False, soft_wrap=True)
+
+
+def quoted(text: str) -> str:
+    """Returns `text` with a bar before each line, and nothing in it that moves a terminal's cursor."""
+    visible = "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return textwrap.indent(visible, "  | ", lambda line: True)
+
+
+def unwrapped(model: Any) -> Any:
+    """Returns the model itself, out of the wrappers of compilation and data parallelism."""
+    while (inner := getattr(model, "_orig_mod", None) or _module(model)) is not None:
+        model = inner
+    return model
+
+
+def first_token(tokenizer: Any) -> int:
+    """Returns the token with which a text begins."""
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise ValueError("an empty prompt needs a tokenizer with a token for the begin or the end of text")
+
+
+@contextmanager
+def resting(model: nn.Module, seed: int) -> Iterator[None]:
+    """Runs its body with `model` in evaluation mode and torch seeded; each module's mode and all states come back."""
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.default_generator.manual_seed(seed)
+            for device in devices:
+                torch.cuda.default_generators[device].manual_seed(seed)
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _module(model: Any) -> Any:
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) and hasattr(inner, "generate") else None

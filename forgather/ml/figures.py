@@ -1,0 +1,66 @@
+"""Numbers as people read them: on the terminal, in the log and in the report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def figure(value: Any) -> str:
+    """Returns a number with four significant digits, in the notation that is shortest to read.
+
+    Example:
+        >>> figure(8.31234), figure(3e-4), figure(12345678.0), figure(12), figure("x")
+        ('8.312', '3.00e-04', '12.35M', '12', 'x')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and abs(value) < 100_000:
+        return str(value)
+    if abs(value) >= 10_000:
+        return count(value)
+    if value and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def count(value: float) -> str:
+    """Returns a count with a unit of thousands.
+
+    Example:
+        >>> count(950), count(12345), count(2.5e6)
+        ('950', '12.35k', '2.50M')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.2f}{unit}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time span.
+
+    Example:
+        >>> duration(5.2), duration(75), duration(3723)
+        ('5.2 s', '1:15', '1:02:03')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(num_bytes: float) -> str:
+    """Returns a number of bytes.
+
+    Example:
+        >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
+        ('512 B', '3.0 MiB', '5.5 GiB')
+    """
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if num_bytes >= 2**bits:
+            return f"{num_bytes / 2**bits:.1f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,147 @@
+"""JSON lines on disk: metrics and samples of a run, written whole and read with tolerance.
+
+Takes a file and records; gives records. Keeps true: a line is written by one call and is strict JSON (a number
+that is not finite is the text "nan", "inf" or "-inf"); a file whose last line is torn reads as if that line had
+not been begun, and is mended before the next line is added.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import TrainingError
+from forgather.source import Span
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class MetricsError(TrainingError, ValueError):
+    """A metrics file with a line that is no record."""
+
+    code = "FG851"
+
+
+class LineWriter:
+    """Appends records to a JSON lines file.
+
+    The file is opened with the first record. A record that cannot be written (a full disk) is dropped with one
+    warning: a run does not end for a line of its log.
+
+    Args:
+        file: where to write; its folder is made when needed.
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self.file = Path(file)
+        self._descriptor: int | None = None
+        self._warned = False
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends `record` as one line."""
+        line = (json.dumps(plain(record), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        try:
+            if self._descriptor is None:
+                self._descriptor = _open_mended(self.file)
+            if os.write(self._descriptor, line) != len(line):
+                self.close()  # the disk is full: the next record mends the torn line first
+                raise OSError("no space left for a whole line")
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s cannot be written (%s); records are dropped", self.file, error)
+
+    def close(self) -> None:
+        """Closes the file; a later record opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the records of a metrics file.
+
+    Args:
+        path: the file, or the folder of a run.
+
+    Returns:
+        One dict a line, in the order of the file; a torn last line is left out.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        MetricsError: if a line before the last is no JSON object; it names the line.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / METRICS_FILE
+    return read_records(file)
+
+
+def read_records(file: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
+    """Reads the records of any JSON lines file; with `strict` off, lines that are none are left out."""
+    lines = Path(file).read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _parsed(line)
+        if record is not None:
+            records.append(record)
+        elif strict and number < len(lines):
+            raise MetricsError(
+                f"line {number} of {str(file)!r} is no JSON object",
+                span=Span(str(file), number),
+                hint="only the last line may be torn; remove this one",
+            )
+    return records
+
+
+def plain(value: Any) -> Any:
+    """Returns `value` as strict JSON data: tensors and NumPy numbers as numbers, what is unknown as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if not isinstance(value, float) and callable(getattr(value, "tolist", None)):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else next(name for name, same in _NOT_FINITE.items() if _same(value, same))
+    return str(value)
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    return {key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def _open_mended(file: Path) -> int:
+    """Opens `file` for appending; a torn last line is cut off, a whole one without its line end gets one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    content = file.read_bytes()
+    begin = content.rfind(b"\n") + 1
+    if begin < len(content):
+        if _parsed(content[begin:]) is None:
+            os.truncate(descriptor, begin)
+        else:
+            os.write(descriptor, b"\n")
+    return descriptor

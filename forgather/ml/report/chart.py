@@ -1,0 +1,173 @@
+"""One chart as inline SVG.
+
+Takes series; gives markup that shows the curves without any script, and carries their points as data for the
+page's script to show values under the pointer. Keeps true: a long series is thinned so that its extremes stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from forgather.ml.figures import count
+from forgather.ml.report.facts import Series
+from forgather.ml.report.scale import Scale, axis, counts_bytes, tick_text
+
+WIDTH, HEIGHT = 620, 280
+WIDE_WIDTH, WIDE_HEIGHT = 1264, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 34
+_MOST_POINTS = 800
+_SMOOTHED_FROM = 60  # points; a shorter curve is read well as it is
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a chart is drawn.
+
+    Args:
+        may_log: a wide spread of values may get a logarithmic axis.
+        from_zero: the value axis begins at zero.
+        smooth: a long curve is drawn faintly with its mean over it.
+        wide: across the whole page.
+    """
+
+    may_log: bool = True
+    from_zero: bool = False
+    smooth: bool = True
+    wide: bool = False
+
+
+def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = None) -> str:
+    """Returns a card with a title, a legend and the curves.
+
+    Args:
+        title: of the card.
+        lines: label and series of each curve, in the order of the colors.
+        look: how it is drawn.
+    """
+    look = look or Look()
+    lines = [(label, thinned(series)) for label, series in lines if series.values]
+    if not lines:
+        return ""
+    steps = [step for _, series in lines for step in series.steps]
+    values = [value for _, series in lines for value in series.values]
+    name = lines[0][1].name
+    width, height = (WIDE_WIDTH, WIDE_HEIGHT) if look.wide else (WIDTH, HEIGHT)
+    across = _steps_axis(steps, width)
+    in_bytes = counts_bytes(name)
+    upward = axis(values, height - _BOTTOM, _TOP, may_log=look.may_log, from_zero=look.from_zero, in_bytes=in_bytes)
+    curves = "".join(_curve(number, series, across, upward, look.smooth) for number, (_, series) in enumerate(lines))
+    wide = " wide" if look.wide else ""
+    scale = "log scale" if upward.log else ""
+    lost = sum(series.num_not_finite for _, series in lines)
+    note = f'<p class="note bad">{lost} values were not finite</p>' if lost else ""
+    return (
+        f'<figure class="card chart{wide}"><figcaption><h3>{escape(title)}</h3><span class="hint">{scale}</span>'
+        f"{_legend([label for label, _ in lines])}</figcaption>"
+        f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)} by step" '
+        f'data-points="{escape(_points(lines, across, upward))}">'
+        f"{_grid(name, across, upward)}{curves}"
+        f'<line class="cross" y1="{_TOP}" y2="{height - _BOTTOM}"/></svg><div class="tip"></div></div>{note}</figure>'
+    )
+
+
+def thinned(series: Series, most: int = _MOST_POINTS) -> Series:
+    """Returns at most about `most` points: of each stretch its lowest and highest, and the first and last of all."""
+    number = len(series.values)
+    if number <= most:
+        return series
+    stretch = -(-number // (most // 2))
+    kept = {0, number - 1}
+    for begin in range(0, number, stretch):
+        places = range(begin, min(begin + stretch, number))
+        kept |= {min(places, key=series.values.__getitem__), max(places, key=series.values.__getitem__)}
+    chosen = sorted(kept)
+    return Series(
+        name=series.name,
+        steps=[series.steps[place] for place in chosen],
+        values=[series.values[place] for place in chosen],
+        num_not_finite=series.num_not_finite,
+    )
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Returns an exponential mean over about `window` values on each side: a curve that does not lag behind."""
+    forward, backward = _trailing(values, window), _trailing(values[::-1], window)[::-1]
+    return [(one + other) / 2 for one, other in zip(forward, backward, strict=True)]
+
+
+def _trailing(values: Sequence[float], window: int) -> list[float]:
+    decay, total, weight, means = 1 - 1 / window, 0.0, 0.0, []
+    for value in values:
+        total = decay * total + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        means.append(total / weight)
+    return means
+
+
+def _steps_axis(steps: Sequence[float], width: int) -> Scale:
+    low, high = min(steps), max(steps)
+    return Scale(low if low < high else low - 1, high if low < high else high + 1, _LEFT, width - _RIGHT)
+
+
+def _curve(number: int, series: Series, across: Scale, upward: Scale, smooth: bool) -> str:
+    color = f"c{number % 4}"
+    if len(series.values) == 1:
+        x, y = across.place(series.steps[0]), upward.place(series.values[0])
+        return f'<circle class="{color} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+    raw = _path(series.steps, series.values, across, upward)
+    if len(series.values) < _SMOOTHED_FROM or not smooth:
+        dots = len(series.values) <= 30
+        marks = "".join(
+            f'<circle class="{color} dot" cx="{across.place(step):.1f}" cy="{upward.place(value):.1f}" r="2.6"/>'
+            for step, value in zip(series.steps, series.values, strict=True)
+            if dots
+        )
+        return f'<path class="{color}" d="{raw}"/>{marks}'
+    mean = _path(series.steps, smoothed(series.values, max(len(series.values) // 25, 4)), across, upward)
+    return f'<path class="{color} faint" d="{raw}"/><path class="{color}" d="{mean}"/>'
+
+
+def _path(steps: Sequence[float], values: Sequence[float], across: Scale, upward: Scale) -> str:
+    places = (f"{across.place(s):.1f},{upward.place(v):.1f}" for s, v in zip(steps, values, strict=True))
+    return "M" + "L".join(places)
+
+
+def _grid(name: str, across: Scale, upward: Scale) -> str:
+    parts = []
+    for value in upward.ticks(5):
+        y = upward.place(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{across.end:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y + 4:.1f}">{escape(tick_text(name, value))}</text>')
+    bottom = round(upward.begin)
+    parts.append(f'<line class="base" x1="{_LEFT}" x2="{across.end:.0f}" y1="{bottom}" y2="{bottom}"/>')
+    for step in across.ticks(round(across.end / 100)):
+        if step == int(step):
+            x, text = across.place(step), str(int(step)) if step < 100_000 else count(step)
+            parts.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
+            parts.append(f'<text class="mid" x="{x:.1f}" y="{bottom + 18}">{text}</text>')
+    return "".join(parts)
+
+
+def _legend(labels: Sequence[str]) -> str:
+    if len(labels) < 2:
+        return ""
+    keys = "".join(f'<span><i class="k{n % 4}"></i>{escape(label)}</span>' for n, label in enumerate(labels))
+    return f'<div class="legend">{keys}</div>'
+
+
+def _points(lines: Sequence[tuple[str, Series]], across: Scale, upward: Scale) -> str:
+    curves = [
+        {
+            "label": label,
+            "color": number % 4,
+            "points": [
+                [step, round(across.place(step), 1), round(upward.place(value), 1), tick_text(series.name, value)]
+                for step, value in zip(series.steps, series.values, strict=True)
+            ],
+        }
+        for number, (label, series) in enumerate(lines)
+    ]
+    return json.dumps(curves, separators=(",", ":"))

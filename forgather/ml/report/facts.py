@@ -1,0 +1,163 @@
+"""What the files of a run say.
+
+Takes a run's folder; gives `RunFacts`. Keeps true: nothing but the files is asked; what is missing or torn is left
+out and named in `problems`, never an error, unless nothing is there at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import TrainingError
+from forgather.ml.metrics import METRICS_FILE, read_records
+
+SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
+_LONGEST_CONFIG_BYTES = 500_000
+_NO_METRIC = frozenset({"step", "time", "epoch"})
+
+
+class ReportError(TrainingError, ValueError):
+    """A folder of which no report can be made."""
+
+    code = "FG850"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of one metric.
+
+    Args:
+        name: as it was logged.
+        steps: ascending.
+        values: as many; all finite.
+        num_not_finite: how many more were nan or infinite.
+    """
+
+    name: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    num_not_finite: int = 0
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Everything that a report shows.
+
+    Args:
+        folder: of the run.
+        records: lines of the metrics file.
+        samples: lines of the samples file.
+        summary: what `RunSummaryCallback` wrote.
+        run: what the launcher wrote.
+        config: the rendered configuration; "" without one.
+        files: names of the files in the folder.
+        problems: what could not be read.
+    """
+
+    folder: Path
+    records: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    summary: dict[str, Any]
+    run: dict[str, Any]
+    config: str
+    files: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """Returns each metric; of several values of one step the last counts, as after a resumed run."""
+        found: dict[str, dict[float, float]] = {}
+        for record in self.records:
+            step = record.get("step")
+            if not _is_number(step):
+                continue
+            for name, value in record.items():
+                if name not in _NO_METRIC and _is_number(value):
+                    found.setdefault(name, {})[step] = value
+        return {name: _series(name, points) for name, points in found.items()}
+
+    def last(self, name: str) -> float | None:
+        """Returns the last finite value of a metric."""
+        series = self.series.get(name)
+        return series.values[-1] if series and series.values else None
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """Reads the files of a run.
+
+    Raises:
+        ReportError: if the folder does not exist or holds no record of a run.
+    """
+    if not folder.is_dir():
+        raise ReportError(f"no such folder: {str(folder)!r}", hint="give the folder of a run")
+    problems: list[str] = []
+    facts = RunFacts(
+        folder=folder,
+        records=_lines(folder / METRICS_FILE, problems),
+        samples=_lines(folder / SAMPLES_FILE, problems),
+        summary=_document(folder / SUMMARY_FILE, problems),
+        run=_document(folder / RUN_FILE, problems),
+        config=_text(folder / CONFIG_FILE, problems),
+        files=tuple(sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))),
+        problems=problems,
+    )
+    if not (facts.records or facts.samples or facts.summary or facts.run):
+        raise ReportError(
+            f"folder {str(folder)!r} holds no record of a run",
+            hint=f"expected {METRICS_FILE!r}, {SUMMARY_FILE!r} or {RUN_FILE!r} in it",
+        )
+    return facts
+
+
+def _lines(file: Path, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return read_records(file, strict=False)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{file.name}: {error}")
+        return []
+
+
+def _document(file: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(f"{file.name} cannot be read: {error}")
+        return {}
+    if not isinstance(document, dict):
+        problems.append(f"{file.name} holds no object")
+        return {}
+    return document
+
+
+def _text(file: Path, problems: list[str]) -> str:
+    try:
+        if file.stat().st_size > _LONGEST_CONFIG_BYTES:
+            problems.append(f"{file.name} is too long to be shown here")
+            return ""
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _series(name: str, points: dict[float, float]) -> Series:
+    ordered = sorted((step, value) for step, value in points.items() if math.isfinite(value))
+    return Series(
+        name=name,
+        steps=[step for step, _ in ordered],
+        values=[value for _, value in ordered],
+        num_not_finite=len(points) - len(ordered),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
