@@ -169,12 +169,12 @@ def model_facts(model: Any) -> dict[str, Any]:
     """Returns class, size and configuration of a model."""
     if model is None:
         return {}
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return {
         "class": type(model).__name__,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "num_trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        "config": config.to_dict() if callable(getattr(config, "to_dict", None)) else {},
+        "config": config.to_dict() if hasattr(config, "to_dict") else {},
     }
 
 

@@ -44,8 +44,8 @@ class TBLogger(TrainerCallback):
             return
         writer = self._open(args)
         texts = {"experiment": self.experiment_info, "args": args.to_dict()}
-        config = getattr(model, "config", None)
-        if callable(getattr(config, "to_dict", None)):
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_dict"):
             texts["model_config"] = config.to_dict()
         for name, text in texts.items():
             if text:

@@ -111,14 +111,14 @@ class TextSampleCallback(TrainerCallback):
         longest = getattr(model.config, "max_position_embeddings", None) or len(prompt_ids) + self.max_new_tokens
         prompt_ids = prompt_ids[-(longest - 1) :]
         inputs = torch.tensor([prompt_ids], device=next(model.parameters()).device)
-        settings = GenerationConfig(
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=min(self.max_new_tokens, longest - len(prompt_ids)),
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             **self.drawing,
         )
         written = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
-        return tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True)
+        return str(tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True))
 
     def _show(self, step: int, texts: Sequence[str]) -> None:
         console = self.console or terminal()

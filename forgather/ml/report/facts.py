@@ -75,7 +75,7 @@ class RunFacts:
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
-            if not _is_number(step):
+            if not isinstance(step, int | float) or isinstance(step, bool):
                 continue
             for name, value in record.items():
                 if name not in _NO_METRIC and _is_number(value):

@@ -32,7 +32,11 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         (("tokens_per_second", "tokens/s"), ("train_tokens_per_second", "tokens/s")),
         Look(may_log=False, from_zero=True),
     ),
-    ("Memory", (("memory_bytes", "memory"),), Look(may_log=False, from_zero=True, smooth=False)),
+    (
+        "Memory",
+        (("memory_bytes", "in use"), ("memory_peak_bytes", "peak"), ("memory_reserved_bytes", "reserved")),
+        Look(may_log=False, from_zero=True, smooth=False),
+    ),
 )
 _UNCHARTED = ("_runtime", "_per_second", "total_flos", "train_loss", "num_input_tokens_seen")
 
@@ -137,7 +141,7 @@ def _charts(facts: RunFacts) -> str:
     for title, wanted, look in _CHARTS:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
-        cards.append(chart(title, found if title == "Loss" else found[:1], look))
+        cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))
@@ -165,9 +169,8 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
 def _evaluations(facts: RunFacts) -> str:
     rows: dict[Any, dict[str, Any]] = {}
     for record in facts.records:
-        found = {
-            name: value for name, value in record.items() if name.startswith("eval_") and not name.endswith(_UNCHARTED)
-        }
+        names = [name for name in record if name.startswith("eval_") and not name.endswith(_UNCHARTED)]
+        found = {name: record[name] for name in names}
         if found:
             rows.setdefault(record.get("step"), {}).update(found)
     if not rows:

@@ -69,7 +69,10 @@ def tick_text(name: str, value: float) -> str:
     """Returns the number beside a tick."""
     if counts_bytes(name):
         return size(max(value, 0))
-    return "0" if abs(value) < 1e-300 else figure(float(f"{value:.6g}"))
+    number, unit = figure(float(f"{value:.6g}")), ""
+    if number[-1] in "kMG":
+        number, unit = number[:-1], number[-1]
+    return (number.rstrip("0").rstrip(".") if "." in number and "e" not in number else number) + unit
 
 
 def counts_bytes(name: str) -> bool:
