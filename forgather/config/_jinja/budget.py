@@ -1,0 +1,179 @@
+"""What one render has spent, and what a value would cost.
+
+Takes the limits of a load, gives a running account that raises `BudgetError` before a limit is passed.
+Keeps true: the cost of an operation is known before it is carried out; every unit of work that a
+template can repeat is charged to the account, so that work is bounded whatever the template does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jinja2.runtime import Undefined
+
+from forgather.config.environment import Budget
+from forgather.errors import BudgetError
+
+_WORK_PER_VALUE = 10
+_ITEM_CHARS = 8
+_SMALL = 1024
+_FLAT = frozenset({int, float, bool, type(None), range})
+_VIEWS = frozenset({type({}.keys()), type({}.values()), type({}.items())})
+MAX_COUNT = 100_000
+BITS_PER_DIGIT = 3.33
+
+
+class Account:
+    """The running account of one render."""
+
+    def __init__(self, limits: Budget) -> None:
+        self.limits = limits
+        self.turns = 0
+        self.work = 0
+        self.depth = 0
+        self._max_turns = limits.max_loop_turns
+        self._max_work = limits.max_value_chars * _WORK_PER_VALUE
+
+    def turn(self, count: int = 1) -> None:
+        """Charges loop turns, calls or items."""
+        self.turns += count
+        if self.turns > self._max_turns:
+            raise BudgetError(
+                f"the templates take more than {self._max_turns:,} loop turns",
+                code="FG120",
+                hint="macro calls, includes, recursion and items read by filters count as turns",
+            )
+
+    def charge(self, chars: int) -> None:
+        """Charges work on `chars` characters (or as much work on something else)."""
+        self.work += chars
+        if self.work > self._max_work:
+            raise BudgetError(
+                f"the templates work on more than {self._max_work:,} characters in all",
+                code="FG122",
+                hint="do less to large values inside loops",
+            )
+
+    def reserve(self, chars: int | float, what: str) -> None:
+        """Checks the size of a value that is about to be made, and charges it."""
+        if chars > self.limits.max_value_chars:
+            raise BudgetError(
+                f"{what} would make a value of more than {self.limits.max_value_chars:,} characters",
+                code="FG122",
+                hint="make a smaller value",
+            )
+        if chars > _SMALL:
+            self.charge(int(chars))
+
+    def output(self, chars: int) -> None:
+        """Checks the size of a text that is being put together."""
+        if chars > self.limits.max_output_chars:
+            raise BudgetError(
+                f"the templates write more than {self.limits.max_output_chars:,} characters",
+                code="FG121",
+                hint="write less; a config is a few hundred lines",
+            )
+
+    def weigh(self, value: Any) -> Any:
+        """Charges the size of an existing value, containers with all they hold, and returns it."""
+        kind = type(value)
+        if kind in _FLAT or isinstance(value, Undefined):
+            return value
+        if isinstance(value, str):
+            if len(value) > _SMALL:
+                self.charge(len(value))
+            return value
+        size = self.size(value)
+        if size > _SMALL:
+            self.charge(size)
+        return value
+
+    def size(self, value: Any) -> int:
+        """Returns the expanded size of a value in characters; raises where it passes the limit."""
+        total, pending, limit = 0, [value], self.limits.max_value_chars
+        while pending:
+            item = pending.pop()
+            if isinstance(item, str | bytes):
+                total += len(item) + 2
+            elif isinstance(item, list | tuple | set | frozenset) or type(item) in _VIEWS:
+                total += _ITEM_CHARS * (len(item) + 1)
+                pending.extend(item)
+            elif isinstance(item, dict):
+                total += _ITEM_CHARS * (len(item) + 1)
+                pending.extend(item)
+                pending.extend(item.values())
+            elif isinstance(item, Undefined):
+                total += _ITEM_CHARS
+            elif (held := getattr(item, "_Namespace__attrs", None)) is not None and type(held) is dict:
+                pending.append(held)
+                total += _ITEM_CHARS
+            else:
+                total += _ITEM_CHARS
+            if total > limit:
+                self.reserve(total, "the value")
+        return total
+
+    def power(self, base: Any, exponent: Any) -> None:
+        """Checks `base ** exponent`."""
+        if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+            self._digits(base.bit_length() * exponent, "'**'")
+
+    def product(self, left: Any, right: Any) -> None:
+        """Checks `left * right`, of numbers or of a text or list and a count."""
+        for value, count in ((left, right), (right, left)):
+            if isinstance(value, str | list | tuple | bytes) and isinstance(count, int):
+                unit = 1 if isinstance(value, str | bytes) else _ITEM_CHARS
+                self.reserve(len(value) * max(count, 0) * unit, "'*'")
+                return
+        if isinstance(left, int) and isinstance(right, int):
+            self._digits(left.bit_length() + right.bit_length(), "'*'")
+
+    def addition(self, left: Any, right: Any) -> None:
+        """Checks `left + right`."""
+        if isinstance(left, int) and isinstance(right, int):
+            self._digits(max(left.bit_length(), right.bit_length()), "'+'")
+        elif hasattr(left, "__len__") and hasattr(right, "__len__"):
+            unit = 1 if isinstance(left, str) else _ITEM_CHARS
+            self.reserve((len(left) + len(right)) * unit, "'+'")
+
+    def _digits(self, bits: int | float, what: str) -> None:
+        if bits > self.limits.max_integer_digits * BITS_PER_DIGIT:
+            raise BudgetError(
+                f"{what} would make a number of more than {self.limits.max_integer_digits:,} digits",
+                code="FG122",
+                hint="write the number as a float, as in 1e300",
+            )
+
+    def counted(self, values: Iterable[Any], cost: int = 1) -> Counted:
+        """Returns `values` such that every item taken from it is charged."""
+        return Counted(self, values, cost)
+
+    def consume(self, value: Any) -> Any:
+        """Charges the items of a value that a filter is about to read; iterators are charged as they go."""
+        if isinstance(value, str):
+            return self.weigh(value)
+        if hasattr(value, "__next__"):
+            return iter(self.counted(value))
+        if hasattr(value, "__len__"):
+            self.turn(len(value))
+            return self.weigh(value)
+        return value
+
+
+class Counted:
+    """An iterable that charges its items to an account."""
+
+    __slots__ = ("_account", "_values", "cost")
+
+    def __init__(self, account: Account, values: Iterable[Any], cost: int) -> None:
+        self._account, self._values, self.cost = account, values, cost
+
+    def __iter__(self) -> Iterator[Any]:
+        turn, cost = self._account.turn, self.cost
+        for value in self._values:
+            turn(cost)
+            yield value
+
+    def __len__(self) -> int:
+        return len(self._values)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""What a template may call, and what a call would cost.
+
+Takes a callable and its arguments before the call, raises where it is not allowed or too large. Keeps
+true: methods of plain values are allowed by name; a method that can make a larger value than it was
+given has an estimate here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from string import Formatter
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.sandbox import SandboxedFormatter
+from jinja2.utils import Cycler, Joiner, Namespace
+
+from forgather.config._jinja import origins
+from forgather.config._jinja.budget import MAX_COUNT, Account
+from forgather.config._jinja.origins import Traced
+from forgather.errors import BudgetError, RenderError
+
+if TYPE_CHECKING:
+    from forgather.config._jinja.environment import RunEnvironment
+
+_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.S)
+_NUMBER = re.compile(r"\d+")
+
+_STR = frozenset(
+    """capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii
+    isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip
+    maketrans partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split
+    splitlines startswith strip swapcase title translate upper zfill""".split()
+)
+_METHODS: dict[type, frozenset[str]] = {
+    str: _STR,
+    Traced: _STR,
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    set: frozenset({"isdisjoint", "issubset", "issuperset", "union", "intersection", "difference", "copy"}),
+    frozenset: frozenset({"isdisjoint", "issubset", "issuperset", "union", "intersection", "difference", "copy"}),
+    range: frozenset({"count", "index"}),
+    int: frozenset({"bit_length", "is_integer"}),
+    bool: frozenset({"bit_length", "is_integer"}),
+    float: frozenset({"is_integer"}),
+    datetime: frozenset({"date", "isoformat", "strftime", "time", "timestamp", "weekday", "isoweekday", "replace"}),
+    date: frozenset({"isoformat", "strftime", "weekday", "isoweekday", "replace"}),
+    time: frozenset({"isoformat", "strftime"}),
+    timedelta: frozenset({"total_seconds"}),
+}
+_CLASSES = (dict, Cycler, Joiner, Namespace)
+_OWNERS = (LoopContext, Cycler, Joiner, Mapping)
+
+
+def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises where `called` may not be called, or would make too large a value."""
+    if isinstance(called, Macro | Undefined | FunctionType | Joiner):
+        return
+    if isinstance(called, type) and issubclass(called, _CLASSES):
+        return
+    if isinstance(called, BuiltinMethodType):
+        owner = called.__self__
+        allowed = _METHODS.get(str if owner is str else type(owner), frozenset())
+        if called.__name__ in allowed or _is_plain_function(called):
+            estimate = _ESTIMATES.get(called.__name__)
+            if isinstance(owner, str):
+                account.weigh(owner)
+                if estimate is not None:
+                    estimate(account, owner, *args, **kwargs)
+            elif called.__name__ in ("strftime", "isoformat"):
+                account.reserve(64 * sum(len(arg) for arg in args if isinstance(arg, str)), f"'{called.__name__}'")
+            elif hasattr(owner, "__len__"):
+                account.turn(len(owner))
+            return
+    elif isinstance(called, MethodType):
+        if isinstance(called.__self__, _OWNERS) or not called.__name__.startswith("_"):
+            return
+    elif callable(called) and not isinstance(called, type):
+        return
+    name = getattr(called, "__name__", type(called).__name__)
+    raise RenderError(
+        f"'{name}' of {type(getattr(called, '__self__', called)).__name__} cannot be called from a template",
+        code="FG117",
+        hint="templates see plain values; compute the value in Python and pass it as a variable",
+    )
+
+
+def _is_plain_function(called: Any) -> bool:
+    """Says whether a builtin is a function of a module, put among the variables by whoever renders."""
+    return type(called.__self__).__name__ == "module"
+
+
+def traced_result(called: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """Returns the result of a method, traced where the method keeps or loses the lines of a traced text."""
+    owner = getattr(called, "__self__", None)
+    if type(owner) is not Traced or type(called) is not BuiltinMethodType:
+        return result
+    if type(result) is list:
+        return [origins.lost(item) if type(item) is str else item for item in result]
+    if not isinstance(result, str) or type(result) is Traced:
+        return result
+    followed: Traced | None = None
+    if called.__name__ == "strip":
+        followed = origins.follow_trim(owner, result, *args)
+    elif called.__name__ == "replace":
+        followed = origins.follow_replace(owner, result, *args)
+    return followed if followed is not None else origins.lost(result)
+
+
+# -- estimates of string methods
+
+
+def _pad(account: Account, text: str, width: Any = 0, *rest: Any) -> None:
+    account.reserve(width if isinstance(width, int) else 0, "the padded text")
+
+
+def _expandtabs(account: Account, text: str, tabsize: Any = 8) -> None:
+    account.reserve(len(text) + text.count("\t") * (tabsize if isinstance(tabsize, int) else 0), "'expandtabs'")
+
+
+def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = -1) -> None:
+    """Checks `replace`."""
+    old, new = str(old), str(new)
+    found = text.count(old)
+    if isinstance(count, int) and count >= 0:
+        found = min(found, count)
+    account.reserve(len(text) + found * max(len(new) - len(old), 0), "'replace'")
+
+
+def _join(account: Account, text: str, values: Any = ()) -> None:
+    if not hasattr(values, "__len__"):
+        raise RenderError("'join' wants a list", code="FG117", hint="add `| list`, or use the filter `join`")
+    account.turn(len(values))
+    account.reserve(account.size(values) + len(text) * len(values), "'join'")
+
+
+def _translate(account: Account, text: str, table: Any = None) -> None:
+    longest = max((len(item) for item in table.values() if isinstance(item, str)), default=1) if table else 1
+    account.reserve(len(text) * max(longest, 1), "'translate'")
+
+
+_ESTIMATES: dict[str, Callable[..., None]] = {
+    "center": _pad,
+    "ljust": _pad,
+    "rjust": _pad,
+    "zfill": _pad,
+    "expandtabs": _expandtabs,
+    "replace": replaced_size,
+    "join": _join,
+    "translate": _translate,
+}
+
+
+# -- formatting
+
+
+def check_percent(account: Account, text: str, values: Any) -> None:
+    """Checks `text % values`."""
+    size, fields, stars = len(text), 0, False
+    for field in _PERCENT.finditer(text):
+        fields += 1
+        for width in field.groups():
+            if width == "*":
+                stars = True
+            elif width:
+                size += _width(width)
+    weight = account.size(values)
+    if stars:
+        numbers = values if isinstance(values, tuple) else (values,)
+        size += sum(abs(number) for number in numbers if isinstance(number, int))
+    account.reserve(size + fields * weight, "'%'")
+
+
+def _width(digits: str) -> int:
+    if len(digits) > 9:
+        raise BudgetError(f"a field is {digits[:12]}... characters wide", code="FG122", hint="write a smaller width")
+    return int(digits)
+
+
+class _CheckedFormatter(SandboxedFormatter):
+    """`str.format` that checks the width of every field before it writes it."""
+
+    def __init__(self, environment: RunEnvironment) -> None:
+        super().__init__(environment)
+        self._account = environment.account
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """Formats one field."""
+        self._account.turn()
+        self._account.reserve(sum(_width(digits) for digits in _NUMBER.findall(format_spec)), "'format'")
+        return super().format_field(self._account.weigh(value), format_spec)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """Converts one field."""
+        return super().convert_field(self._account.weigh(value), conversion)
+
+    def vformat(self, format_string: str, args: Any, kwargs: Any) -> str:
+        """Formats a text; fields without a name or number count from 0."""
+        return Formatter.vformat(self, format_string, args, kwargs)
+
+
+def checked_format(environment: RunEnvironment, value: Any) -> Callable[..., str] | None:
+    """Returns a checked stand-in where `value` is `str.format` or `str.format_map`."""
+    if not isinstance(value, MethodType | BuiltinMethodType) or value.__name__ not in ("format", "format_map"):
+        return None
+    text = value.__self__
+    if not isinstance(text, str):
+        return None
+    by_map = value.__name__ == "format_map"
+
+    def format(*args: Any, **kwargs: Any) -> str:
+        if by_map:
+            if kwargs or len(args) != 1:
+                raise TypeError("format_map() takes exactly one argument, a mapping")
+            args, kwargs = (), args[0]
+        made = _CheckedFormatter(environment).vformat(str(text), args, kwargs)
+        environment.account.reserve(len(made), "'format'")
+        return origins.lost(made) if type(text) is Traced else made
+
+    return format
+
+
+def small_count(value: Any, what: str) -> None:
+    """Checks a number of items or columns that a filter is given."""
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise BudgetError(f"{what} is given {value:,}; at most {MAX_COUNT:,} goes", code="FG122")

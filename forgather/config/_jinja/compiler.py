@@ -1,0 +1,409 @@
+"""Jinja source to Python code that keeps trails and accounts.
+
+Takes desugared source, gives a code object. Keeps true: the code holds line numbers and block names of
+its own template and nothing of the machine (no paths, no template names), so that equal text has equal
+code; the identity of the template is given to it when it is run.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any, NoReturn
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.environment import Environment
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.parser import Parser
+
+_BODY_COST = 8
+_LOOPS = ("for", "macro", "call", "block")
+
+
+class UnclosedStatement(TemplateSyntaxError):
+    """A statement that is never closed; `lineno` is that of its opener."""
+
+    def __init__(self, tag: str, lineno: int, found: str | None, found_line: int) -> None:
+        super().__init__(tag, lineno)
+        self.tag, self.found, self.found_line = tag, found, found_line
+
+
+class UnknownStatement(TemplateSyntaxError):
+    """A statement that does not exist, or an end that closes nothing."""
+
+    def __init__(self, tag: str, lineno: int) -> None:
+        super().__init__(tag, lineno)
+        self.tag = tag
+
+
+class TracingParser(Parser):
+    """Jinja's parser with `do`, `break` and `continue`, and with openers remembered for messages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._openers: list[tuple[str, int]] = []
+        self.extensions.update({"do": self._parse_do, "break": self._parse_jump, "continue": self._parse_jump})
+
+    def parse_statement(self) -> nodes.Node | list[nodes.Node]:
+        """Parses one statement, and remembers where it began."""
+        token = self.stream.current
+        if token.type == "name" and token.value == "autoescape":
+            self.fail("'autoescape' has no use in a config", token.lineno)
+        self._openers.append((str(token.value), token.lineno))
+        parsed = super().parse_statement()
+        self._openers.pop()
+        return parsed
+
+    def _parse_do(self, parser: Parser) -> nodes.Node:
+        lineno = next(self.stream).lineno
+        return nodes.ExprStmt(self.parse_tuple(), lineno=lineno)
+
+    def _parse_jump(self, parser: Parser) -> nodes.Node:
+        token = next(self.stream)
+        around = [word for word, _ in self._openers if word in _LOOPS]
+        if not around or around[-1] != "for":
+            self.fail(f"'{token.value}' stands outside any loop", token.lineno)
+        return nodes.Break(lineno=token.lineno) if token.value == "break" else nodes.Continue(lineno=token.lineno)
+
+    def _fail_ut_eof(self, name: str | None, end_token_stack: list[tuple[str, ...]], lineno: int | None) -> NoReturn:
+        line = lineno if lineno is not None else self.stream.current.lineno
+        opened = self._openers[:-1] if name is not None else self._openers
+        opened = [item for item in opened if item[0] in self._tag_stack]
+        outer = {token for tokens in end_token_stack[:-1] for token in tokens}
+        if name is None or f"name:{name}" in outer:
+            if opened:
+                tag, begin = opened[-1]
+                raise UnclosedStatement(tag, begin, name, line)
+        raise UnknownStatement(name or "", line)
+
+
+class TracingGenerator(CodeGenerator):
+    """Jinja's code generator; every piece of output carries its place, every repetition is charged."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.literals: list[tuple[str, int, str | None]] = []
+        self.places: list[tuple[int, str | None]] = []
+        self.place_numbers: dict[tuple[int, str | None], int] = {}
+        self.prints: list[tuple[int, tuple[str, ...], tuple[tuple[str, str], ...]]] = []
+        self.dropped: list[tuple[int, str]] = []
+        self.scoped: dict[int, int] = {}
+
+    # -- the module
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        """Writes the module, then the tables that its functions read."""
+        top = _top_level_blocks(node)
+        for block in node.find_all(nodes.Block):
+            self.scoped[id(block.body)] = 0
+        super().visit_Template(node, frame)
+        tables = {
+            "fg_literals": tuple(self.literals),
+            "fg_places": tuple(self.places),
+            "fg_prints": tuple(self.prints),
+            "fg_dropped": tuple(self.dropped),
+            "fg_blocks": {name: (block.lineno, name in top) for name, block in self.blocks.items()},
+            "fg_cost": 2 + _count(node.body) // _BODY_COST,
+        }
+        for name, table in tables.items():
+            self.writeline(f"{name} = {table!r}")
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        """Visits a node; an expression on a line of its own gets a line of its own in the code."""
+        wrap = node.__dict__.get("fg_wrap")
+        if wrap:
+            self.write(wrap)
+        moved = isinstance(node, nodes.Expr) and node.lineno not in (None, self._last_line) and not self._new_lines
+        before = self._last_line
+        if moved:
+            self._continue_line(node.lineno)
+        result = super().visit(node, *args, **kwargs)
+        if moved:
+            self._continue_line(before)
+        if wrap:
+            self.write(")")
+        return result
+
+    def _continue_line(self, lineno: int) -> None:
+        self.stream.write(" \\\n")
+        self.code_lineno += 1
+        self.debug_info.append((lineno, self.code_lineno))
+        self._last_line = lineno
+
+    def _place(self, lineno: int, frame: Frame) -> int:
+        key = (lineno, frame.block)
+        if key not in self.place_numbers:
+            self.place_numbers[key] = len(self.places)
+            self.places.append(key)
+        return self.place_numbers[key]
+
+    # -- output
+
+    def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
+        """Writes text from the table of literals, and expressions through `fg_print`."""
+        guarded = frame.require_output_check
+        if guarded:
+            self._note_dropped(node, static=self.has_known_extends)
+            if self.has_known_extends:
+                return
+            self.writeline("if parent_template is None:")
+            self.indent()
+        for child in node.nodes:
+            self.newline(child)
+            self.start_write(frame)
+            if isinstance(child, nodes.TemplateData):
+                self.write(f"fg_literal[{len(self.literals)}]")
+                self.literals.append((child.data, child.lineno, frame.block))
+            else:
+                self._write_print(child, frame)
+            self.end_write(frame)
+        if guarded:
+            self.outdent()
+
+    def _note_dropped(self, node: nodes.Output, *, static: bool) -> None:
+        for child in node.nodes:
+            line = child.lineno
+            if isinstance(child, nodes.TemplateData):
+                for offset, text in enumerate(child.data.split("\n")):
+                    if text.strip() and not text.lstrip().startswith("#"):
+                        line, found = child.lineno + offset, text.strip()
+                        break
+                else:
+                    continue
+            else:
+                found = ""
+            if static:
+                self.dropped.append((line, found))
+            elif self.extends_so_far:
+                self.writeline("if parent_template is not None:")
+                self.indent()
+                self.writeline(f"fg_drop({line}, {found!r})")
+                self.outdent()
+
+    def _write_print(self, child: nodes.Expr, frame: Frame) -> None:
+        names, fields = _names_in(child)
+        number = len(self.prints)
+        self.prints.append((self._place(child.lineno, frame), names, fields))
+        if not names and not fields:
+            self.write(f"fg_print({number}, ")
+            self.visit(child, frame)
+            self.write(")")
+            return
+        refs = "".join(f"{frame.symbols.find_ref(name)}, " for name, _ in fields)
+        self.write(f"fg_print_names({number}, ")
+        self.visit(child, frame)
+        self.write(f", context, ({refs}))")
+
+    # -- assignments
+
+    def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
+        """Writes an assignment, its weight, and the note of its line."""
+        if not isinstance(node.node, nodes.Const):
+            node.node.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Assign(node, frame)
+        self._note_set(node, frame)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
+        """Writes a captured block, and the note of its line."""
+        super().visit_AssignBlock(node, frame)
+        self._note_set(node, frame)
+
+    def _note_set(self, node: nodes.Assign | nodes.AssignBlock, frame: Frame) -> None:
+        place = self._place(node.lineno, frame)
+        targets = [node.target, *node.target.find_all((nodes.Name, nodes.NSRef))]
+        for target in targets:
+            if isinstance(target, nodes.Name):
+                self.writeline(f"context.fg_sets[{target.name!r}] = fg_place[{place}]")
+            elif isinstance(target, nodes.NSRef):
+                ref = frame.symbols.ref(target.name)
+                self.writeline(f"fg_note({ref}, {target.attr!r}, fg_place[{place}])")
+
+    def blockvisit(self, body: Any, frame: Frame) -> None:
+        """Writes a body; what a block or macro sets is forgotten when it ends, what it does is charged."""
+        cost = self.scoped.get(id(body))
+        if cost is None or frame.soft_frame:
+            super().blockvisit(body, frame)
+            return
+        if cost:
+            self.writeline(f"fg_turn({cost})")
+        saves = any(_finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
+        saved = self.temporary_identifier() if saves else ""
+        if saves:
+            self.writeline(f"{saved} = context.fg_sets")
+            self.writeline(f"context.fg_sets = {saved}.copy()")
+        super().blockvisit(body, frame)
+        if saves:
+            self.writeline(f"context.fg_sets = {saved}")
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
+        """Writes a macro whose calls are charged by the size of its body."""
+        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        super().visit_Macro(node, frame)
+
+    def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
+        """Writes a call block; what the macro returns is printed at the line of the call."""
+        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        call_frame, macro_ref = self.macro_body(node, frame)
+        self.writeline("caller = ")
+        self.macro_def(macro_ref, call_frame)
+        number = len(self.prints)
+        self.prints.append((self._place(node.lineno, frame), (), ()))
+        self.start_write(frame, node)
+        self.write(f"fg_print({number}, ")
+        self.visit_Call(node.call, frame, forward_caller=True)
+        self.write(")")
+        self.end_write(frame)
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
+        """Writes a filter block; where the filter takes the text apart, the line of the filter owns it."""
+        filter_frame = frame.inner()
+        filter_frame.symbols.analyze_node(node)
+        self.enter_frame(filter_frame)
+        self.buffer(filter_frame)
+        self.blockvisit(node.body, filter_frame)
+        place = self._place(node.lineno, frame)
+        self.start_write(frame, node)
+        self.write(f"fg_filtered({place}, ")
+        self.visit_Filter(node.filter, filter_frame)
+        self.write(")")
+        self.end_write(frame)
+        self.leave_frame(filter_frame)
+
+    # -- loops and other templates
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        """Writes a loop whose turns are charged by the size of its body."""
+        cost = 1 + (_count(node.body) + _count(node.else_)) // _BODY_COST
+        node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
+        super().visit_For(node, frame)
+
+    def visit_Extends(self, node: nodes.Extends, frame: Frame) -> None:
+        """Writes `extends`, with the place that asks for the parent."""
+        self.name = _Asker(node.lineno, "extends")  # type: ignore[assignment]
+        super().visit_Extends(node, frame)
+        self.name = None
+
+    def _import_common(self, node: nodes.Import | nodes.FromImport, frame: Frame) -> None:
+        self.name = _Asker(node.lineno, "import")  # type: ignore[assignment]
+        super()._import_common(node, frame)
+        self.name = None
+
+    def visit_Include(self, node: nodes.Include, frame: Frame) -> None:
+        """Writes an include as one call, so that its text gets the site of the include."""
+        place = self._place(node.lineno, frame)
+        if node.ignore_missing:
+            self.writeline("try:")
+            self.indent()
+        self.writeline("template = environment.get_or_select_template(", node)
+        self.visit(node.template, frame)
+        self.write(f", {_Asker(node.lineno, 'include')!r})")
+        if node.ignore_missing:
+            self.outdent()
+            self.writeline("except TemplateNotFound:")
+            self.indent()
+            self.writeline("pass")
+            self.outdent()
+            self.writeline("else:")
+            self.indent()
+        self.start_write(frame, node)
+        scope = self.dump_local_context(frame) if node.with_context else "None"
+        self.write(f"fg_include({place}, template, context, {scope})")
+        self.end_write(frame)
+        if node.ignore_missing:
+            self.outdent()
+
+    # -- expressions that cost something
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Writes `a ~ b`, checked before it is joined."""
+        self.write("fg_join((")
+        for child in node.nodes:
+            self.visit(child, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """Writes a comparison; its operands are weighed."""
+        for operand in (node.expr, *(op.expr for op in node.ops)):
+            if not isinstance(operand, nodes.Const):
+                operand.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Compare(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        """Writes a dict; its keys are weighed, because they are hashed."""
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Dict(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        """Writes a subscript; what is sliced is weighed."""
+        if isinstance(node.arg, nodes.Slice):
+            node.node.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Getitem(node, frame)
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        """Writes a constant; `1e999` is infinity."""
+        value = node.as_const(frame.eval_ctx)
+        if isinstance(value, float) and value in (float("inf"), float("-inf")):
+            self.write(f"float('{value}')")
+        else:
+            super().visit_Const(node, frame)
+
+
+class _Asker:
+    """Writes itself into generated code as the place that asks for another template."""
+
+    def __init__(self, lineno: int, why: str) -> None:
+        self.lineno, self.why = lineno, why
+
+    def __repr__(self) -> str:
+        return f"(fg_self, {self.lineno}, {self.why!r})"
+
+
+def _finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
+    return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
+
+
+def _count(body: list[nodes.Node]) -> int:
+    return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
+
+
+def _top_level_blocks(node: nodes.Template) -> set[str]:
+    names = {block.name for block in node.find_all(nodes.Block)}
+    for block in node.find_all(nodes.Block):
+        names -= {inner.name for inner in block.find_all(nodes.Block)}
+    return names
+
+
+def _names_in(node: nodes.Expr) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Returns the names that an expression reads, and the attributes it reads of names."""
+    found = [node, *node.find_all((nodes.Name, nodes.Getattr))]
+    names = [item.name for item in found if isinstance(item, nodes.Name) and item.ctx == "load"]
+    fields = [
+        (item.node.name, item.attr)
+        for item in found
+        if isinstance(item, nodes.Getattr) and isinstance(item.node, nodes.Name)
+    ]
+    hidden = {"super", "self", "loop", "caller"}
+    return (
+        tuple(dict.fromkeys(name for name in names if name not in hidden)),
+        tuple(dict.fromkeys(pair for pair in fields if pair[0] not in hidden)),
+    )
+
+
+class CompilerEnvironment(Environment):
+    """The environment that source is parsed in; templates never run in it."""
+
+    sandboxed = True
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_unops: frozenset[str] = frozenset()
+    code_generator_class = TracingGenerator
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return TracingParser(self, source, name, filename).parse()
+
+    def code(self, source: str) -> CodeType:
+        """Returns the code of desugared source. Raises what Jinja and Python's compiler raise."""
+        tree = self._parse(source, None, None)
+        return compile(self._generate(tree, None, None), "<template>", "exec")

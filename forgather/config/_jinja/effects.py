@@ -1,0 +1,103 @@
+"""What a render left without effect: findings, judged when it is over.
+
+Takes the templates of a load as they were run, gives diagnostics. Keeps true: nothing here stops a render.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
+from forgather.errors import Diagnostic, Severity
+from forgather.source import Span
+
+_NEAR = 0.7
+
+
+def findings(environment: RunEnvironment) -> tuple[Diagnostic, ...]:
+    """Returns what the templates of a load say that nothing reads."""
+    found: dict[tuple[str, Span | None], Diagnostic] = {}
+    by_use = {template.use: template for template in environment.templates}
+    for template in environment.templates:
+        parents = _parents(template, environment, by_use)
+        if parents:
+            for item in (*_idle_blocks(template, parents, environment), *_outside(template, environment)):
+                found.setdefault((item.code, item.span), item)
+    for item in _sub_templates(environment):
+        found.setdefault((item.code, item.span), item)
+    return tuple(found.values())
+
+
+def _parents(
+    template: LoadedTemplate, environment: RunEnvironment, by_use: dict[int, LoadedTemplate]
+) -> list[LoadedTemplate]:
+    """Returns the templates that `template` extends, nearest first."""
+    parents: list[LoadedTemplate] = []
+    current = template.use
+    for position, use in enumerate(environment.library.uses):
+        if use.why == "extends" and use.parent == current and position in by_use:
+            parents.append(by_use[position])
+            current = position
+    return parents
+
+
+def _idle_blocks(
+    template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
+) -> Iterator[Diagnostic]:
+    known = {name for parent in parents for name in parent.blocks}
+    blocks: dict[str, tuple[int, bool]] = template.namespace["fg_blocks"]
+    for name, (line, outermost) in blocks.items():
+        if not outermost or name in known or name in environment.called_blocks:
+            continue
+        close = get_close_matches(name, sorted(known - set(blocks)), n=1, cutoff=_NEAR)
+        yield Diagnostic(
+            code="FG130",
+            message=f"the block '{name}' has no effect: no parent of '{template.name}' has a block of that name",
+            severity=Severity.ERROR if close else Severity.WARNING,
+            span=template.definition.span(line),
+            hint=f"did you mean '{close[0]}'?" if close else _blocks_hint(sorted(known)),
+            context=(environment.library.story(template.use),),
+        )
+
+
+def _blocks_hint(known: list[str]) -> str | None:
+    if not known:
+        return "the parents have no blocks"
+    return "blocks of the parents: " + ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+
+
+def _outside(template: LoadedTemplate, environment: RunEnvironment) -> Iterator[Diagnostic]:
+    for line, text in template.dropped.items():
+        shown = f": {text[:60]!r}" if text else ""
+        yield Diagnostic(
+            code="FG131",
+            message=f"text outside of any block has no effect in a template that extends another{shown}",
+            severity=Severity.WARNING,
+            span=template.definition.span(line),
+            hint="move it into a block, or remove it",
+            context=(environment.library.story(template.use),),
+        )
+
+
+def _sub_templates(environment: RunEnvironment) -> Iterator[Diagnostic]:
+    library = environment.library
+    used = {id(found) for found in library.used}
+    for name, definitions in library.inline.items():
+        if not any(id(found) in used for found in definitions):
+            close = get_close_matches(name, sorted(library.asked - {name}), n=1, cutoff=_NEAR)
+            yield Diagnostic(
+                code="FG132",
+                message=f"the sub-template '{name}' is used by nothing, and its text is lost",
+                severity=Severity.WARNING,
+                span=Span(definitions[0].file, definitions[0].line - 1),
+                hint=f"did you mean '{close[0]}'?" if close else f"include it (`-- include '{name}'`), or remove it",
+            )
+        if path := library.on_search_path(name):
+            yield Diagnostic(
+                code="FG133",
+                message=f"the sub-template '{name}' hides the file of that name",
+                severity=Severity.LINT,
+                span=Span(definitions[0].file, definitions[0].line - 1),
+                hint=f"the hidden file is {path}",
+            )

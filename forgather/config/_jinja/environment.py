@@ -1,0 +1,419 @@
+"""The sandbox that compiled templates run in.
+
+Takes the code of a template and its definition, gives the functions that the code calls. Keeps true: one
+`RunEnvironment` serves one load and is thrown away; everything a template can call or repeat goes
+through it, so that it is allowed, charged and traced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, GeneratorType
+from typing import Any
+
+from jinja2.environment import Template
+from jinja2.exceptions import TemplateNotFound
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, StrictUndefined, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from forgather.config._jinja import calls, origins
+from forgather.config._jinja.budget import Account
+from forgather.config._jinja.filters import FILTERS, TESTS
+from forgather.config._jinja.loader import Ask, Definition, Library
+from forgather.config._jinja.origins import Place, Traced, Trail
+from forgather.errors import BudgetError, RenderError
+
+MAX_DEPTH = 60
+
+
+class MissingTemplate(TemplateNotFound):
+    """A template that was not found; `ignore missing` catches it, else `error` leaves the render."""
+
+    def __init__(self, name: str, error: RenderError) -> None:
+        super().__init__(name)
+        self.error = error
+
+
+class PlacedMessage(str):
+    """What is undefined, and the template and line that read it."""
+
+    __slots__ = ("template", "line")
+
+    template: LoadedTemplate
+    line: int
+
+
+class UndefinedValue(StrictUndefined):
+    """A name or attribute that does not exist; it remembers the line that read it."""
+
+    __slots__ = ("_fg_code_line", "_fg_template")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        frame = sys._getframe(1)
+        self._fg_template = frame.f_globals.get("__jinja_template__")
+        self._fg_code_line = frame.f_lineno
+
+    @property
+    def _undefined_message(self) -> str:
+        message = super()._undefined_message
+        if self._fg_template is None:
+            return message
+        placed = PlacedMessage(message)
+        placed.template = self._fg_template
+        placed.line = placed.template.get_corresponding_lineno(self._fg_code_line)
+        return placed
+
+
+class TracedNamespace(Namespace):
+    """`namespace()` that remembers the line that set each attribute."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_fg_sets"] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "_Namespace__attrs", "_fg_sets", "__dict__"):
+            return object.__getattribute__(self, name)
+        return super().__getattribute__(name)
+
+
+class SuperReference(BlockReference):
+    """`super()`: its text keeps its own sites."""
+
+    @property
+    def super(self) -> BlockReference | Undefined:
+        """The next block outward."""
+        outer = super().super
+        if isinstance(outer, BlockReference):
+            return SuperReference(self.name, self._context, self._stack, self._depth + 1)
+        return outer
+
+    def __call__(self) -> str:
+        return origins.through_super(self._context.environment.concat(self._stack[self._depth](self._context)))
+
+
+class RunContext(Context):
+    """Jinja's context, with the line of the last `set` of each name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fg_sets: dict[str, Place] = {}
+
+    def super(self, name: str, current: Callable[[Context], Any]) -> BlockReference | Undefined:
+        """Returns the parent's block."""
+        found = super().super(name, current)
+        if isinstance(found, BlockReference):
+            return SuperReference(name, self, found._stack, found._depth)
+        return found
+
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:
+        """Returns a context with further local variables."""
+        made = super().derived(locals)
+        made.fg_sets = self.fg_sets  # type: ignore[attr-defined]
+        return made
+
+
+class _Literals(dict[int, Traced]):
+    """Literal text of a template, traced line by line when it is first written."""
+
+    def __init__(self, table: tuple[tuple[str, int, str | None], ...], owner: Definition) -> None:
+        super().__init__()
+        self._table, self._owner = table, owner
+
+    def __missing__(self, number: int) -> Traced:
+        text, line, block = self._table[number]
+        starts, offset = [0], 0
+        while (found := text.find("\n", offset) + 1) and found < len(text):
+            starts.append(found)
+            offset = found
+        trails: list[Trail] = [
+            (((self._owner, line + index, block),), (), False, False) for index in range(len(starts))
+        ]
+        made = self[number] = origins.segments(text, starts, trails) if text else origins.lost("")
+        return made
+
+
+class LoadedTemplate(Template):
+    """A template of one load: code, definition, and its position among the uses."""
+
+    definition: Definition
+    use: int
+    asked: dict[tuple[Any, int, str], LoadedTemplate]
+    namespace: dict[str, Any]
+    dropped: dict[int, str]
+
+
+class RunEnvironment(ImmutableSandboxedEnvironment):
+    """One load's environment."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    context_class = RunContext
+    template_class = LoadedTemplate
+
+    def __init__(
+        self,
+        library: Library,
+        account: Account,
+        compiled: Callable[[Definition], CodeType],
+        variables: Mapping[str, object],
+    ) -> None:
+        super().__init__(undefined=UndefinedValue, trim_blocks=True, cache_size=0, optimized=False, auto_reload=False)
+        self.library, self.account, self.compiled = library, account, compiled
+        self.filters, self.tests = FILTERS, TESTS
+        self.globals.pop("lipsum", None)
+        self.globals["namespace"] = TracedNamespace
+        self.globals.update(variables)
+        self.called_blocks: set[str] = set()
+        self.templates: list[LoadedTemplate] = []
+        self._shared = {
+            "fg_weigh": account.weigh,
+            "fg_turn": account.turn,
+            "fg_count": self._count,
+            "fg_join": self.join,
+            "fg_note": _note_field,
+        }
+
+    # -- templates
+
+    def get_template(self, name: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
+        """Returns a template for the statement that asks for it."""
+        asker, line, why = parent
+        ask = Ask(asker.definition, line, why, asker.use)
+        if isinstance(name, Undefined):
+            name._fail_with_undefined_error()
+        if not isinstance(name, str):
+            raise RenderError(
+                f"'{why}' wants the name of a template, and got {type(name).__name__}", code="FG112", span=ask.span
+            )
+        key = (str(name), line, why)
+        if key not in asker.asked:
+            found = self.library.find(str(name), ask)
+            if found is None:
+                raise MissingTemplate(str(name), self.library.missing(str(name), ask))
+            if why == "extends":
+                self._refuse_circle(found, ask)
+            asker.asked[key] = self.instance(found, ask)
+        made: LoadedTemplate = asker.asked[key]
+        return made
+
+    def select_template(self, names: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
+        """Returns the first template of a list that exists."""
+        first: MissingTemplate | None = None
+        for name in names:
+            try:
+                return self.get_template(name, parent)
+            except MissingTemplate as error:
+                first = first or error
+        if first is None:
+            raise RenderError("the list of templates to choose from is empty", code="FG112")
+        raise first
+
+    def get_or_select_template(self, name: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
+        """Returns a template by name, or the first of a list of names."""
+        if isinstance(name, list | tuple):
+            return self.select_template(name, parent)
+        return self.get_template(name, parent)
+
+    def _refuse_circle(self, found: Definition, ask: Ask) -> None:
+        chain = self.library.extends_chain(ask.use)
+        if any(self.library.used[use] is found for use in chain):
+            names = [self.library.uses[use].name for use in reversed(chain)]
+            raise RenderError(
+                f"'{found.name}' is extended in a circle",
+                code="FG113",
+                span=ask.span,
+                hint=" -> ".join([*names, found.name]),
+            )
+
+    def instance(self, found: Definition, ask: Ask | None) -> LoadedTemplate:
+        """Runs the code of a template, which gives it its functions."""
+        code = self.compiled(found)
+        namespace: dict[str, Any] = {"environment": self, "__file__": "<template>", **self._shared}
+        exec(code, namespace)  # noqa: S102  Jinja's own output
+        namespace["name"] = found.name
+        template: LoadedTemplate = LoadedTemplate._from_namespace(self, namespace, self.make_globals(None))  # type: ignore[assignment]
+        template.definition, template.namespace = found, namespace
+        template.use, template.asked = self.library.note_use(found, ask), {}
+        template.dropped = dict(namespace["fg_dropped"][:1])
+        self.templates.append(template)
+        self._equip(template, namespace)
+        return template
+
+    def _equip(self, template: LoadedTemplate, namespace: dict[str, Any]) -> None:
+        owner, prints = template.definition, namespace["fg_prints"]
+        places: list[Place] = [(owner, line, block) for line, block in namespace["fg_places"]]
+        alone: list[Trail] = [((place,), (), False, False) for place in places]
+
+        def fg_print(number: int, value: Any) -> str:
+            place = prints[number][0]
+            if type(value) is Traced:
+                return origins.printed(value, places[place])
+            return origins.traced(self.text(value), alone[place])
+
+        def fg_print_names(number: int, value: Any, context: RunContext, spaces: tuple[Any, ...]) -> str:
+            place, names, fields = prints[number]
+            sets = _sets_of(names, fields, context.fg_sets, spaces)
+            if type(value) is Traced:
+                return origins.printed(value, places[place], sets)
+            return origins.traced(self.text(value), ((places[place],), sets, False, False) if sets else alone[place])
+
+        def fg_filtered(place: int, value: Any) -> str:
+            text = value if type(value) is Traced else origins.lost(self.text(value))
+            return origins.owned(text, places[place])
+
+        def fg_include(place: int, child: LoadedTemplate, context: RunContext, scope: Any) -> str:
+            return self._include(places[place], child, context, scope)
+
+        namespace.update(
+            fg_self=template,
+            fg_literal=_Literals(namespace["fg_literals"], owner),
+            fg_place=places,
+            fg_print=fg_print,
+            fg_print_names=fg_print_names,
+            fg_filtered=fg_filtered,
+            fg_include=fg_include,
+            fg_drop=template.dropped.setdefault,
+        )
+
+    def _include(self, site: Place, child: LoadedTemplate, context: RunContext, scope: Any) -> str:
+        account = self.account
+        account.turn(child.namespace["fg_cost"])
+        account.depth += 1
+        if account.depth > MAX_DEPTH:
+            raise BudgetError(
+                f"'{child.name}' is included inside itself, or includes nest deeper than {MAX_DEPTH}",
+                code="FG113",
+                hint="an include that repeats itself needs a condition that ends it",
+            )
+        if scope is None:
+            pieces: Iterable[str] = child._get_default_module()._body_stream
+        else:
+            inner: Any = child.new_context(context.get_all(), True, scope)
+            inner.fg_sets = context.fg_sets.copy()
+            pieces = child.root_render_func(inner)
+        text = self.concat(pieces)
+        account.depth -= 1
+        return origins.nested(text, site)
+
+    # -- values
+
+    def concat(self, pieces: Iterable[str]) -> Traced:  # type: ignore[override]
+        """Joins pieces of output; every captured or included text goes through here."""
+        kept: list[str] = []
+        size, output = 0, self.account.output
+        for piece in pieces:
+            size += len(piece)
+            kept.append(piece)
+            if size > 100_000:
+                output(size)
+        self.account.charge(size)
+        return origins.joined(kept)
+
+    def join(self, values: tuple[Any, ...]) -> str:
+        """Returns `a ~ b ~ c`."""
+        texts = [value if isinstance(value, str) else self.text(value) for value in values]
+        self.account.reserve(sum(map(len, texts)), "'~'")
+        if any(type(text) is Traced for text in texts):
+            return origins.joined(texts)
+        return "".join(texts)
+
+    def text(self, value: Any) -> str:
+        """Returns a value as text, as printing it writes it."""
+        if type(value) is str:
+            return value
+        if isinstance(value, GeneratorType):
+            raise RenderError("a generator has no text", code="FG118", hint="add `| list`, or loop over it")
+        if isinstance(value, Macro | BlockReference) or (callable(value) and not isinstance(value, str)):
+            if not isinstance(value, Undefined):
+                name = getattr(value, "name", None) or getattr(value, "__name__", "it")
+                raise RenderError(f"'{name}' is a function, and has no text", code="FG118", hint=f"call it: {name}()")
+        self.account.weigh(value) if not isinstance(value, Undefined) else None
+        return str(value)
+
+    def _count(self, cost: int, values: Any) -> Any:
+        if isinstance(values, Undefined):
+            return values
+        return self.account.counted(values, cost)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Computes `+ * ** %`, checked before they are carried out."""
+        if isinstance(left, Undefined) or isinstance(right, Undefined):
+            return self.binop_table[operator](left, right)
+        if operator == "%" and isinstance(left, str):
+            calls.check_percent(self.account, left, right)
+        elif operator == "**":
+            self.account.power(left, right)
+        elif operator == "*":
+            self.account.product(left, right)
+        elif operator == "+":
+            self.account.addition(left, right)
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            if type(left) is Traced or type(right) is Traced:
+                return origins.joined((left, right))
+        result = self.binop_table[operator](left, right)
+        if type(result) is str and (type(left) is Traced or type(right) is Traced):
+            return origins.lost(result)
+        return result
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Returns `obj[argument]`."""
+        if isinstance(argument, tuple | list | dict):
+            self.account.weigh(argument)
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Returns a checked `str.format` or `str.format_map`."""
+        return calls.checked_format(self, value)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls what a template calls."""
+        account = __self.account
+        kind = type(__obj)
+        account.turn()
+        for value in args:
+            account.weigh(value)
+        if kind is BlockReference:
+            __self.called_blocks.add(__obj.name)
+            account.turn(2)
+            return origins.captured(__context.call(__obj, *args, **kwargs))
+        if kind is Macro:
+            made = __context.call(__obj, *args, **kwargs)
+            return origins.captured(made) if type(made) is Traced else made
+        if kind is SuperReference:
+            account.turn(2)
+            return __context.call(__obj, *args, **kwargs)
+        if kind is LoopContext:
+            cost = getattr(__obj._iterable, "cost", 1)
+            return __context.call(__obj, *(account.counted(value, cost) for value in args), **kwargs)
+        for name, value in kwargs.items():
+            if name not in ("_loop_vars", "_block_vars"):
+                account.weigh(value)
+        calls.check(account, __obj, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        return calls.traced_result(__obj, args, result)
+
+
+def _sets_of(
+    names: tuple[str, ...],
+    fields: tuple[tuple[str, str], ...],
+    known: dict[str, Place],
+    spaces: tuple[Any, ...],
+) -> tuple[Place, ...]:
+    found: dict[Place, None] = {}
+    replaced: set[str] = set()
+    for (name, field), space in zip(fields, spaces, strict=True):
+        if type(space) is TracedNamespace and (place := space._fg_sets.get(field)) is not None:
+            found[place] = None
+            replaced.add(name)
+    for name in names:
+        if name not in replaced and (place := known.get(name)) is not None:
+            found[place] = None
+    return tuple(found)
+
+
+def _note_field(space: Any, field: str, place: Place) -> None:
+    if type(space) is TracedNamespace:
+        space._fg_sets[field] = place

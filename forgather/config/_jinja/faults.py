@@ -1,0 +1,262 @@
+"""What Jinja and Python raise, as located errors in the words of this language.
+
+Takes an exception and the load it happened in, gives a `ForgatherError` with the user's file and line,
+the way that led there, and what to do. Keeps true: no message shows rewritten text, generated code, or a
+line number of anything but a file of the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from jinja2.defaults import DEFAULT_NAMESPACE
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2.utils import missing
+
+from forgather.config._jinja.compiler import UnclosedStatement, UnknownStatement
+from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate, PlacedMessage
+from forgather.config._jinja.filters import FILTERS, TESTS
+from forgather.config._jinja.loader import Definition, Library
+from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, nearest
+from forgather.source import Span
+
+# What rendering may raise: Jinja's errors, ours, and whatever an expression over plain values raises.
+RENDER_FAULTS = (
+    ForgatherError,
+    TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    StopIteration,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+_STATEMENTS = (
+    "block break call continue do elif else endblock endcall endfilter endfor endif endmacro endraw endset endwith "
+    "extends filter for from if import include macro raw set with"
+).split()
+_TOKENS = {
+    "end of statement block": "the end of the statement",
+    "end of print statement": "the end of the expression",
+    "begin of statement block": "the start of a statement",
+    "begin of print statement": "the start of an expression",
+    "template data / text": "text",
+    "end of template": "the end of the template",
+}
+_EXPECTED = re.compile(r"expected token '(.+?)', got '(.+)'", re.S)
+_MISSING_NAME = re.compile(r"'([^']*)' is undefined")
+_NO_ATTRIBUTE = re.compile(r"'(.*)' has no attribute '(.*)'")
+_NO_FILTER = re.compile(r"No (filter|test) named '(.*)'\.?( found\.)?")
+
+
+# -- while a template is compiled
+
+
+def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
+    """Returns the error for a template that cannot be compiled."""
+    line = getattr(error, "lineno", None) if isinstance(error, TemplateSyntaxError) else None
+    span = found.span(line or 1)
+    if isinstance(error, UnclosedStatement):
+        return _unclosed(error, found, span)
+    if isinstance(error, UnknownStatement):
+        return _unknown(error, span)
+    if isinstance(error, TemplateSyntaxError):
+        message, code, hint = _reworded(error.message or "it cannot be read")
+        return SyntaxFault(message, code=code, span=span, hint=hint)
+    if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
+        return SyntaxFault(
+            "the template is nested too deeply",
+            code="FG124",
+            span=span,
+            hint="take parts of it into macros or includes",
+        )
+    return SyntaxFault(f"it cannot be read: {_first_line(error)}", code="FG101", span=span)
+
+
+def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
+    where = f" before '{error.found}' on line {found.line - 1 + error.found_line}" if error.found else ""
+    return SyntaxFault(
+        f"'{error.tag}' is not closed{where}",
+        code="FG102",
+        span=span,
+        hint=f"add a line `-- end{error.tag}`",
+        expected=f"end{error.tag}",
+        found=error.found,
+    )
+
+
+def _unknown(error: UnknownStatement, span: Span) -> SyntaxFault:
+    if error.tag.startswith("end") or error.tag in ("else", "elif"):
+        return SyntaxFault(
+            f"'{error.tag}' closes or continues nothing that is open here",
+            code="FG103",
+            span=span,
+            hint="remove the line, or add the statement that it belongs to",
+        )
+    return SyntaxFault(
+        f"there is no statement '{error.tag}'",
+        code="FG103",
+        span=span,
+        hint=nearest(error.tag, _STATEMENTS)
+        or "a line that begins with `-- ` is a statement; quote it in YAML if it is text",
+    )
+
+
+def _reworded(message: str) -> tuple[str, str, str | None]:
+    if match := _EXPECTED.fullmatch(message):
+        wanted, met = (_TOKENS.get(word, f"'{word}'") for word in match.groups())
+        return f"found {met} where {wanted} was expected", "FG101", None
+    if match := _NO_FILTER.fullmatch(message):
+        kind, name = match.group(1), match.group(2)
+        return f"there is no {kind} '{name}'", "FG104", nearest(name, sorted(FILTERS if kind == "filter" else TESTS))
+    if message.startswith("Missing end of comment"):
+        return "a comment is not closed", "FG102", "end it with '#}'"
+    if message.startswith("Missing end of raw"):
+        return "'raw' is not closed", "FG102", "add a line `-- endraw`"
+    if match := re.fullmatch(r"block '(.*)' defined twice", message):
+        return f"the block '{match.group(1)}' stands twice in one template", "FG105", "rename one of them"
+    if match := re.fullmatch(r"unexpected char (.*) at \d+", message):
+        return f"unexpected character {match.group(1)}", "FG101", None
+    return message.rstrip(".").replace("Jinja", "the template language"), "FG101", None
+
+
+# -- while templates run
+
+
+def render_fault(error: BaseException, library: Library) -> ForgatherError:
+    """Returns the error for a render that failed, with its place and the way there."""
+    frames = list(_template_frames(error.__traceback__))
+    if isinstance(error, MissingTemplate):
+        error = error.error
+    made = error if isinstance(error, ForgatherError) else _translated(error, frames)
+    if made.span is None:
+        made.span = _place(frames, library)
+    if not made.context:
+        use = frames[-1][0].use if frames else 0
+        if library.uses:
+            made.context = (library.story(use),)
+    return made
+
+
+def _template_frames(traceback: TracebackType | None) -> Iterable[tuple[LoadedTemplate, int, dict[str, Any]]]:
+    while traceback is not None:
+        template = traceback.tb_frame.f_globals.get("__jinja_template__")
+        if isinstance(template, LoadedTemplate):
+            yield template, template.get_corresponding_lineno(traceback.tb_lineno), traceback.tb_frame.f_locals
+        traceback = traceback.tb_next
+
+
+def _place(frames: list[tuple[LoadedTemplate, int, dict[str, Any]]], library: Library) -> Span:
+    if frames:
+        template, line, _ = frames[-1]
+        return template.definition.span(line)
+    return library.used[-1].span(1) if library.used else Span("<config>", 1)
+
+
+def _translated(error: BaseException, frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> ForgatherError:
+    if isinstance(error, RecursionError):
+        return BudgetError(
+            "the templates call themselves without end",
+            code="FG123",
+            hint="a macro, block or include that repeats itself needs a condition that ends it",
+        )
+    if isinstance(error, MemoryError):
+        return BudgetError("the templates need more memory than there is", code="FG122", hint="make smaller values")
+    if isinstance(error, SecurityError):
+        return RenderError(
+            f"a template may not do this: {_first_line(error)}",
+            code="FG117",
+            hint="templates see plain values, and do not change them",
+        )
+    if isinstance(error, UndefinedError):
+        made = _undefined(str(error), frames)
+        if error.args and isinstance(placed := error.args[0], PlacedMessage):
+            made.span = placed.template.definition.span(placed.line)
+        return made
+    if isinstance(error, OverflowError) and "MAX_RANGE" in str(error):
+        return BudgetError("'range' has more than 100,000 items", code="FG120", hint="use a smaller range")
+    if isinstance(error, TemplateError):
+        return _runtime(error.message or "")
+    return RenderError(f"{_kind(error)}: {_first_line(error)}", code="FG110", found=type(error).__name__)
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, OverflowError | ZeroDivisionError):
+        return "the number cannot be computed"
+    return f"the expression fails ({type(error).__name__})"
+
+
+def _runtime(message: str) -> RenderError:
+    if match := _NO_FILTER.fullmatch(message):
+        text, code, hint = _reworded(message)
+        return RenderError(text, code=code, hint=hint)
+    if match := re.fullmatch(r"Required block '(.*)' not found", message):
+        return RenderError(
+            f"the block '{match.group(1)}' is required, and no template that extends this one defines it",
+            code="FG119",
+            hint=f"define it: `-- block {match.group(1)}` ... `-- endblock`",
+        )
+    if message == "extended multiple times":
+        return RenderError("a template can extend one other only", code="FG113", hint="remove one `extends`")
+    if "non-namespace" in message:
+        return RenderError(
+            "only an attribute of a namespace can be set",
+            code="FG117",
+            hint="make one first: `-- set ns = namespace()`",
+        )
+    return RenderError(message or "the template fails", code="FG110")
+
+
+def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> RenderError:
+    if match := _MISSING_NAME.fullmatch(message):
+        name = match.group(1)
+        return RenderError(
+            f"'{name}' is not defined", code="FG111", found=name, hint=nearest(name, _known(frames)) or _define(name)
+        )
+    if match := re.match(r"there is no parent block called '(.*)'", message):
+        return RenderError(
+            f"'super()' has nothing to print: no parent has a block '{match.group(1)}'",
+            code="FG119",
+            hint="remove `super()`, or check the name of the block",
+        )
+    if match := re.match(r"access to attribute '(.*)' of '(.*)' object is unsafe", message):
+        return RenderError(
+            f"a template may not read '{match.group(1)}' of {match.group(2)}",
+            code="FG117",
+            hint="templates see plain values, and do not change them",
+        )
+    if match := _NO_ATTRIBUTE.fullmatch(message):
+        kind, name = match.group(1).rsplit(".", 1)[-1].removesuffix(" object"), match.group(2)
+        return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name)
+    return RenderError(message, code="FG111")
+
+
+def _define(name: str) -> str:
+    return f"set it before it is read, or give a default: `{name} | default(...)`"
+
+
+def _known(frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> list[str]:
+    names: set[str] = set()
+    if frames:
+        local = frames[-1][2]
+        if (context := local.get("context")) is not None:
+            names.update(key for key in context.get_all() if key not in DEFAULT_NAMESPACE)
+        names.update(
+            key.split("_", 2)[2] for key, value in local.items() if re.match(r"l_\d+_", key) and value is not missing
+        )
+    return sorted(names)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.split("\n", 1)[0][:200]

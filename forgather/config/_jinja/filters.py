@@ -1,0 +1,228 @@
+"""Filters and tests, each with its price.
+
+Takes Jinja's own filters, gives the table that templates see: every one charged for what it reads,
+checked before it makes something larger, and followed where it keeps the lines of a text. Keeps true:
+a filter that is not in the tables below does not exist; what it returns is what Jinja's returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+from jinja2 import defaults
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Context, Undefined
+from jinja2.utils import _PassArg, pass_context
+
+from forgather.config._jinja import origins
+from forgather.config._jinja.budget import MAX_COUNT, Account
+from forgather.config._jinja.calls import check_percent, replaced_size, small_count
+from forgather.config._jinja.origins import Traced
+from forgather.config._jinja.toyaml import toyaml
+from forgather.errors import BudgetError
+
+_FREE = frozenset({"default", "d", "length", "count", "first", "last", "random", "string", "attr", "abs", "items"})
+_SLOW = frozenset({"wordwrap", "title", "pprint", "tojson", "urlencode", "xmlattr", "escape", "e", "forceescape"})
+_SORTS = frozenset({"sort", "unique", "groupby", "dictsort", "min", "max"})
+_DROPPED = frozenset({"urlize", "sum", "join"})
+_STRIPTAGS_CHARS = 100_000
+
+
+# -- estimates: called with what the filter is called with, before it is called
+
+
+def _center(account: Account, value: Any, width: int = 80) -> None:
+    account.reserve(width, "'center'")
+
+
+def _indent(account: Account, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> None:
+    wide = len(width) if isinstance(width, str) else width
+    account.reserve(len(s) + (s.count("\n") + 1) * max(wide, 0), "'indent'")
+
+
+def _wordwrap(
+    account: Account,
+    s: Any,
+    width: int = 79,
+    break_long_words: bool = True,
+    wrapstring: str | None = None,
+    break_on_hyphens: bool = True,
+) -> None:
+    lines = len(s) // max(width, 1) + s.count("\n") + 1
+    account.reserve(len(s) + lines * len(wrapstring or "\n") * 2, "'wordwrap'")
+
+
+def _replace(account: Account, s: Any, old: str, new: str, count: int | None = None) -> None:
+    replaced_size(account, str(s), old, new, -1 if count is None else count)
+
+
+def _format(account: Account, value: Any, *args: Any, **kwargs: Any) -> None:
+    check_percent(account, str(value), kwargs or args)
+
+
+def _columns(account: Account, value: Any, columns: int, fill_with: Any = None) -> None:
+    small_count(columns, "the filter")
+
+
+def _tojson(account: Account, value: Any, indent: int | str | None = None) -> None:
+    wide = len(indent) if isinstance(indent, str) else indent or 0
+    small_count(wide, "'tojson'")
+    size = account.size(value)
+    account.reserve(size + size // 8 * max(wide, 0) * _depth(value), "'tojson'")
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level and depth < 1000:
+        depth += 1
+        level = [
+            inner
+            for item in level
+            if isinstance(item, list | tuple | dict)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ][:MAX_COUNT]
+    return depth
+
+
+def _round(account: Account, value: Any, precision: int = 0, method: str = "common") -> None:
+    if abs(precision) > 1000:
+        raise BudgetError(f"'round' is asked for {precision:,} digits", code="FG122", hint="a float has some 17")
+
+
+def _striptags(account: Account, value: Any) -> None:
+    if len(str(value)) > _STRIPTAGS_CHARS:
+        account.reserve(float("inf"), "'striptags'")
+
+
+def _int(account: Account, value: Any, default: int = 0, base: int = 10) -> None:
+    if isinstance(value, str) and len(value) > account.limits.max_integer_digits:
+        account.reserve(float("inf"), "'int'")
+
+
+_ESTIMATES: dict[str, Callable[..., None]] = {
+    "center": _center,
+    "indent": _indent,
+    "wordwrap": _wordwrap,
+    "replace": _replace,
+    "format": _format,
+    "batch": _columns,
+    "slice": _columns,
+    "tojson": _tojson,
+    "round": _round,
+    "striptags": _striptags,
+    "int": _int,
+}
+_FOLLOW: dict[str, Callable[..., Traced | None]] = {
+    "trim": origins.follow_trim,
+    "replace": origins.follow_replace,
+    "indent": origins.follow_indent,
+}
+
+
+def _priced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter that pays for its work before it does it."""
+    wants = _PassArg.from_obj(function)
+    estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
+    weight = 9 if name in _SLOW else 3 if name in _SORTS else 0
+
+    @pass_context
+    @wraps(function, assigned=("__doc__", "__name__"), updated=())
+    def run(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        account: Account = context.environment.account  # type: ignore[attr-defined]
+        text = value
+        if not isinstance(value, Undefined):
+            if name not in _FREE:
+                value = account.consume(value)
+            for extra in (*args, *kwargs.values()):
+                account.weigh(extra)
+            if estimate is not None:
+                estimate(account, value, *args, **kwargs)
+            if weight and isinstance(value, str | list | tuple | dict):
+                account.charge(weight * (len(value) if isinstance(value, str) else account.size(value)))
+        first = () if wants is None else (_passed(wants, context),)
+        result = function(*first, value, *args, **kwargs)
+        if type(text) is Traced and isinstance(result, str) and type(result) is not Traced:
+            followed = follow(text, str(result), *args, **kwargs) if follow and type(result) is str else None
+            return followed if followed is not None else origins.lost(result) if type(result) is str else result
+        return result
+
+    return run
+
+
+def _passed(wants: _PassArg, context: Context) -> Any:
+    if wants is _PassArg.context:
+        return context
+    return context.eval_ctx if wants is _PassArg.eval_context else context.environment
+
+
+@pass_context
+def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Joins items; texts keep their lines."""
+    environment: Any = context.environment
+    account: Account = environment.account
+    items = list(account.consume(value))
+    if attribute is not None:
+        items = [make_attrgetter(environment, attribute)(item) for item in items]
+    if any(hasattr(item, "__html__") for item in items):
+        items = [str(item) for item in items]
+    separator = d if isinstance(d, str) else environment.text(d)
+    texts = [item if isinstance(item, str) else environment.text(item) for item in items]
+    account.reserve(sum(map(len, texts)) + len(separator) * max(len(texts) - 1, 0), "'join'")
+    if not any(type(text) is Traced for text in texts):
+        return separator.join(texts)
+    pieces: list[str] = []
+    for number, text in enumerate(texts):
+        pieces += [separator, text] if number else [text]
+    return origins.joined(pieces)
+
+
+@pass_context
+def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    """Adds items up, each addition checked."""
+    environment: Any = context.environment
+    total = start
+    for item in environment.account.consume(iterable):
+        value = item if attribute is None else make_attrgetter(environment, attribute)(item)
+        total = environment.call_binop(context, "+", total, value)
+    return total
+
+
+def _weighed_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    wants = _PassArg.from_obj(function)
+    if wants is not None:
+        return function
+
+    @pass_context
+    @wraps(function, assigned=("__doc__", "__name__"), updated=())
+    def run(context: Context, *args: Any) -> Any:
+        account: Account = context.environment.account  # type: ignore[attr-defined]
+        for value in args:
+            if not isinstance(value, Undefined):
+                account.weigh(value)
+        return function(*args)
+
+    return run
+
+
+@pass_context
+def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
+    """Writes a plain value as YAML on one line."""
+    if isinstance(value, Undefined):
+        if default is toyaml:
+            value._fail_with_undefined_error()
+        value = default
+    context.environment.account.weigh(value)  # type: ignore[attr-defined]
+    return toyaml(value)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: _priced(name, function) for name, function in defaults.DEFAULT_FILTERS.items() if name not in _DROPPED},
+    "join": _join,
+    "sum": _sum,
+    "toyaml": _toyaml,
+}
+TESTS: dict[str, Callable[..., Any]] = {
+    name: _weighed_test(function) for name, function in defaults.DEFAULT_TESTS.items()
+}

@@ -1,0 +1,124 @@
+"""The global functions of templates.
+
+Takes the instant of the load, gives functions by name. Keeps true: all clocks of one load show that one
+instant; every environment variable that a template reads is recorded, and none that looks secret is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+import platformdirs
+
+from forgather.errors import RenderError
+
+_SECRET = ("*_TOKEN", "*_KEY", "*PASSWORD*", "*SECRET*")
+_UNSAFE_IN_FILES = re.compile(r"[:+]")
+_REQUIRED = object()
+_APP = "forgather"
+
+
+class Globals:
+    """The functions of one load."""
+
+    def __init__(self, instant: datetime | None) -> None:
+        self._now = instant if instant is not None else datetime.now()
+        self.env_reads: dict[str, str] = {}
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        """Returns the functions by the names that templates know."""
+        own = [self.isotime, self.utcisotime, self.filetime, self.utcfiletime, self.now, self.utcnow, self.env]
+        paths = [os.path.normpath, os.path.abspath, os.path.relpath, os.path.dirname, os.path.basename]
+        table: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*own, *paths)}
+        table.update(
+            joinpath=os.path.join,
+            splitext=os.path.splitext,
+            repr=_plain_repr,
+            modname_from_path=_modname_from_path,
+            user_home_dir=_user_home_dir,
+            getcwd=_getcwd,
+            forgather_config_dir=_forgather_config_dir,
+            user_data_dir=_folder(platformdirs.user_data_dir),
+            user_cache_dir=_folder(platformdirs.user_cache_dir),
+            user_config_dir=_folder(platformdirs.user_config_dir),
+            site_data_dir=_folder(platformdirs.site_data_dir),
+            site_config_dir=_folder(platformdirs.site_config_dir),
+        )
+        return table
+
+    def now(self) -> datetime:
+        """The instant of the load, in local time."""
+        return self._now
+
+    def utcnow(self) -> datetime:
+        """The instant of the load, in UTC."""
+        return self._now.astimezone(UTC)
+
+    def isotime(self) -> str:
+        """The instant as 2026-01-31T12:30:00, in local time."""
+        return self._now.replace(tzinfo=None).isoformat(timespec="seconds")
+
+    def utcisotime(self) -> str:
+        """The instant as 2026-01-31T12:30:00, in UTC."""
+        return self.utcnow().replace(tzinfo=None).isoformat(timespec="seconds")
+
+    def filetime(self) -> str:
+        """The instant for file names, as 2026-01-31T12-30-00, in local time."""
+        return _UNSAFE_IN_FILES.sub("-", self.isotime())
+
+    def utcfiletime(self) -> str:
+        """The instant for file names, as 2026-01-31T12-30-00, in UTC."""
+        return _UNSAFE_IN_FILES.sub("-", self.utcisotime())
+
+    def env(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Returns an environment variable, and records that it was read."""
+        if any(fnmatchcase(str(name).upper(), pattern) for pattern in _SECRET):
+            raise RenderError(
+                f"the environment variable '{name}' looks secret, and a rendered config is stored with the run",
+                code="FG116",
+                hint=f"write `!env {name}`: it is read when the object is built, and never stored",
+            )
+        if name in os.environ:
+            self.env_reads[str(name)] = os.environ[name]
+            return os.environ[name]
+        if default is _REQUIRED:
+            raise RenderError(
+                f"the environment variable '{name}' is not set",
+                code="FG116",
+                hint=f"set it, or give a default: env('{name}', '...')",
+            )
+        self.env_reads[str(name)] = str(default)
+        return default
+
+
+def _plain_repr(value: Any) -> str:
+    return repr(str(value) if isinstance(value, str) else value)
+
+
+def _modname_from_path(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def _user_home_dir() -> str:
+    return os.path.expanduser("~")
+
+
+def _getcwd() -> str:
+    return os.getcwd()
+
+
+def _forgather_config_dir() -> str:
+    return platformdirs.user_config_dir(_APP)
+
+
+def _folder(function: Callable[..., str]) -> Callable[..., str]:
+    def folder(appname: str | None = None, appauthor: str | None = None) -> str:
+        return function(appname, appauthor)
+
+    folder.__name__ = function.__name__
+    return folder

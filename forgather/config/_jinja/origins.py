@@ -1,0 +1,183 @@
+"""Text that knows who wrote it.
+
+Takes pieces of text with their trails, gives pieces of text with their trails. Keeps true: a `Traced` is
+the string that plain Jinja would have made, character for character; trails only ride along.
+
+A trail is a tuple `(sites, sets, approximate, through_super)`; a site in it is `(template, line, block)`
+with the runtime identity of the template. They become `Origin` and `Site` once, when the render is over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
+
+Place = tuple[Any, int, str | None]
+Trail = tuple[tuple[Place, ...], tuple[Place, ...], bool, bool]
+
+LOST: Trail = ((), (), True, False)
+BARE: Trail = ((), (), False, False)
+
+
+class Traced(str):
+    """A string whose part from `starts[i]` to `starts[i + 1]` was written by `trails[i]`."""
+
+    __slots__ = ("starts", "trails")
+
+    starts: Sequence[int]
+    trails: Sequence[Trail]
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        if isinstance(key, slice) and key.step in (None, 1):
+            begin, end, _ = key.indices(len(self))
+            return cut(self, begin, end)
+        return traced(str.__getitem__(self, key), LOST)
+
+    def trail_at(self, offset: int) -> Trail:
+        """Returns the trail of the character at `offset`, or of the nearest one."""
+        if not self.trails:
+            return LOST
+        return self.trails[max(bisect_right(self.starts, offset) - 1, 0)]
+
+
+def traced(text: str, trail: Trail) -> Traced:
+    """Returns `text`, all of it written by `trail`."""
+    made = str.__new__(Traced, text)
+    made.starts, made.trails = ((0,), (trail,)) if text else ((), ())
+    return made
+
+
+def lost(text: str) -> Traced:
+    """Returns `text` as something a filter took apart: the line that prints it will own it."""
+    return traced(text, LOST)
+
+
+def segments(text: str, starts: Sequence[int], trails: Sequence[Trail]) -> Traced:
+    """Returns `text` with the given segments."""
+    made = str.__new__(Traced, text)
+    made.starts, made.trails = starts, trails
+    return made
+
+
+def joined(pieces: Iterable[str]) -> Traced:
+    """Returns the pieces as one text; pieces without trails belong to the line that prints them."""
+    starts: list[int] = []
+    trails: list[Trail] = []
+    texts: list[str] = []
+    offset = 0
+    for piece in pieces:
+        if not piece:
+            continue
+        texts.append(piece)
+        if type(piece) is Traced:
+            if len(piece.starts) == 1:
+                starts.append(offset)
+            else:
+                starts.extend([start + offset for start in piece.starts])
+            trails.extend(piece.trails)
+        else:
+            starts.append(offset)
+            trails.append(BARE)
+        offset += len(piece)
+    return segments("".join(texts), starts, trails)
+
+
+def cut(text: str, begin: int, end: int) -> Traced:
+    """Returns `text[begin:end]` with its trails."""
+    plain = str.__getitem__(text, slice(begin, end))
+    if type(text) is not Traced or not plain:
+        return lost(plain)
+    first = max(bisect_right(text.starts, begin) - 1, 0)
+    last = max(bisect_right(text.starts, end - 1), first + 1)
+    starts = [max(start - begin, 0) for start in text.starts[first:last]]
+    return segments(plain, starts, text.trails[first:last])
+
+
+def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
+    """Returns a text that was captured elsewhere as `site` prints it; text from `super()` stays as it is."""
+    trails = [
+        trail if trail[3] else ((site, *trail[0]), trail[1] + sets if sets else trail[1], trail[2], False)
+        for trail in text.trails
+    ]
+    return segments(str(text), text.starts, trails)
+
+
+def nested(text: Traced, site: Place) -> Traced:
+    """Returns the text of an included template, as seen by the template that includes it."""
+    trails = [((site, *trail[0]), trail[1], trail[2], False) for trail in text.trails]
+    return segments(str(text), text.starts, trails)
+
+
+def through_super(text: Traced) -> Traced:
+    """Returns the text of a parent's block, marked so that printing it adds no site."""
+    trails = [trail if trail[3] else (trail[0], trail[1], trail[2], True) for trail in text.trails]
+    return segments(str(text), text.starts, trails)
+
+
+def owned(text: Traced, site: Place) -> Traced:
+    """Returns a text whose parts without a line belong to `site`."""
+    trails = [trail if trail[0] else ((site,), trail[1], trail[2], False) for trail in text.trails]
+    return segments(str(text), text.starts, trails)
+
+
+def captured(text: Traced) -> Traced:
+    """Returns the text of a macro or of another block, whose printing does add a site."""
+    if not any(trail[3] for trail in text.trails):
+        return text
+    return segments(str(text), text.starts, [(trail[0], trail[1], trail[2], False) for trail in text.trails])
+
+
+# -- filters that keep trails; each returns None where it cannot follow
+
+
+def follow_trim(text: Traced, result: str, chars: str | None = None) -> Traced | None:
+    """Follows `trim` and the `strip` methods."""
+    if not result:
+        return lost("")
+    begin = str.find(text, result)
+    if begin < 0:
+        return None
+    begin = len(text) - len(str.lstrip(text, chars)) if len(result) < len(text) else 0
+    if str.__getitem__(text, slice(begin, begin + len(result))) != result:
+        begin = 0
+    made = cut(text, begin, begin + len(result))
+    return made if made == result else None
+
+
+def follow_replace(text: Traced, result: str, old: str, new: str, count: int | None = None) -> Traced | None:
+    """Follows `replace`: inserted text belongs to the line it was inserted in."""
+    if not old:
+        return None
+    pieces: list[str] = []
+    position, left = 0, -1 if count is None else count
+    while left:
+        found = str.find(text, old, position)
+        if found < 0:
+            break
+        pieces.append(cut(text, position, found))
+        pieces.append(traced(str(new), text.trail_at(found)))
+        position, left = found + len(old), left - 1
+    pieces.append(cut(text, position, len(text)))
+    made = joined(pieces)
+    return made if made == result else None
+
+
+def follow_indent(
+    text: Traced, result: str, width: int | str = 4, first: bool = False, blank: bool = False
+) -> Traced | None:
+    """Follows `indent`: the blanks belong to the line that they stand before."""
+    indention = width if isinstance(width, str) else " " * width
+    pieces: list[str] = []
+    position = 0
+    lines = (str(text) + "\n").splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        body = line.splitlines()[0] if line.splitlines() else ""
+        if number:
+            pieces.append(traced("\n", text.trail_at(max(position - 1, 0))))
+        if (body or blank) if number else first:
+            pieces.append(traced(indention, text.trail_at(position)))
+        pieces.append(cut(text, position, position + len(body)))
+        position += len(line)
+    made = joined(pieces)
+    return made if made == result else None

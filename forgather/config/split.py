@@ -1,0 +1,70 @@
+"""One file, several templates.
+
+Takes the text of a file, gives its parts: the text up to the first `#--- name ---` line, and the named
+sub-templates after it. Keeps true: every part knows the line of the file it begins on, and joining the
+parts with their header lines gives the file back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+_HEADER = re.compile(r"^#[ \t]*-{3,}[ \t]*([A-Za-z0-9](?:[\w./-]*[A-Za-z0-9])?)[ \t]*-{3,}[ \t]*$", re.M | re.A)
+_RAW = re.compile(r"\{%[-+]?\s*(raw|endraw)\s*[-+]?%\}|^[ \t]*--[ \t]+(raw|endraw)[ \t]*$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One template of a file.
+
+    Args:
+        name: name of the inline sub-template; None for the file's own text.
+        line: line of the file on which `text` begins, 1-based.
+        text: the part, without its header line.
+    """
+
+    name: str | None
+    line: int
+    text: str
+
+
+def is_header(line: str) -> bool:
+    """Says whether `line` starts an inline sub-template."""
+    return _HEADER.fullmatch(line) is not None
+
+
+@lru_cache(maxsize=256)
+def split(text: str) -> tuple[Part, ...]:
+    """Returns the parts of a file; the first one is the file's own text, and has no name.
+
+    Example:
+        >>> [(part.name, part.line, part.text) for part in split("a: 1\\n#--- more ---\\nb: 2")]
+        [(None, 1, 'a: 1\\n'), ('more', 3, 'b: 2')]
+    """
+    raw = _raw_spans(text) if "raw" in text else []
+    parts: list[Part] = []
+    name, line, begin = None, 1, 0
+    for match in _HEADER.finditer(text):
+        if any(start <= match.start() < end for start, end in raw):
+            continue
+        part = text[begin : match.start()]
+        parts.append(Part(name, line, part))
+        line += part.count("\n") + 1
+        name, begin = match.group(1), match.end() + 1
+    parts.append(Part(name, line, text[begin:]))
+    return tuple(parts)
+
+
+def _raw_spans(text: str) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    begin: int | None = None
+    for match in _RAW.finditer(text):
+        word = match.group(1) or match.group(2)
+        if word == "raw" and begin is None:
+            begin = match.end()
+        elif word == "endraw" and begin is not None:
+            spans.append((begin, match.start()))
+            begin = None
+    return spans

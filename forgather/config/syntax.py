@@ -1,0 +1,356 @@
+"""Line statements, comments and block headers, rewritten to Jinja.
+
+Takes the text of one template as its user wrote it, gives Jinja source. Keeps true: one line stays one
+line, so that a Jinja line number is a line number of the template; any text is accepted (what cannot be
+read is left for the parser to refuse, at its place).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from forgather.config.split import is_header
+
+_MARK = re.compile(r"[ \t]*(--|<<|>>|==|=>)[ \t](.*)")
+_COMMENT = re.compile(r"[ \t]*##")
+_BLOCK = re.compile(r"([ \t]*)\[([A-Za-z_][A-Za-z0-9_]*)(!?)\][ \t]*(?:[ \t]##.*)?")
+_TAG = re.compile(r"\{%[-+]?\s*(\w*)(.*?)\s*[-+]?%\}", re.S)
+_ALONE_INCLUDE = re.compile(r"[ \t]*\{%[-+]?\s*include\b(?:(?!%\}|\{%).)*?(?<![-+])%\}[ \t]*")
+_POINTS = re.compile(r"\{\{|\{%|\{#|#|['\"]")
+_CODE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[-+]?[}%]\}|[()\[\]{}]|\s##", re.S)
+_ENDRAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}|^[ \t]*--[ \t]+endraw[ \t]*$", re.M)
+_TOKEN_START = re.compile(r"(?:^|[\[{(,]|[:?-][ \t])[ \t]*(?:[!&][^ \t]*[ \t]+)*$")
+_STRINGS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.S)
+_CLOSERS = {")": "(", "]": "[", "}": "{"}
+_OPENERS = frozenset({"if", "for", "macro", "call", "filter", "with", "block", "autoescape", "set"})
+_LOOKAHEAD = 200
+
+
+def desugar(text: str) -> str:
+    """Returns `text` as Jinja source, line for line.
+
+    Example:
+        >>> desugar("a: 1  ## note\\n## gone\\n-- if x\\nb: 2\\n-- endif")
+        'a: 1\\n{##}\\n{% if x %}\\nb: 2\\n{% endif %}'
+    """
+    return _Rewriter(text).run()
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open statement or block; `indent` is None for the `-- block` and `{% block %}` spellings."""
+
+    word: str
+    name: str = ""
+    indent: int | None = None
+    trims: bool = False
+
+
+class _Rewriter:
+    """Reads a template once, from left to right; `pos` is always the start of what is not yet written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.pos = 0
+        self.out: list[str] = []
+        self.open: list[_Open] = []
+
+    def run(self) -> str:
+        size = len(self.text)
+        while self.pos < size:
+            if not self._special_line():
+                self._data_line()
+        if self.open and not self._inside_tag():
+            self.out.append(self._close_down_to(0))
+        return "".join(self.out)
+
+    def _inside_tag(self) -> bool:
+        return self.pos > len(self.text)
+
+    def _line_end(self) -> int:
+        end = self.text.find("\n", self.pos)
+        return len(self.text) if end < 0 else end
+
+    def _emit_line(self, source: str, end: int) -> None:
+        """Writes a rewritten line and moves behind it."""
+        self.out.append(source)
+        if end < len(self.text):
+            self.out.append("\n")
+        self.pos = end + 1 if end < len(self.text) else end
+
+    # -- lines that are rewritten as a whole
+
+    def _special_line(self) -> bool:
+        end = self._line_end()
+        line = self.text[self.pos : end]
+        stripped = line.lstrip(" \t")
+        first = stripped[:1]
+        if first == "#":
+            if _COMMENT.match(line):
+                self._emit_line("{##}", end)
+                return True
+        elif first == "[":
+            if header := _BLOCK.fullmatch(line):
+                self._emit_line(self._block_header(header), end)
+                return True
+        elif first and first in "-<>=" and (statement := _MARK.fullmatch(line)):
+            self._statement(statement.group(1), statement.group(2), end)
+            return True
+        elif first == "{" and _ALONE_INCLUDE.fullmatch(line):
+            cut = line.rindex("%}")
+            self._emit_line(line[:cut].rstrip() + " +%}", end)
+            return True
+        return False
+
+    def _block_header(self, header: re.Match[str]) -> str:
+        indent, name, mark = len(header.group(1).expandtabs()), header.group(2), header.group(3)
+        closing = ""
+        while self.open and self.open[-1].indent is not None and self.open[-1].indent >= indent:
+            closing += _end_of(self.open.pop())
+        self.open.append(_Open("block", name, indent, bool(mark)))
+        return f"{closing}{{% block {name} {'-' if mark else ''}%}}"
+
+    def _statement(self, mark: str, rest: str, end: int) -> None:
+        code, end = self._whole_code(rest, end)
+        if not code.strip():
+            self._emit_line("{##}", end)
+        elif mark == "==":
+            self._emit_line(f"{{{{ {code} }}}}", end)
+        elif mark == "=>":
+            self._emit_line(f"{{{{ ({code}) | trim('\\n') }}}}", end)
+        else:
+            word = code.split(None, 1)[0]
+            closing = self._statement_word(word, code[len(word) :])
+            left = "{%-" if mark == "<<" else "{%"
+            right = "-%}" if mark == ">>" else "+%}" if word == "include" else "%}"
+            self._emit_line(f"{closing}{left} {code} {right}", end)
+            if word == "raw":
+                self._skip_raw()
+
+    def _whole_code(self, rest: str, end: int) -> tuple[str, int]:
+        """Returns a statement's code without its comment, with the lines that its open brackets take in."""
+        code, depth = _cut_code(rest)
+        if depth <= 0:
+            return code.rstrip(), end
+        lines, stop = [code.rstrip()], end
+        for _ in range(_LOOKAHEAD):
+            if stop >= len(self.text):
+                break
+            begin = stop + 1
+            stop = self.text.find("\n", begin)
+            stop = len(self.text) if stop < 0 else stop
+            more, change = _cut_code(self.text[begin:stop])
+            lines.append(more.rstrip())
+            depth += change
+            if depth <= 0:
+                return "\n".join(lines), stop
+        return code.rstrip(), end
+
+    # -- the nesting of statements and bracket blocks
+
+    def _statement_word(self, word: str, rest: str) -> str:
+        """Follows the nesting; returns the ends of bracket blocks that must stand before this statement."""
+        if word in _OPENERS:
+            if word != "set" or _is_set_block(rest):
+                name = rest.split()[0] if word == "block" and rest.split() else ""
+                self.open.append(_Open(word, name))
+            return ""
+        if word in ("else", "elif"):
+            return self._close_until({"if", "for"} if word == "else" else {"if"}, keep=True)
+        if word == "endblock":
+            return self._end_block(rest.strip())
+        if word.startswith("end"):
+            return self._close_until({word[3:]}, keep=False)
+        return ""
+
+    def _close_until(self, words: set[str], *, keep: bool) -> str:
+        for position in range(len(self.open) - 1, -1, -1):
+            item = self.open[position]
+            if item.indent is None:
+                if item.word not in words:
+                    return ""
+                closing = self._close_down_to(position + 1)
+                if not keep:
+                    self.open.pop()
+                return closing
+        return ""
+
+    def _end_block(self, name: str) -> str:
+        blocks = [i for i, item in enumerate(self.open) if item.word == "block"]
+        wanted = [i for i in blocks if self.open[i].name == name] if name else []
+        if not name:
+            wanted = [i for i in blocks if self.open[i].indent is None] or blocks
+        if not wanted:
+            return ""
+        if any(item.indent is None for item in self.open[wanted[-1] + 1 :]):
+            return ""
+        closing = self._close_down_to(wanted[-1] + 1)
+        self.open.pop()
+        return closing
+
+    def _close_down_to(self, depth: int) -> str:
+        closing = ""
+        while len(self.open) > depth:
+            item = self.open.pop()
+            if item.indent is not None:
+                closing += _end_of(item)
+        return closing
+
+    # -- lines of text
+
+    def _data_line(self) -> None:
+        """Copies text up to the next line that begins outside every tag; cuts its comments."""
+        begin, quote, in_comment = self.pos, "", False
+        scan = self.pos
+        while True:
+            point = _POINTS.search(self.text, scan)
+            newline = self.text.find("\n", scan)
+            newline = len(self.text) if newline < 0 else newline
+            if point is None or point.start() > newline:
+                if quote and not self._special_ahead(newline):
+                    scan = newline + 1
+                    if scan <= len(self.text):
+                        continue
+                self._copy(begin, min(newline + 1, len(self.text)))
+                return
+            mark, at = point.group(), point.start()
+            if len(mark) == 2:
+                begin, scan = self._tag(mark, begin, at)
+                if scan > len(self.text):
+                    return
+                continue
+            scan = at + 1
+            if mark == "#":
+                blank = at == self.pos or self.text[at - 1] in " \t\n"
+                if not quote and blank:
+                    if self.text.startswith("##", at):
+                        self.out.append(self.text[begin:at].rstrip(" \t"))
+                        self._emit_line("", newline)
+                        return
+                    in_comment = True
+            elif quote:
+                quote, scan = self._quoted(quote, mark, at)
+            elif not in_comment and self._opens_token(at) and self._closes(mark, at):
+                quote = mark
+
+    def _copy(self, begin: int, end: int) -> None:
+        self.out.append(self.text[begin:end])
+        self.pos = end
+
+    def _quoted(self, quote: str, mark: str, at: int) -> tuple[str, int]:
+        if mark != quote:
+            return quote, at + 1
+        if quote == "'" and self.text.startswith("''", at):
+            return quote, at + 2
+        if quote == '"':
+            slashes = at - len(self.text[max(0, at - 64) : at].rstrip("\\")) - max(0, at - 64)
+            if slashes % 2:
+                return quote, at + 1
+        return "", at + 1
+
+    def _opens_token(self, at: int) -> bool:
+        line = self.text.rfind("\n", 0, at) + 1
+        return _TOKEN_START.search(self.text[max(line, at - 200) : at]) is not None
+
+    def _closes(self, quote: str, at: int) -> bool:
+        """Says whether a YAML quote is closed before its line, or a near line of plain text, ends."""
+        stop = self.text.find("\n", at)
+        stop = len(self.text) if stop < 0 else stop
+        if quote in self.text[at + 1 : stop]:
+            return True
+        found = self.text.find(quote, stop, stop + 2000)
+        return found >= 0 and not any(_is_special(line) for line in self.text[stop + 1 : found].split("\n"))
+
+    def _special_ahead(self, newline: int) -> bool:
+        end = self.text.find("\n", newline + 1)
+        return _is_special(self.text[newline + 1 : len(self.text) if end < 0 else end])
+
+    # -- tags inside text
+
+    def _tag(self, mark: str, begin: int, at: int) -> tuple[int, int]:
+        """Steps over a tag; returns where uncopied text begins and where reading goes on."""
+        end = self._tag_end(mark, at)
+        if end < 0:
+            self.out.append(self.text[begin:])
+            self.pos = len(self.text) + 1
+            return begin, self.pos
+        if mark != "{%":
+            return begin, end
+        tag = _TAG.fullmatch(self.text, at, end)
+        if tag is None:
+            return begin, end
+        if tag.group(1) == "raw":
+            stop = _ENDRAW.search(self.text, end)
+            if stop is None or not stop.group().lstrip().startswith("--"):
+                return begin, stop.end() if stop else len(self.text)
+            self.out.append(self.text[begin : stop.start()] + "{% endraw %}")
+            return stop.end(), stop.end()
+        closing = self._statement_word(tag.group(1), tag.group(2))
+        if closing:
+            self.out.append(self.text[begin:at] + closing)
+            begin = at
+        return begin, end
+
+    def _tag_end(self, mark: str, at: int) -> int:
+        if mark == "{#":
+            end = self.text.find("#}", at + 2)
+            return end + 2 if end >= 0 else -1
+        wanted, depth, scan = ("}}" if mark == "{{" else "%}"), 0, at + 2
+        while token := _CODE.search(self.text, scan):
+            found = token.group()
+            scan = token.end()
+            if found.endswith(wanted) and (depth <= 0 or mark == "{%" and "%" in found):
+                return scan
+            if found.endswith("}}"):
+                scan = token.end() - 1
+                depth -= 1
+            elif found in "([{":
+                depth += 1
+            elif found in ")]}":
+                depth -= 1
+        return -1
+
+    def _skip_raw(self) -> None:
+        stop = _ENDRAW.search(self.text, self.pos)
+        if stop is None:
+            self._copy(self.pos, len(self.text))
+            return
+        self._copy(self.pos, stop.start())
+        if stop.group().lstrip().startswith("--"):
+            self._emit_line("{% endraw %}", stop.end())
+        else:
+            self._copy(stop.start(), stop.end())
+            if self.pos < len(self.text):
+                self._data_line()
+
+
+def _is_special(line: str) -> bool:
+    return bool(_MARK.fullmatch(line) or _BLOCK.fullmatch(line) or is_header(line))
+
+
+def _end_of(block: _Open) -> str:
+    return f"{{%{'-' if block.trims else ''} endblock {block.name} %}}"
+
+
+def _is_set_block(rest: str) -> bool:
+    bare = _STRINGS.sub("", rest)
+    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", bare)) != bare:
+        bare = shorter
+    return "=" not in bare
+
+
+def _cut_code(code: str) -> tuple[str, int]:
+    """Returns a line of code without its trailing comment, and by how much its brackets stay open."""
+    depth = 0
+    if code.startswith("##"):
+        return "", 0
+    for token in _CODE.finditer(code):
+        found = token.group()
+        if found[0] in "'\"":
+            continue
+        if found.endswith("##"):
+            return code[: token.start()], depth
+        for char in found:
+            depth += (char in "([{") - (char in ")]}")
+    return code, depth
