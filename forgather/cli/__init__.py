@@ -1,0 +1,1 @@
+"""`fgcli`: one module a command, loaded when it is chosen."""

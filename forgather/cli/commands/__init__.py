@@ -1,0 +1,4 @@
+"""The commands. Each module has `configure(parser)` and `run(invocation) -> int`, the exit status.
+
+`CONFIG_OPTIONS = True` says that a command takes the options that the config declares, and `--set`.
+"""

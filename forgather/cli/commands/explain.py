@@ -1,0 +1,60 @@
+"""`fgcli explain`: the page of an error code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import write_json, write_text
+from forgather.errors import ProjectError
+from forgather.project.locations import error_pages_dir
+
+DESCRIPTION = "Explain an error code: what it means, an example that leads to it, and how to mend it."
+EXAMPLES = """examples:
+  fgcli explain FG204
+  fgcli explain                 every code, one line each"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("code", nargs="?", metavar="CODE", help="an error code, as in FG204; without one, list all")
+    add_json(parser)
+
+
+def error_codes() -> dict[str, str]:
+    """Returns the title of each error page by its code, in order."""
+    folder = error_pages_dir()
+    codes: dict[str, str] = {}
+    for name in sorted(os.listdir(folder)):
+        if re.fullmatch(r"FG\d{3}\.md", name):
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                codes[name[:-3]] = stream.readline().strip().lstrip("# ").partition(": ")[2]
+    return codes
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the page and returns the exit status."""
+    options = invocation.options
+    codes = error_codes()
+    if options.code is None:
+        if options.json:
+            write_json(codes)
+        else:
+            write_text("\n".join(f"{code}  {title}" for code, title in codes.items()))
+        return 0
+    code = options.code.upper().strip("[]")
+    code = code if code.startswith("FG") else f"FG{code}"
+    if code not in codes:
+        raise ProjectError(
+            f"there is no error code {options.code!r}", code="FG415", hint="'fgcli explain' lists every code"
+        )
+    with open(os.path.join(error_pages_dir(), f"{code}.md"), encoding="utf-8") as stream:
+        text = stream.read()
+    if options.json:
+        write_json({"code": code, "title": codes[code], "text": text})
+    else:
+        write_text(text)
+    return 0

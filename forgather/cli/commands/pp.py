@@ -1,0 +1,78 @@
+"""`fgcli pp`: a config as text, after all templates. Constructs nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json, add_output, add_set
+from forgather.cli.output import print_findings, print_note, write_json, write_text
+from forgather.errors import Severity
+from forgather.project.display import Display
+from forgather.project.project import Project
+
+CONFIG_OPTIONS = True
+DESCRIPTION = """Print what a config says, all templates applied. Nothing is imported or constructed.
+With --set, the graph with the changes is printed as YAML, because changes apply to values and not to text."""
+EXAMPLES = """examples:
+  fgcli -t tiny.yaml pp
+  fgcli -t tiny.yaml pp --map              the template and line that wrote each line
+  fgcli -t tiny.yaml pp --set trainer_args.max_steps=10"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("--map", action="store_true", help="print template:line beside each line")
+    add_set(parser)
+    add_json(parser)
+    add_output(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the text and returns the exit status."""
+    options = invocation.options
+    project = invocation.open_project()
+    display = Display(project.meta.project_dir, project.meta.workspace_root)
+    findings = [*project.meta.diagnostics, *project.rendered.diagnostics]
+    if options.overrides:
+        findings += [found for found in project.graph.diagnostics if found.severity is not Severity.LINT]
+    if options.map and options.overrides:
+        print_note("note: --map shows the text before --set, which changes the graph")
+    if options.json:
+        write_json({"config": project.config_name, "lines": _lines(project, display)}, options.output)
+    elif options.map:
+        write_text(_mapped(project, display), options.output)
+    else:
+        write_text(_text(project), options.output)
+    return int(print_findings(findings, project.meta.project_dir))
+
+
+def _text(project: Project) -> str:
+    if not project.overrides:
+        return project.rendered.text
+    from forgather.codegen.emit_yaml import emit_yaml
+
+    return emit_yaml(project.graph)
+
+
+def _lines(project: Project, display: Display) -> list[dict[str, object]]:
+    facts: list[dict[str, object]] = []
+    for line, origin in project.rendered.source_map.lines():
+        fact: dict[str, object] = {"text": line}
+        if origin is not None:
+            fact |= {"file": display(origin.span.file), "line": origin.span.line, "template": origin.site.template}
+            fact["via"] = [{"file": display(site.span.file), "line": site.span.line} for site in origin.sites[:-1]]
+            fact["approximate"] = origin.approximate
+        facts.append(fact)
+    return facts
+
+
+def _mapped(project: Project, display: Display) -> str:
+    pairs = [
+        (f"{display(origin.span.file)}:{origin.span.line}{'~' if origin.approximate else ''}" if origin else "", line)
+        for line, origin in project.rendered.source_map.lines()
+    ]
+    if pairs and not pairs[-1][1]:
+        pairs.pop()
+    width = max((len(place) for place, _ in pairs), default=0)
+    return "\n".join(f"{place:<{width}} | {line}".rstrip() for place, line in pairs)

@@ -1,0 +1,55 @@
+"""`fgcli tlist`: the templates that a project can extend and include. Renders no config."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import print_findings, write_json, write_text
+from forgather.project.display import Display
+from forgather.project.meta import load_meta
+from forgather.project.workspace import find_project
+
+DESCRIPTION = """List the templates on the project's search path: its own, the workspace's, and the packaged library.
+Of two with one name the first is used; the other is marked as hidden."""
+EXAMPLES = """example:
+  fgcli -p projects/tiny_llama tlist"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_json(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the templates and returns the exit status."""
+    meta = load_meta(find_project(invocation.project_dir))
+    display = Display(meta.project_dir, meta.workspace_root)
+    facts = _templates(meta.searchpath, display)
+    if invocation.options.json:
+        write_json({"project": meta.name, "templates": facts})
+    elif facts:
+        width = max(len(str(fact["name"])) for fact in facts)
+        hidden = {True: "  (hidden by the one above)", False: ""}
+        write_text(
+            "\n".join(f"{fact['name']:<{width}}  {fact['file']}{hidden[fact['hidden'] is True]}" for fact in facts)
+        )
+    return int(print_findings(meta.diagnostics, meta.project_dir))
+
+
+def _templates(searchpath: tuple[str, ...], display: Display) -> list[dict[str, object]]:
+    found: dict[str, list[str]] = {}
+    for top in searchpath:
+        for here, folders, files in os.walk(top):
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+            for file in sorted(files):
+                if file.endswith(".yaml") and not file.startswith("."):
+                    path = os.path.join(here, file)
+                    found.setdefault(os.path.relpath(path, top).replace(os.sep, "/"), []).append(path)
+    return [
+        {"name": name, "file": display(path), "hidden": position > 0}
+        for name, paths in sorted(found.items())
+        for position, path in enumerate(paths)
+    ]

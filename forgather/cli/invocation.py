@@ -1,0 +1,69 @@
+"""What one `fgcli` command was asked to do.
+
+Takes parsed arguments, gives the project they mean. Keeps true: the stages are imported when a project is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgather.project.project import Project
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """Arguments of one command.
+
+    Args:
+        options: what argparse read.
+        arguments: the command line as it was given, program name left out.
+        variables: values of the config's own options, by Jinja variable.
+    """
+
+    options: argparse.Namespace
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def project_dir(self) -> str | None:
+        """The folder that `-p` names."""
+        return self.options.project
+
+    @property
+    def config(self) -> str | None:
+        """The config that `-t` names."""
+        return self.options.config
+
+    @property
+    def project_hint(self) -> str | None:
+        """The folder that file names in errors are relative to, as far as it is known without reading anything."""
+        from forgather.errors import ProjectError
+        from forgather.project.workspace import find_project
+
+        try:
+            return find_project(self.project_dir)
+        except ProjectError:
+            return None
+
+    def open_project(self) -> Project:
+        """Returns the project and config that the arguments mean, with options and overrides applied."""
+        from forgather.project.project import Project
+
+        overrides = getattr(self.options, "overrides", None) or ()
+        return Project(self.config, self._folder, overrides=overrides, **self.variables)
+
+    def undeclared(self) -> Project:
+        """Returns the same project without options and overrides, to read what the config declares."""
+        from forgather.project.project import Project
+
+        return Project(self.config, self._folder)
+
+    @property
+    def _folder(self) -> str:
+        # Project(".") means "the nearest above"; -p . means this very folder.
+        return "." if self.project_dir is None else os.path.join(self.project_dir, "")

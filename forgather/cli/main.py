@@ -1,0 +1,50 @@
+"""`fgcli`: reads the command line, runs one command, and turns whatever happens into an exit status.
+
+Takes arguments, gives 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. Keeps true: no command's
+module, and none of the stages, is imported before it is chosen; every error is drawn here, once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from forgather.cli.output import print_crash, print_error
+from forgather.cli.parsing import parse
+from forgather.errors import ForgatherError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status."""
+    if "_ARGCOMPLETE" in os.environ:
+        from forgather.cli.completion import complete
+
+        complete()
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output left (`fgcli pp | head`): nothing more can be said, not even by the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    project_dir: str | None = None
+    try:
+        command, invocation = parse(arguments)
+        project_dir = invocation.project_hint
+        return command.run(invocation)
+    except ForgatherError as error:
+        print_error(error, project_dir)
+        return 1
+    except KeyboardInterrupt:
+        print_crash(KeyboardInterrupt("interrupted"), project_dir)
+        return 130
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the top: whatever a constructor or a run raised is drawn for its user
+        print_crash(error, project_dir)
+        return 1

@@ -1,0 +1,118 @@
+"""Options that several commands share, and those that a config declares.
+
+Takes parsers, adds arguments. Keeps true: a config cannot take a spelling that any command has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from forgather.cli.invocation import Invocation
+
+if TYPE_CHECKING:
+    from forgather.project.declared import DeclaredOption
+
+OWN_NAMES = frozenset(
+    {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
+     "--format", "--dry-run", "-r", "--recursive", "--extends", "--var"}
+)  # fmt: skip
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`."""
+    parser.add_argument("--json", action="store_true", help="print facts as JSON")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds `-o FILE`."""
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of the terminal")
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Adds `--set PATH=VALUE`."""
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        type=path_and_value,
+        metavar="PATH=VALUE",
+        help="change a value of the graph, as trainer_args.max_steps=10; +PATH=VALUE adds one",
+    )
+
+
+def add_var(parser: argparse.ArgumentParser) -> None:
+    """Adds `--var NAME=VALUE`."""
+    parser.add_argument(
+        "--var",
+        dest="construction_variables",
+        action="append",
+        type=path_and_value,
+        metavar="NAME=VALUE",
+        help="value for a !var of the config, as YAML",
+    )
+
+
+def construction_variables(invocation: Invocation) -> dict[str, object]:
+    """Returns the values that `--var` gives.
+
+    Raises:
+        ForgatherError: a value is not plain YAML.
+    """
+    from forgather.config.load import load_value
+    from forgather.project.plain import plain_value
+
+    given = invocation.options.construction_variables or ()
+    return {name: plain_value(load_value(text), f"--var {name}") for name, text in given}
+
+
+def path_and_value(text: str) -> tuple[str, str]:
+    """Splits `path=value` at the first `=` that stands outside brackets.
+
+    Example:
+        >>> path_and_value("optimizer.lr=3e-4")
+        ('optimizer.lr', '3e-4')
+    """
+    depth = 0
+    for position, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if char == "=" and depth == 0:
+            path = text[:position].strip()
+            if path.strip("+"):
+                return path, text[position + 1 :]
+            break
+    raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
+
+
+def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation) -> list[str]:
+    """Adds the options that the invocation's config declares, and returns their Jinja variables.
+
+    Raises:
+        ForgatherError: the config cannot be read, or declares options that cannot be.
+    """
+    from forgather.project.declared import declared_options
+
+    project = invocation.undeclared()
+    options = declared_options(project.declared_graph, reserved=OWN_NAMES)
+    if options:
+        group = parser.add_argument_group(f"options of {project.config_name}")
+        for option in options:
+            group.add_argument(*option.names, **_settings(option))
+    return [option.variable for option in options]
+
+
+def _settings(option: DeclaredOption) -> dict[str, Any]:
+    shown = "" if option.default is None else f"(default: {option.default})"
+    settings: dict[str, Any] = {
+        "dest": f"declared_{option.variable}",
+        "default": None,
+        "help": " ".join(part for part in (option.help, shown) if part).replace("%", "%%"),
+    }
+    if option.type is bool:
+        return settings | {"action": argparse.BooleanOptionalAction}
+    settings["type"] = option.type
+    settings["metavar"] = option.variable.upper()
+    if option.choices:
+        settings["choices"] = [option.type(choice) for choice in option.choices]
+        settings["metavar"] = "{" + ",".join(str(choice) for choice in option.choices) + "}"
+    return settings

@@ -1,0 +1,179 @@
+"""Draws errors and warnings, and writes what commands give.
+
+Takes errors and text, gives lines on the terminal or in a file. Keeps true: one report is at most fifteen lines,
+with the user's own line in it; colors appear on a terminal only, and never with `NO_COLOR`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.project.display import Display
+from forgather.source import Span
+
+MAX_LINES = 15
+_WIDTH = 160
+_COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "lint": "\x1b[1;36m"}
+_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def report(findings: Sequence[Diagnostic], display: Display) -> list[str]:
+    """Returns the lines that show findings: as many as fit in one screen, the rest as a count."""
+    lines: list[str] = []
+    for position, finding in enumerate(findings):
+        block = _block(finding, display)
+        remaining = len(findings) - position
+        if lines and len(lines) + len(block) + (remaining > 1) > MAX_LINES:
+            lines.append(f"  ... and {remaining} more")
+            break
+        lines += block
+    return lines
+
+
+def _block(finding: Diagnostic, display: Display) -> list[str]:
+    message = _clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
+    lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
+    if finding.span is not None:
+        lines += _place(finding.span, display)
+    context = display.shorten(", ".join(finding.context))
+    where = [part for part in (finding.path, f"({context})" if finding.path and context else context) if part]
+    if where:
+        lines.append("  in  " + _clean("      ".join(where), 2 * _WIDTH))
+    if finding.hint:
+        lines.append("  help: " + _clean(display.shorten(finding.hint), 2 * _WIDTH).replace("\n", " "))
+    return lines
+
+
+def _place(span: Span, display: Display) -> list[str]:
+    lines = [f"  --> {display(span.file)}:{span.line}"]
+    text = source_line(span)
+    if text is not None and text.strip():
+        lines.append(f"      {span.line} | {_clean(text, _WIDTH)}")
+    return lines
+
+
+def source_line(span: Span) -> str | None:
+    """Returns the line of the user's file that a span names; None where it cannot be read."""
+    if not os.path.isabs(span.file):
+        return None
+    try:
+        with open(span.file, encoding="utf-8", errors="replace", newline=None) as stream:
+            for number, line in enumerate(stream, start=1):
+                if number == span.line:
+                    return line.rstrip("\n")
+    except OSError:
+        return None
+    return None
+
+
+def _clean(text: str, limit: int) -> str:
+    visible = _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text.replace("\r", "")).replace("\t", "→   ")
+    return visible if len(visible) <= limit else visible[: limit - 3] + "..."
+
+
+def findings_of(error: ForgatherError) -> list[Diagnostic]:
+    """Returns what an error says, and the further findings that belong to it."""
+    first = _placed(error)
+    others = [other for other in error.others if (other.code, other.message, other.span) != _key(first)]
+    return [first, *others]
+
+
+def _placed(error: ForgatherError) -> Diagnostic:
+    """The error as a record; one that a constructor raised takes its place from the call in the config."""
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
+    found = error.diagnostic
+    if not notes:
+        return found
+    return replace(found, span=found.span or notes[0].span, path=found.path or notes[0].path)
+
+
+def _key(finding: Diagnostic) -> tuple[object, ...]:
+    return finding.code, finding.message, finding.span
+
+
+def print_error(error: ForgatherError, project_dir: str | None = None) -> None:
+    """Draws an error of ours on the error stream."""
+    _print_lines(report(findings_of(error), Display(project_dir)))
+
+
+def print_crash(error: BaseException, project_dir: str | None = None) -> None:
+    """Draws an exception that a constructor or a run raised: what, where in the config, where in the code."""
+    # `traceback` costs more than `fgcli --help` may.
+    from forgather.cli.trace import crash_lines
+
+    _print_lines(crash_lines(error, Display(project_dir), place=_place))
+
+
+def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None) -> bool:
+    """Draws errors and warnings on the error stream; lints are left to `check`. Returns whether any is an error."""
+    shown = [finding for finding in findings if finding.severity is not Severity.LINT]
+    errors = [finding for finding in shown if finding.severity is Severity.ERROR]
+    if shown:
+        warnings = [finding for finding in shown if finding.severity is not Severity.ERROR]
+        _print_lines(report([*errors, *warnings], Display(project_dir)))
+    return bool(errors)
+
+
+def print_note(text: str) -> None:
+    """Prints one line on the error stream, for people."""
+    _print_lines([text])
+
+
+def write_text(text: str, file: str | None = None) -> None:
+    """Writes text to a file, or to the terminal where none is named.
+
+    Raises:
+        ProjectError: the file cannot be written.
+    """
+    if not text.endswith("\n"):
+        text += "\n"
+    if file is None:
+        sys.stdout.write(_encodable(text, sys.stdout))
+        return
+    try:
+        with open(file, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise ProjectError(
+            f"{file!r} cannot be written: {error.strerror or error}",
+            code="FG418",
+            hint="name a file in a folder that exists and that you can write to",
+        ) from error
+
+
+def write_json(facts: Any, file: str | None = None) -> None:
+    """Writes facts as JSON, the same way everywhere."""
+    write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str), file)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    color = _wants_color(sys.stderr)
+    sys.stdout.flush()
+    for line in lines:
+        sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
+    sys.stderr.flush()
+
+
+def _wants_color(stream: IO[str]) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _colored(line: str) -> str:
+    head = re.match(r"(error|warning|lint)(\[\w+\])?:", line)
+    if head:
+        return f"{_COLORS[head[1]]}{head[0]}{_OFF}{_BOLD}{line[head.end() :]}{_OFF}"
+    label = re.match(r" +(-->|in |help:|\d+ \|)", line)
+    return f"{_DIM}{label[0]}{_OFF}{line[label.end() :]}" if label else line
+
+
+def _encodable(text: str, stream: IO[str]) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)

@@ -1,0 +1,144 @@
+"""The parsers of `fgcli`, and the two passes that config-declared options need.
+
+Takes arguments, gives the chosen command's module and an `Invocation`. Keeps true: only the chosen command is
+imported; a config is read only when its options are needed (an argument we do not know, `--help`, completion).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NoReturn
+
+from forgather import __version__
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_declared_options
+from forgather.errors import ForgatherError, nearest
+
+COMMANDS = {
+    "ls": "list projects, their configs and what each is for",
+    "pp": "print a config as text, after all templates",
+    "graph": "print what a config would build",
+    "targets": "list the targets of a config",
+    "trefs": "show the templates that a config loaded, and why",
+    "tlist": "list the templates that a project can use",
+    "construct": "build targets and print them",
+    "train": "run the target 'main' of a config",
+    "new": "make a working project or config",
+    "explain": "explain an error code",
+}
+_EPILOG = """examples:
+  fgcli ls                                       the configs of the project you are in
+  fgcli -t tiny.yaml pp                          what a config says, all templates applied
+  fgcli -p projects/tiny_llama -t default.yaml train --set trainer_args.max_steps=20
+  fgcli new project my_project                   start your own
+
+'fgcli COMMAND --help' says more; with -t it lists the config's own options too."""
+_VALUED = ("-p", "--project", "-t", "--config")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that answers in one screen: what was wrong, a suggestion, where the help is."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints a usage error and ends with status 2."""
+        sys.stderr.write(f"error: {message}\n  help: {self.prog} --help\n")
+        sys.exit(2)
+
+
+def split_command(arguments: Sequence[str]) -> int | None:
+    """Returns the position of the command among the arguments; None when there is none."""
+    position = 0
+    while position < len(arguments):
+        if arguments[position] in _VALUED:
+            position += 2
+        elif arguments[position].startswith("-"):
+            position += 1
+        else:
+            return position
+    return None
+
+
+def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType | None]:
+    """Returns the whole parser, and the chosen command's own parser and module."""
+    parser = Parser(prog="fgcli", description="Describe, check and run model training.", epilog=_EPILOG)
+    parser.add_argument("-p", "--project", metavar="DIR", help="project folder (default: nearest above this folder)")
+    parser.add_argument("-t", "--config", metavar="CONFIG", help="config (default: the project's default config)")
+    parser.add_argument("--version", action="version", version=f"forgather {__version__}")
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen: Parser | None = None
+    module: ModuleType | None = None
+    for name, summary in COMMANDS.items():
+        if name == command:
+            module = import_module(f"forgather.cli.commands.{name}")
+            chosen = choices.add_parser(name, help=summary, description=module.DESCRIPTION, epilog=module.EXAMPLES)
+            module.configure(chosen)
+        else:
+            choices.add_parser(name, help=summary, add_help=False)
+    return parser, chosen, module
+
+
+def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
+    """Returns the chosen command and what it was asked to do; ends the process on wrong usage or `--help`."""
+    at = split_command(arguments)
+    command = None if at is None else arguments[at]
+    parser, chosen, module = build_parser(command)
+    if chosen is None or module is None or at is None:
+        parser.parse_args(_with_suggestion(parser, command, arguments))
+        raise AssertionError("argparse ends the process when there is no known command")
+    declared: list[str] = []
+    if getattr(module, "CONFIG_OPTIONS", False):
+        declared = _declare(parser, chosen, arguments, at)
+    namespace, rest = parser.parse_known_args(arguments)
+    if rest:
+        chosen.error(_unknown(rest, chosen))
+    variables = {name: getattr(namespace, f"declared_{name}") for name in declared}
+    given = {name: value for name, value in variables.items() if value is not None}
+    return module, Invocation(options=namespace, arguments=tuple(arguments), variables=given)
+
+
+def _declare(parser: Parser, chosen: Parser, arguments: Sequence[str], at: int) -> list[str]:
+    after = arguments[at + 1 :]
+    if not {"-h", "--help"}.isdisjoint(after):
+        namespace = _before_command(parser, arguments[:at])
+        try:
+            return add_declared_options(chosen, Invocation(options=namespace, arguments=tuple(arguments)))
+        except ForgatherError as error:
+            chosen.epilog = f"{chosen.epilog}\n\nThe config's own options are not listed: {error.message}"
+            return []
+    namespace, rest = parser.parse_known_args(arguments)
+    if not rest or rest[0].split("=")[0] in _VALUED:
+        return []
+    return add_declared_options(chosen, Invocation(options=namespace, arguments=tuple(arguments)))
+
+
+def _before_command(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    bare = Parser(prog=parser.prog, add_help=False)
+    bare.add_argument("-p", "--project")
+    bare.add_argument("-t", "--config")
+    return bare.parse_known_args(arguments)[0]
+
+
+def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[str]) -> Sequence[str]:
+    if command is not None:
+        parser.error(f"no command {command!r}: {nearest(command, list(COMMANDS)) or 'one of ' + ', '.join(COMMANDS)}")
+    if not {"-h", "--help", "--version"}.isdisjoint(arguments):
+        return arguments
+    parser.error(f"no command: one of {', '.join(COMMANDS)}")
+
+
+def _unknown(rest: list[str], chosen: Parser) -> str:
+    name = rest[0].split("=")[0]
+    if name in _VALUED:
+        return f"{name} goes before the command, as in: fgcli {name} NAME {chosen.prog.split()[-1]}"
+    known = [option for action in chosen._actions for option in action.option_strings]
+    hint = nearest(name, known) if name.startswith("-") else None
+    hint = hint if hint and hint.startswith("did") else None
+    return f"unknown argument {name!r}" + (f": {hint}" if hint else "")

@@ -1,0 +1,63 @@
+"""An exception of the user's own code, cut to what helps.
+
+Takes an exception, gives lines: its type and message, the place in the config that led to it, and the innermost
+frames that are not ours. Keeps true: with `FORGATHER_TRACEBACK=full` the whole traceback is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+from forgather.errors import BuildNote
+from forgather.project.display import Display
+from forgather.source import Span
+
+_MAX_FRAMES = 3
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch.py"))
+
+
+def crash_lines(error: BaseException, display: Display, *, place: Callable[[Span, Display], list[str]]) -> list[str]:
+    """Returns the lines that show an exception.
+
+    Args:
+        error: the exception.
+        display: shortens file names.
+        place: draws a place in a config.
+    """
+    message = str(error).strip().split("\n")
+    lines = [f"error: {type(error).__name__}: {message[0]}" if message[0] else f"error: {type(error).__name__}"]
+    lines += [f"  {line}" for line in message[1:3]]
+    for note in getattr(error, "__notes__", ()):
+        lines += _note_lines(note, display, place)
+    if error.__cause__ is not None:
+        cause = (str(error.__cause__).strip().split("\n") or [""])[0]
+        lines.append(f"  caused by {type(error.__cause__).__name__}: {cause}")
+    return lines + _frames(error, display)
+
+
+def _note_lines(note: str, display: Display, place: Callable[[Span, Display], list[str]]) -> list[str]:
+    if not isinstance(note, BuildNote):
+        return [f"  note: {line}" for line in str(note).split("\n")[:2]]
+    lines = place(note.span, display) if note.span is not None else []
+    return [*lines, f"  in  {note.path}  (calling {note.constructor})"]
+
+
+def _frames(error: BaseException, display: Display) -> list[str]:
+    if os.environ.get("FORGATHER_TRACEBACK") == "full":
+        return ["".join(traceback.format_exception(error)).rstrip("\n")]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)] or list(frames)[-1:]
+    lines: list[str] = []
+    if len(theirs) > _MAX_FRAMES:
+        hidden = len(theirs) - _MAX_FRAMES
+        lines.append(f"  traceback ({hidden} outer frames hidden; FORGATHER_TRACEBACK=full shows all):")
+    elif theirs:
+        lines.append("  traceback:")
+    for frame in theirs[-_MAX_FRAMES:]:
+        lines.append(f"    {display(frame.filename)}:{frame.lineno} in {frame.name}")
+        if frame.line:
+            lines.append(f"        {frame.line}")
+    return lines

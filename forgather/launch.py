@@ -1,0 +1,174 @@
+"""Runs the `main` target of a config. The one place that decides about processes.
+
+Takes a `Project`, gives an exit status and where things lie. Keeps true: the run folder is complete before anything
+is constructed, and an exception of the run reaches the caller as it was raised.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from forgather.errors import ProjectError, UnknownTargetError, nearest
+from forgather.project.project import Project
+from forgather.project.record import make_run_folder, run_folder_name, write_record
+from forgather.project.targets import run_meta, target_facts
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What would run.
+
+    Args:
+        project: the config.
+        output_dir: absolute folder of the model and of the runs.
+        run_dir: folder that the run would get if it began at `started`.
+        constructor: what `main` is, for people.
+        started: the instant, in UTC.
+    """
+
+    project: Project
+    output_dir: str
+    run_dir: str
+    constructor: str
+    started: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        status: exit status.
+        run_dir: the run's folder.
+        model_dir: where the model was saved; None where nothing was.
+        checkpoint: newest checkpoint that the run wrote; None without one.
+        interrupted: True when Ctrl-C ended it.
+    """
+
+    status: int
+    run_dir: str
+    model_dir: str | None = None
+    checkpoint: str | None = None
+    interrupted: bool = False
+
+
+def plan_run(project: Project) -> RunPlan:
+    """Returns what `run` would do. Constructs nothing and writes nothing.
+
+    Raises:
+        ForgatherError: the config has errors, no `main`, or wants more than this version gives.
+    """
+    _refuse_several_processes()
+    project.refuse_errors()
+    facts = {target.name: target for target in target_facts(project.graph)}
+    if MAIN not in facts:
+        raise UnknownTargetError(
+            f"config {project.config_name!r} has no target {MAIN!r} to run",
+            hint=nearest(MAIN, list(facts)) or "'fgcli targets' lists the targets",
+            context=project.lineage,
+        )
+    stem = project.config_name.removesuffix(".yaml")
+    named = run_meta(project.graph).output_dir or os.path.join("output_models", stem)
+    output_dir = os.path.normpath(os.path.join(project.meta.project_dir, named))
+    started = datetime.now(UTC)
+    return RunPlan(
+        project=project,
+        output_dir=output_dir,
+        run_dir=run_folder_name(output_dir, project.config_name, started),
+        constructor=f"!{facts[MAIN].kind}:{facts[MAIN].summary}",
+        started=started,
+    )
+
+
+def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
+    """Makes and fills the run's folder, and returns it."""
+    folder = make_run_folder(plan.output_dir, plan.project.config_name, plan.started)
+    write_record(folder, plan.project, command=command, started=plan.started)
+    return folder
+
+
+def run(plan: RunPlan, run_dir: str) -> Outcome:
+    """Constructs `main` and runs it: trains a trainer, calls a callable.
+
+    Raises:
+        ProjectError: `main` is neither.
+        Exception: whatever construction or the run itself raises.
+    """
+    main: Any = None
+    try:
+        main = plan.project(MAIN, run_dir=run_dir)
+        if _is_trainer(main):
+            main.train()
+            return Outcome(status=0, run_dir=run_dir, model_dir=_save(main), checkpoint=_newest_checkpoint(plan, main))
+        if callable(main) and not _is_module(main):
+            result = main()
+            return Outcome(status=_status(result), run_dir=run_dir)
+    except KeyboardInterrupt:
+        checkpoint = _newest_checkpoint(plan, main)
+        return Outcome(status=130, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
+    raise ProjectError(
+        f"{MAIN!r} is a {type(main).__name__}, which can neither train nor be called",
+        code="FG412",
+        span=plan.project.graph.targets[MAIN].span,
+        path=MAIN,
+        hint="give 'main' an object with train(), or a !partial to call",
+        context=plan.project.lineage,
+    )
+
+
+def _is_trainer(main: object) -> bool:
+    return callable(getattr(main, "train", None)) and not _is_module(main) and not isinstance(main, type)
+
+
+def _is_module(main: object) -> bool:
+    # Module.train() only sets a flag: "training" a bare model would end at once, with nothing learned.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(main, torch.nn.Module)
+
+
+def _save(trainer: Any) -> str | None:
+    folder = _output_dir(trainer)
+    if folder is None or not callable(getattr(trainer, "save_model", None)):
+        return None
+    trainer.save_model()
+    return folder
+
+
+def _output_dir(trainer: object) -> str | None:
+    folder = getattr(getattr(trainer, "args", None), "output_dir", None)
+    return os.path.abspath(folder) if isinstance(folder, (str, os.PathLike)) and os.fspath(folder) else None
+
+
+def _newest_checkpoint(plan: RunPlan, trainer: object) -> str | None:
+    folders = dict.fromkeys(folder for folder in (_output_dir(trainer), plan.output_dir) if folder)
+    found: list[tuple[float, str]] = []
+    for folder in folders:
+        if not os.path.isdir(folder):
+            continue
+        with os.scandir(folder) as entries:
+            checkpoints = [entry for entry in entries if entry.is_dir() and entry.name.startswith("checkpoint-")]
+        found += [(entry.stat().st_mtime, entry.path) for entry in checkpoints]
+    # File systems keep coarse times: one second of grace.
+    fresh = [item for item in found if item[0] >= plan.started.timestamp() - 1]
+    return max(fresh)[1] if fresh else None
+
+
+def _status(result: object) -> int:
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _refuse_several_processes() -> None:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise ProjectError(
+            f"the launcher started {size} processes (WORLD_SIZE={size}), and training runs in one",
+            code="FG417",
+            hint="start one process: torchrun --nproc_per_node 1, or accelerate launch --num_processes 1",
+        )

@@ -1,0 +1,89 @@
+"""Which config of a project is meant.
+
+Takes the facts of a project, gives names and template names. Keeps true: a name never leads out of the folder of
+the configs, whatever it is made of.
+"""
+
+from __future__ import annotations
+
+import os
+
+from forgather.errors import ProjectError, nearest
+from forgather.project.configfiles import config_files
+from forgather.project.meta import ProjectMeta
+
+
+def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
+    """Returns the name of the config that is meant, with its `.yaml`.
+
+    Args:
+        meta: the project.
+        name: what `-t` says; None for the default.
+
+    Raises:
+        ProjectError: there is no such config, or none was named and several could be meant.
+    """
+    available = config_files(meta.searchdir, meta.config_prefix)
+    if name is not None:
+        return _existing(name, available, meta)
+    if meta.default_config is not None:
+        return _existing(meta.default_config, available, meta, in_meta=True)
+    if len(available) == 1:
+        return next(iter(available))
+    if available:
+        listed = ": " + ", ".join(available) if len(available) < 10 else ""
+        raise ProjectError(
+            f"project {meta.name!r} has {len(available)} configs and no 'default_config'{listed}",
+            code="FG406",
+            hint=f"name one, as in -t {next(iter(available))}",
+        )
+    raise ProjectError(
+        f"project {meta.name!r} has no config",
+        code="FG406",
+        hint=f"put one under {_config_folder(meta)!r}, or make one with 'fgcli new config NAME'",
+    )
+
+
+def template_name(meta: ProjectMeta, config_name: str) -> str:
+    """Returns the name under which templates find a config."""
+    return f"{meta.config_prefix}/{config_name}" if meta.config_prefix else config_name
+
+
+def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_meta: bool = False) -> str:
+    for candidate in (name, f"{name}.yaml"):
+        if candidate in available:
+            return candidate
+    if _leads_out(name):
+        raise ProjectError(
+            f"config {name!r} is not a name inside the configs of project {meta.name!r}",
+            code="FG407",
+            span=meta.default_config_span if in_meta else None,
+            hint=f"name a file under {_config_folder(meta)!r} by its path from there",
+        )
+    raise ProjectError(
+        f"project {meta.name!r} has no config {name!r}",
+        code="FG405",
+        span=meta.default_config_span if in_meta else None,
+        hint=_suggestion(name, list(available)) or f"put it under {_config_folder(meta)!r}",
+        found=name,
+    )
+
+
+def _suggestion(name: str, available: list[str]) -> str | None:
+    same_file = [config for config in available if os.path.basename(name) in (config, config.removesuffix(".yaml"))]
+    if same_file:
+        return f"-t takes the name alone: {same_file[0]!r}"
+    bare = {config.removesuffix(".yaml"): config for config in available}
+    wanted = name.removesuffix(".yaml")
+    hint = nearest(wanted, list(bare))
+    return hint or (f"{len(bare)} configs; 'fgcli ls' lists them" if bare else None)
+
+
+def _leads_out(name: str) -> bool:
+    parts = name.replace("\\", "/").split("/")
+    return name.startswith(("/", "~")) or ".." in parts or "\0" in name or ":" in name
+
+
+def _config_folder(meta: ProjectMeta) -> str:
+    folder = meta.searchdir[0] if meta.searchdir else os.path.join(meta.project_dir, "templates")
+    return os.path.relpath(os.path.join(folder, meta.config_prefix), meta.project_dir)

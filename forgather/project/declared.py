@@ -1,0 +1,153 @@
+"""The command-line options that a config declares in its target `dynamic_args`.
+
+Takes a graph, gives `DeclaredOption` records. Keeps true: the declaration is plain data, read from a render without
+options, and nothing in it is constructed; the default stays with the template and is shown as help only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.errors import ProjectError, nearest
+from forgather.project.plain import plain_value
+from forgather.project.surroundings import STANDARD_VARIABLES
+from forgather.source import Span
+
+TARGET = "dynamic_args"
+FIELDS = ("names", "type", "choices", "default", "help")
+TYPES = {"str": str, "string": str, "path": str, "int": int, "integer": int, "float": float, "number": float,
+         "bool": bool, "boolean": bool}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredOption:
+    """One option of a config.
+
+    Args:
+        names: spellings on the command line, dashes included.
+        variable: the Jinja variable that the option sets.
+        type: what the text is read as; `bool` makes a pair of flags.
+        choices: accepted values; () for any.
+        default: what the template uses without the option, for the help.
+        help: one line.
+        span: where it is declared.
+    """
+
+    names: tuple[str, ...]
+    variable: str
+    type: type[str] | type[int] | type[float] | type[bool]
+    choices: tuple[object, ...]
+    default: object
+    help: str
+    span: Span | None
+
+
+def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> list[DeclaredOption]:
+    """Returns the options that a config declares, in order.
+
+    Args:
+        graph: the config, rendered without options.
+        reserved: spellings that a config cannot have, because the command line itself has them.
+
+    Raises:
+        ProjectError: a declaration is malformed, or its name is taken.
+    """
+    entry = graph.targets.get(TARGET)
+    if entry is None:
+        return []
+    taken: dict[str, str] = dict.fromkeys(reserved, "the command line")
+    options: list[DeclaredOption] = []
+    for key, node in _records(entry):
+        option = _option(key, node)
+        _refuse_taken(option, taken)
+        taken.update(dict.fromkeys((*_spellings(option), option.variable), "another option of this config"))
+        options.append(option)
+    return options
+
+
+def _records(entry: Entry) -> Iterator[tuple[str | None, Node]]:
+    node = entry.value
+    if isinstance(node, Sequence):
+        yield from ((None, item) for item in node.items)
+    elif isinstance(node, Mapped):
+        for item in node.entries:
+            if not (isinstance(item.value, Scalar) and item.value.value is None):
+                yield (item.key if isinstance(item.key, str) else None), item.value
+    elif not (isinstance(node, Scalar) and node.value is None):
+        raise _malformed(f"{TARGET!r} is neither a list nor a mapping of options", node)
+
+
+def _option(key: str | None, node: Node) -> DeclaredOption:
+    if not isinstance(node, Mapped):
+        raise _malformed(f"an option in {TARGET!r} is not a mapping", node)
+    fields = plain_value(node, f"{TARGET!r}", code="FG408")
+    fields = fields if isinstance(fields, dict) else {}
+    for field in fields:
+        if field not in FIELDS:
+            raise _malformed(f"an option in {TARGET!r} has no field {field!r}", node, nearest(str(field), FIELDS))
+    names = _names(fields.get("names", key), node)
+    choices = fields.get("choices")
+    if choices is not None and not isinstance(choices, list):
+        raise _malformed(f"'choices' of option {names[0]!r} is not a list", node)
+    kind = fields.get("type") or "str"
+    if kind not in TYPES:
+        raise _malformed(f"option {names[0]!r} has the unknown type {kind!r}", node, nearest(str(kind), list(TYPES)))
+    return DeclaredOption(
+        names=names,
+        variable=_variable(names),
+        type=TYPES[str(kind)],
+        choices=tuple(choices or ()),
+        default=fields.get("default"),
+        help=str(fields.get("help") or ""),
+        span=node.span,
+    )
+
+
+def _names(value: object, node: Node) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) and name.strip("-") for name in names):
+        raise _malformed(
+            f"an option in {TARGET!r} has no 'names'", node, "write names: --steps, or a list of spellings"
+        )
+    spelled = tuple(name if name.startswith("-") else "--" + name.replace("_", "-") for name in names)
+    for name in spelled:
+        if not _variable((name,)).isidentifier() or (not name.startswith("--") and len(name) > 2):
+            raise _malformed(f"{name!r} cannot be the name of an option", node, "write it as --max-steps or -n")
+    return spelled
+
+
+def _variable(names: tuple[str, ...]) -> str:
+    long_names = [name for name in names if name.startswith("--")]
+    return (long_names or list(names))[0].lstrip("-").replace("-", "_")
+
+
+def _spellings(option: DeclaredOption) -> tuple[str, ...]:
+    if option.type is not bool:
+        return option.names
+    return (*option.names, *("--no-" + name[2:] for name in option.names if name.startswith("--")))
+
+
+def _refuse_taken(option: DeclaredOption, taken: dict[str, str]) -> None:
+    for name in (*_spellings(option), option.variable):
+        if name in taken:
+            raise ProjectError(
+                f"option {name!r} of this config is taken by {taken[name]}",
+                code="FG409",
+                span=option.span,
+                hint="give it another name in 'dynamic_args'",
+            )
+    if option.variable in STANDARD_VARIABLES:
+        raise ProjectError(
+            f"option {option.names[0]!r} would replace the standard variable {option.variable!r}",
+            code="FG409",
+            span=option.span,
+            hint="give it another name in 'dynamic_args'",
+        )
+
+
+def _malformed(message: str, node: Node, hint: str | None = None) -> ProjectError:
+    return ProjectError(
+        message, code="FG408", span=node.span, hint=hint or f"the fields of an option: {', '.join(FIELDS)}"
+    )

@@ -1,0 +1,65 @@
+"""Names of files for people: relative to the working folder or the project, or as `lib:` for the library.
+
+Takes absolute paths, gives short names. Keeps true: a name is either a path one can open from the working folder,
+a path inside the project, or starts with `lib:`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from forgather.project.locations import library_dir
+
+
+class Display:
+    """Shortens paths for one project.
+
+    Args:
+        project_dir: absolute folder of the project; None outside any.
+        workspace_root: absolute folder of the workspace; None outside any.
+        relative_to_cwd: False makes names that do not depend on the working folder.
+    """
+
+    def __init__(
+        self, project_dir: str | None = None, workspace_root: str | None = None, *, relative_to_cwd: bool = True
+    ) -> None:
+        self._library = library_dir()
+        self._project = project_dir
+        self._workspace = workspace_root
+        cwd = os.getcwd() if relative_to_cwd else None
+        self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
+
+    def __call__(self, file: str) -> str:
+        """Returns the short name of `file`; names in angle brackets stay as they are."""
+        if not os.path.isabs(file):
+            return file
+        inside = _inside(file, self._library)
+        if inside is not None:
+            return f"lib:{inside}"
+        for folder in self._folders:
+            inside = _inside(file, folder)
+            if inside is not None:
+                return inside
+        return file
+
+    def shorten(self, text: str) -> str:
+        """Returns `text` with the paths in it shortened."""
+        text = re.sub(re.escape(self._library) + r"(?:/|\b(?![/\w.-]))", "lib:", text)
+        for folder in self._folders:
+            text = text.replace(folder + os.sep, "")
+        return text
+
+    def archive_name(self, file: str) -> str:
+        """Returns a relative path that keeps a copy of `file` apart from those of other roots."""
+        for label, root in (("lib", self._library), ("project", self._project), ("workspace", self._workspace)):
+            inside = _inside(file, root) if root else None
+            if inside is not None:
+                return f"{label}/{inside}"
+        return "other/" + file.strip("<>").lstrip(os.sep).replace(os.sep, "/").replace(":", "_")
+
+
+def _inside(file: str, folder: str) -> str | None:
+    if not file.startswith(folder.rstrip(os.sep) + os.sep):
+        return None
+    return os.path.relpath(file, folder).replace(os.sep, "/")

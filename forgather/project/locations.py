@@ -1,0 +1,76 @@
+"""Folders outside any project: the packaged library, the error pages, the user's config and cache folders.
+
+Takes nothing but the environment, gives absolute paths. Keeps true: an installed package and a clone that
+was never installed find the same things, and a cache folder is returned only when it is private.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def library_dir() -> str:
+    """Returns the folder of the packaged templates."""
+    return _shipped("templatelib", "templatelib")
+
+
+def error_pages_dir() -> str:
+    """Returns the folder that holds one page for each error code."""
+    return _shipped("_errors", os.path.join("docs", "errors"))
+
+
+def _shipped(inside_package: str, beside_package: str) -> str:
+    installed = os.path.join(_PACKAGE, inside_package)
+    if os.path.isdir(installed):
+        return installed
+    return os.path.join(os.path.dirname(_PACKAGE), beside_package)
+
+
+def config_dir() -> str:
+    """Returns the user's config folder of Forgather, whether it exists or not."""
+    return os.path.join(_user_folder("XDG_CONFIG_HOME", ".config", "user_config_dir"), "forgather")
+
+
+def cache_dir(part: str) -> str | None:
+    """Returns the private cache folder `part`, made when it is missing; None where there can be none.
+
+    The folder belongs to this user with mode 0700, and `FORGATHER_CACHE=off` switches it off.
+    """
+    if os.environ.get("FORGATHER_CACHE", "").lower() in ("off", "0", "no"):
+        return None
+    top = os.path.join(_user_folder("XDG_CACHE_HOME", ".cache", "user_cache_dir"), "forgather")
+    folder = os.path.join(top, part)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder if _make_private(top) and _make_private(folder) else None
+    except OSError:
+        return None
+
+
+def _make_private(folder: str) -> bool:
+    facts = os.lstat(folder)
+    if not stat.S_ISDIR(facts.st_mode):
+        return False
+    if not hasattr(os, "geteuid"):
+        return True
+    if facts.st_uid != os.geteuid():
+        return False
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        os.chmod(folder, 0o700)
+    return True
+
+
+def _user_folder(variable: str, under_home: str, platformdirs_name: str) -> str:
+    """The XDG folder by hand where XDG rules: importing platformdirs costs more than `fgcli ls` does."""
+    given = os.environ.get(variable, "")
+    if os.path.isabs(given):
+        return given
+    if sys.platform.startswith("linux"):
+        return os.path.join(os.path.expanduser("~"), under_home)
+    import platformdirs
+
+    return str(getattr(platformdirs, platformdirs_name)())

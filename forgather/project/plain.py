@@ -1,0 +1,57 @@
+"""Plain data out of graph nodes, without building anything.
+
+Takes nodes, gives Python values. Keeps true: nothing is called, imported or read from the environment; a node that
+would need any of that is an error that names its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forgather.config.graph import Call, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.errors import ProjectError
+
+_KINDS = {ContainerKind.LIST: list, ContainerKind.TUPLE: tuple}
+
+
+def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
+    """Returns the value of a node that holds plain data.
+
+    Args:
+        node: the node.
+        what: what is being read, for the message ("'searchdir' in meta.yaml").
+        code: error code of the message.
+
+    Raises:
+        ProjectError: the node, or one inside it, is not plain data.
+    """
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Sequence):
+        return _KINDS[node.kind](plain_value(item, what, code=code) for item in node.items)
+    if isinstance(node, Mapped):
+        pairs = {entry.key: plain_value(entry.value, what, code=code) for entry in node.entries}
+        return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
+    raise ProjectError(
+        f"{what} holds {_named(node)}, and may hold plain data only",
+        code=code,
+        span=node.span,
+        hint="write the value itself: it is read without constructing anything",
+    )
+
+
+def plain_entries(node: Node) -> dict[str, PlainScalar]:
+    """Returns the entries of a mapping that are plain scalars under string keys; {} for any other node."""
+    return {entry.key: entry.value.value for entry in string_entries(node) if isinstance(entry.value, Scalar)}
+
+
+def string_entries(node: Node) -> Iterator[Entry]:
+    """Yields the entries of a mapping whose keys are strings; none for any other node."""
+    if isinstance(node, Mapped):
+        yield from (entry for entry in node.entries if isinstance(entry.key, str))
+
+
+def _named(node: Node) -> str:
+    if isinstance(node, Call):
+        return f"a call of {node.constructor!r}"
+    return f"a '!{type(node).__name__.lower()}'"

@@ -1,0 +1,201 @@
+"""`Project`: the stages joined for one config of one project.
+
+Takes a config's name, a project folder, overrides and variables; gives the rendered text, the graph, and objects.
+Keeps true: rendering and loading happen once and on first use, every call is one construction with fresh objects,
+nothing is built from a config that has errors, and the stages after loading are imported by the call that needs
+them (`fgcli pp` needs none).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+from forgather.config.graph import Graph
+from forgather.config.load import load
+from forgather.config.render import render
+from forgather.config.rendered import RenderedText
+from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.project.configs import choose_config, template_name
+from forgather.project.meta import ProjectMeta, load_meta
+from forgather.project.surroundings import surroundings
+from forgather.project.workspace import find_project
+
+_Construction = tuple[str, str, tuple[str, ...]]
+# Constructions that are under way in this context, outermost first: what `from_project` is relative to.
+_UNDER_WAY: ContextVar[tuple[_Construction, ...]] = ContextVar("constructions_under_way", default=())
+
+
+class Project:
+    """One config of one project.
+
+    Args:
+        config: the config's name, with or without `.yaml`; None takes the project's default.
+        project_dir: the project's folder; "." also finds the nearest project above the working folder.
+        overrides: pairs of graph path and YAML text, as `--set` takes them.
+        variables: Jinja variables.
+
+    Raises:
+        ForgatherError: there is no such project or config. A config that is broken raises when it is first used.
+    """
+
+    def __init__(
+        self,
+        config: str | None = None,
+        project_dir: str | os.PathLike[str] = ".",
+        *,
+        overrides: Sequence[tuple[str, str]] = (),
+        **variables: Any,
+    ) -> None:
+        folder = os.fspath(project_dir)
+        self.meta: ProjectMeta = load_meta(find_project(None if folder == "." else folder))
+        self.config_name: str = choose_config(self.meta, config)
+        self.overrides: tuple[tuple[str, str], ...] = tuple(overrides)
+        self.variables: Mapping[str, Any] = variables
+
+    def __repr__(self) -> str:
+        return f"Project({self.config_name!r}, {self.meta.project_dir!r})"
+
+    @cached_property
+    def rendered(self) -> RenderedText:
+        """The config as text, with the place of every line."""
+        environment = surroundings(
+            self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
+        )
+        with self._named_in_errors():
+            return render(environment, template_name(self.meta, self.config_name), self.variables)
+
+    @cached_property
+    def declared_graph(self) -> Graph:
+        """The graph as the config's files say it, before overrides."""
+        rendered = self.rendered
+        with self._named_in_errors():
+            return load(rendered)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph with overrides."""
+        declared = self.declared_graph
+        if not self.overrides:
+            return declared
+        from forgather.config.override import override
+
+        with self._named_in_errors():
+            return override(declared, list(self.overrides))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the targets, in order."""
+        return tuple(self.graph.targets)
+
+    @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Everything that was found out about the project and this config, without constructing anything."""
+        from forgather.config.check import check
+
+        found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """The config and the templates that it extends, for messages."""
+        chain = self.__dict__["rendered"].extends_chain if "rendered" in self.__dict__ else ()
+        return (f"config {self.config_name}", *(f"extends {name}" for name in chain))
+
+    def __call__(self, *targets: str | Sequence[str], **variables: Any) -> Any:
+        """Builds targets in one construction.
+
+        Args:
+            targets: names; none means `main`. A list of names gives a dict.
+            variables: values for `!var`.
+
+        Returns:
+            The object of the one target, a tuple of several, or a dict for a list.
+
+        Raises:
+            ForgatherError: the config has errors, or a target or variable is missing.
+        """
+        if len(targets) == 1 and not isinstance(targets[0], str):
+            return self._build(tuple(targets[0]), variables)
+        names = tuple(name for name in targets if isinstance(name, str)) or ("main",)
+        built = self._build(names, variables)
+        return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
+
+    def refuse_errors(self) -> None:
+        """Raises when anything that was found out about this config is an error."""
+        errors = [found for found in self.diagnostics if found.severity is Severity.ERROR]
+        if errors:
+            first, *rest = errors
+            raise ProjectError(
+                first.message,
+                code=first.code,
+                span=first.span,
+                path=first.path,
+                hint=first.hint,
+                context=first.context or self.lineage,
+                others=rest,
+            )
+
+    def _build(self, targets: tuple[str, ...], variables: Mapping[str, Any]) -> dict[str, Any]:
+        from forgather.config.materialize import materialize
+
+        self.refuse_errors()
+        for folder in self.meta.system_path:
+            if folder not in sys.path:
+                sys.path.append(folder)
+        with self._under_way(targets), self._named_in_errors():
+            return materialize(self.graph, targets=targets, variables=variables, project_dir=self.meta.project_dir)
+
+    @contextmanager
+    def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:
+        outer = _UNDER_WAY.get()
+        this = (self.meta.project_dir, self.config_name, targets)
+        if this in outer:
+            circle = " -> ".join(name for _, name, _ in (*outer[outer.index(this) :], this))
+            raise ProjectError(
+                f"config {self.config_name!r} builds itself: {circle}",
+                code="FG416",
+                hint="'from_project' must name a config or targets that do not lead back here",
+            )
+        token = _UNDER_WAY.set((*outer, this))
+        try:
+            yield
+        finally:
+            _UNDER_WAY.reset(token)
+
+    @contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ForgatherError as error:
+            template = f"config {template_name(self.meta, self.config_name)}"
+            named = [f"config {self.config_name}" if part == template else part for part in error.context]
+            error.context = tuple(named) or self.lineage
+            raise
+
+
+def from_project(
+    project_dir: str,
+    config_template: str | None,
+    targets: str | Sequence[str],
+    pp_kwargs: Mapping[str, Any] | None = None,
+    **variables: Any,
+) -> Any:
+    """Returns targets of another project, for use within a config.
+
+    Args:
+        project_dir: the other project's folder, relative to the project of the config that calls this.
+        config_template: name of the config; None takes the default.
+        targets: one name gives the object, several give a dict.
+        pp_kwargs: Jinja variables of the other config.
+        variables: values for its `!var`.
+    """
+    under_way = _UNDER_WAY.get()
+    base = under_way[-1][0] if under_way else os.getcwd()
+    project = Project(config_template, os.path.normpath(os.path.join(base, project_dir)), **dict(pp_kwargs or {}))
+    return project(targets, **variables)

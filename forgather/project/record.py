@@ -1,0 +1,150 @@
+"""The folder of a run: what repeats it, written before anything is constructed.
+
+Takes a project and the command line, gives a folder with `config.yaml`, `templates/`, `overrides.yaml` and `run.json`.
+Keeps true: the folder is new and this run's alone, and the values of `!env` are nowhere in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+
+from forgather.config.graph import Call, Entry, Graph, Mapped, Scalar
+from forgather.config.path import Key, format_path
+from forgather.config.traverse import roots, walk
+from forgather.errors import ProjectError
+from forgather.project.display import Display
+from forgather.project.project import Project
+from forgather.project.versions import installed_versions
+
+
+def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
+    """Makes and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added when it exists already.
+
+    Raises:
+        ProjectError: the folder cannot be made.
+    """
+    folder = run_folder_name(output_dir, config_name, now)
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        for attempt in range(1, 1000):
+            unique = folder if attempt == 1 else f"{folder}-{attempt}"
+            try:
+                os.mkdir(unique)
+            except FileExistsError:
+                continue
+            return unique
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    raise ProjectError(f"{folder!r} and 999 more of its name exist", code="FG413", hint="remove old runs")
+
+
+def run_folder_name(output_dir: str, config_name: str, now: datetime) -> str:
+    """Returns the path that `make_run_folder` makes when it is free."""
+    stem = config_name.removesuffix(".yaml").replace("/", "-")
+    return os.path.join(output_dir, "runs", f"{now:%Y%m%dT%H%M%SZ}-{stem}")
+
+
+def write_record(folder: str, project: Project, *, command: Sequence[str], started: datetime) -> None:
+    """Writes into a run folder everything that repeats the run.
+
+    Raises:
+        ProjectError: a file cannot be written.
+    """
+    files = {
+        "config.yaml": project.rendered.text,
+        "overrides.yaml": _overrides_text(project),
+        "run.json": json.dumps(_facts(project, command, started), indent=2, default=str) + "\n",
+        **_template_files(project),
+    }
+    try:
+        for name, text in files.items():
+            file = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            with open(file, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _template_files(project: Project) -> dict[str, str]:
+    display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
+    sources = {**project.meta.rendered.sources, **project.rendered.sources}
+    return {f"templates/{display.archive_name(file)}": source.text for file, source in sources.items()}
+
+
+def _overrides_text(project: Project) -> str:
+    lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
+    variables = {name: value for name, value in project.variables.items()}
+    lines.append(f"variables: {json.dumps(variables, default=str)}")
+    if not project.overrides:
+        return "\n".join([*lines, "overrides: []", ""])
+    lines.append("overrides:")
+    for path, text in project.overrides:
+        lines += [f"- path: {json.dumps(path)}", f"  value: {json.dumps(text)}"]
+    return "\n".join([*lines, ""])
+
+
+def _facts(project: Project, command: Sequence[str], started: datetime) -> dict[str, object]:
+    return {
+        "project": project.meta.name,
+        "project_dir": project.meta.project_dir,
+        "config": project.config_name,
+        "started": started.isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "working_dir": os.getcwd(),
+        "hostname": platform.node(),
+        "platform": platform.platform(),
+        "versions": installed_versions(),
+        "git": git_state(project.meta.project_dir),
+        "environment_read": dict(sorted({**project.meta.rendered.env_reads, **project.rendered.env_reads}.items())),
+        "search_path": list(project.meta.searchpath),
+        "seeds": _seeds(project.graph),
+    }
+
+
+def _seeds(graph: Graph) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for path, node in walk(roots(graph)):
+        for entry in _keywords(node):
+            if isinstance(entry.key, str) and entry.key.endswith("seed") and isinstance(entry.value, Scalar):
+                found[format_path((*path, Key(entry.key)))] = entry.value.value
+    return found
+
+
+def _keywords(node: object) -> tuple[Entry, ...]:
+    if isinstance(node, Call):
+        return node.kwargs
+    return node.entries if isinstance(node, Mapped) else ()
+
+
+def git_state(folder: str) -> dict[str, object] | None:
+    """Returns commit and whether there are changes; None outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: str, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _unwritable(folder: str, error: OSError) -> ProjectError:
+    return ProjectError(
+        f"the run folder {folder!r} cannot be written: {error.strerror or error}",
+        code="FG413",
+        hint="set 'output_dir' in the config's 'meta' to a folder that you can write to",
+    )

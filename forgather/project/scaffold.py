@@ -1,0 +1,149 @@
+"""The files of a new project and of a new config.
+
+Takes names, writes files. Keeps true: what it makes works as it stands, and nothing that exists is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from forgather.errors import ProjectError, nearest
+from forgather.project.meta import ProjectMeta
+
+DEFAULT_PARENT = "trainers/trainer.yaml"
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+
+_META = """\
+## What this project is. 'fgcli ls' shows it. Keys: name, description, default_config, searchdir, config_prefix,
+## system_path.
+name: {title}
+description: {description}
+default_config: default.yaml
+"""
+
+_CONFIG = """\
+## Everything that this config does not say comes from the template that it extends.
+## See it all with: fgcli -t {file} pp
+-- extends {parent}
+
+[config_metadata]
+    == super()
+    -- set ns.config_name = {title}
+    -- set ns.config_description = {description}
+
+## A block in brackets replaces the parent's block of that name; '== super()' keeps the parent's lines,
+## and a line after it with the same key wins.
+[trainer_args]
+    == super()
+    max_steps: 100
+    learning_rate: 1e-3
+"""
+
+_README = """\
+# {title}
+
+    fgcli ls                     # the configs of this project
+    fgcli pp                     # the default config, all templates applied
+    fgcli graph                  # what it would build
+    fgcli train                  # run it
+    fgcli train --set trainer_args.max_steps=10
+    fgcli new config NAME        # another config
+
+A config is a file in `templates/configs/`. It extends a template and overrides some of its blocks; templates of
+the project's own go to `templates/`, beside the packaged ones (`fgcli tlist` lists both). A template named as a
+packaged one replaces it: `templates/defaults/raw_dataset.yaml` brings data of your own to every config here.
+
+Models, checkpoints and the records of runs go to `output_models/`.
+"""
+
+
+def new_project(folder: str) -> list[str]:
+    """Makes a project folder and returns the files in it.
+
+    Raises:
+        ProjectError: the name cannot be one, the folder holds something, or it cannot be written.
+    """
+    name = os.path.basename(os.path.abspath(folder))
+    _refuse_name(name, "project")
+    if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+        raise ProjectError(
+            f"{folder!r} exists already", code="FG414", hint="name a folder that does not exist yet, or an empty one"
+        )
+    title = _title(name)
+    files = {
+        "meta.yaml": _META.format(title=_quoted(title), description=_quoted("What one learns from this project")),
+        "README.md": _README.format(title=title),
+        ".gitignore": "output_models/\n",
+        "templates/configs/default.yaml": _config_text("default.yaml", title, DEFAULT_PARENT),
+    }
+    return [_write(os.path.join(folder, file), text) for file, text in files.items()]
+
+
+def new_config(meta: ProjectMeta, name: str, parent: str = DEFAULT_PARENT) -> str:
+    """Makes a config in a project and returns its file.
+
+    Raises:
+        ProjectError: the name cannot be one, the parent does not exist, or the config does.
+    """
+    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    for part in file.removesuffix(".yaml").split("/"):
+        _refuse_name(part, "config")
+    if not any(os.path.isfile(os.path.join(folder, parent)) for folder in meta.searchpath):
+        raise ProjectError(
+            f"no template {parent!r} on the search path of project {meta.name!r}",
+            code="FG419",
+            hint=nearest(parent, _templates(meta)) or "'fgcli tlist' lists the templates",
+        )
+    folder = meta.searchdir[0] if meta.searchdir else os.path.join(meta.project_dir, "templates")
+    path = os.path.join(folder, meta.config_prefix, file)
+    return _write(path, _config_text(file, _title(os.path.basename(file.removesuffix(".yaml"))), parent))
+
+
+def _config_text(file: str, title: str, parent: str) -> str:
+    return _CONFIG.format(
+        file=file, parent=_quoted(parent), title=_quoted(title), description=_quoted("What this run is for")
+    )
+
+
+def _templates(meta: ProjectMeta) -> list[str]:
+    return [
+        os.path.relpath(os.path.join(here, file), top).replace(os.sep, "/")
+        for top in meta.searchpath
+        for here, _, files in os.walk(top)
+        for file in files
+        if file.endswith(".yaml")
+    ]
+
+
+def _refuse_name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ProjectError(
+            f"{name!r} cannot be the name of a {what}",
+            code="FG414",
+            hint="use letters, digits, '_', '-' and '.', and begin with a letter, a digit or '_'",
+        )
+
+
+def _write(file: str, text: str) -> str:
+    try:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        with open(file, "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise ProjectError(f"{file!r} exists already", code="FG414", hint="take another name") from None
+    except OSError as error:
+        raise ProjectError(
+            f"{file!r} cannot be written: {error.strerror or error}",
+            code="FG418",
+            hint="name a folder that you can write to",
+        ) from error
+    return file
+
+
+def _title(name: str) -> str:
+    return " ".join(word[:1].upper() + word[1:] for word in re.split(r"[_\-. ]+", name) if word)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,44 @@
+"""What the templates of a project may see: search path, standard variables, template cache.
+
+Takes the folders of a project, gives a `ConfigEnvironment`, new for every load. Keeps true: making one imports
+no library and starts no process (the host's name comes from the kernel, not from a resolver).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.project.locations import cache_dir
+from forgather.project.versions import VersionTable
+
+STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions")
+
+
+def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_root: str | None) -> ConfigEnvironment:
+    """Returns the environment of one load.
+
+    Args:
+        searchpath: absolute folders, first match wins.
+        project_dir: absolute folder of the project.
+        workspace_root: absolute folder of the workspace; None outside any, where the project stands in for it.
+    """
+    system = _uname()
+    variables = {
+        "project_dir": project_dir,
+        "workspace_root": workspace_root or project_dir,
+        "hostname": system["node"],
+        "uname": system,
+        "versions": VersionTable(),
+    }
+    return ConfigEnvironment(searchpath=searchpath, variables=variables, cache_dir=cache_dir("templates"))
+
+
+def _uname() -> dict[str, str]:
+    # platform.uname() may start a process for the processor's name; the kernel's own answer never does.
+    if hasattr(os, "uname"):
+        facts = os.uname()
+        return dict(zip(("system", "node", "release", "version", "machine"), facts, strict=True))
+    names = ("system", "node", "release", "version", "machine")
+    return {name: str(getattr(platform, name)()) for name in names}

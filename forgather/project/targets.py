@@ -1,0 +1,104 @@
+"""What a config's targets say about the run: the `meta` target, and a line about each target.
+
+Takes a graph, gives plain facts. Keeps true: nothing is constructed; entries of `meta` that are not plain data are
+left out, because they can only be known by constructing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.errors import ProjectError
+from forgather.project.plain import plain_entries
+from forgather.source import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMeta:
+    """The `meta` target of a config.
+
+    Args:
+        name: `config_name`, "" where there is none.
+        description: `config_description`.
+        config_class: `config_class`.
+        output_dir: `output_dir`; None where the config names none.
+    """
+
+    name: str
+    description: str
+    config_class: str
+    output_dir: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """One target, for a list.
+
+    Args:
+        name: the target.
+        kind: "singleton", "dict", "scalar", "var" and so on.
+        summary: the constructor, the value, or a count.
+        span: where it is written.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    span: Span | None
+
+
+def run_meta(graph: Graph) -> RunMeta:
+    """Returns what the `meta` target says.
+
+    Raises:
+        ProjectError: `output_dir` is not a text.
+    """
+    entry = graph.targets.get("meta")
+    values = plain_entries(entry.value) if entry else {}
+    output_dir = values.get("output_dir")
+    if output_dir is not None and not (isinstance(output_dir, str) and output_dir):
+        raise ProjectError(
+            f"'output_dir' of target 'meta' is {output_dir!r}, and must be a folder",
+            code="FG411",
+            span=entry.span if entry else None,
+            path="meta.output_dir",
+            hint="write output_dir: ./output_models/name",
+        )
+    return RunMeta(
+        name=_line(values.get("config_name")),
+        description=_line(values.get("config_description")),
+        config_class=_line(values.get("config_class")),
+        output_dir=output_dir,
+    )
+
+
+def target_facts(graph: Graph) -> list[TargetFacts]:
+    """Returns a line of facts about each target, in order."""
+    return [
+        TargetFacts(name=name, kind=_kind(entry.value), summary=_summary(entry.value), span=entry.span)
+        for name, entry in graph.targets.items()
+    ]
+
+
+def _kind(node: Node) -> str:
+    if isinstance(node, (Call, Sequence, Mapped)):
+        return str(node.kind)
+    return type(node).__name__.lower()
+
+
+def _summary(node: Node) -> str:
+    if isinstance(node, Call):
+        return node.constructor
+    if isinstance(node, Scalar):
+        return repr(node.value)[:80]
+    if isinstance(node, (Var, Env)):
+        return node.variable
+    if isinstance(node, Calc):
+        return node.expression
+    count = len(node.items) if isinstance(node, Sequence) else len(node.entries) if isinstance(node, Mapped) else 0
+    return f"{count} item{'' if count == 1 else 's'}"
+
+
+def _line(value: object) -> str:
+    return "" if value is None else " ".join(str(value).split())

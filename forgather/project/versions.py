@@ -1,0 +1,60 @@
+"""Versions of Python and of the libraries that configs ask for, each looked up when it is read.
+
+Takes nothing, gives `VersionTable` for templates and `installed_versions` for the run record. Keeps true:
+making and listing the table imports nothing; only reading a value does.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+
+TEMPLATE_KEYS = ("python", "torch", "transformers", "accelerate")
+RECORD_KEYS = (
+    "forgather", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "jinja2",
+    "ruamel.yaml",
+)  # fmt: skip
+
+
+class VersionTable(Mapping[str, str | None]):
+    """Version by library name; None for a library that is not installed.
+
+    Example:
+        >>> list(VersionTable())
+        ['python', 'torch', 'transformers', 'accelerate']
+    """
+
+    def __getitem__(self, name: str) -> str | None:
+        if name not in TEMPLATE_KEYS:
+            raise KeyError(name)
+        return _version(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TEMPLATE_KEYS)
+
+    def __len__(self) -> int:
+        return len(TEMPLATE_KEYS)
+
+    def __repr__(self) -> str:
+        return f"versions of {', '.join(TEMPLATE_KEYS)}"
+
+
+def installed_versions(names: Iterable[str] = RECORD_KEYS) -> dict[str, str | None]:
+    """Returns Python's version and that of each named distribution, None where it is not installed."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str | None:
+    if name == "python":
+        return platform.python_version()
+    # Costs more than all of `fgcli --help`, and most templates never ask.
+    from importlib.metadata import PackageNotFoundError, version
+
+    if name == "forgather":
+        from forgather import __version__
+
+        return __version__
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,84 @@
+"""Where a project and its workspace lie.
+
+Takes folders, gives absolute folders. Keeps true: looks only upward from where it was asked to, and reads no file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from forgather.errors import ProjectError
+
+META_FILE = "meta.yaml"
+WORKSPACE_FOLDER = "forgather_workspace"
+_SKIPPED = frozenset({"node_modules", "__pycache__", "build", "dist", "output_models", "runs", "venv"})
+
+
+def find_project(folder: str | None = None) -> str:
+    """Returns the folder of the project that was named, or the nearest one upward from the working folder.
+
+    Args:
+        folder: the folder that `-p` names; None to look upward.
+
+    Raises:
+        ProjectError: there is no project there.
+    """
+    if folder is not None:
+        return _named_project(folder)
+    found = _upward(os.getcwd(), META_FILE)
+    if found is None:
+        raise ProjectError(
+            f"no {META_FILE!r} in {os.getcwd()!r} or any folder above it",
+            code="FG400",
+            hint="name a project with -p DIR, list projects with 'fgcli ls -r', or make one with 'fgcli new project'",
+        )
+    return found
+
+
+def find_workspace(project_dir: str) -> str | None:
+    """Returns the nearest folder, from the project upward, that holds `forgather_workspace/`."""
+    return _upward(project_dir, WORKSPACE_FOLDER)
+
+
+def find_projects(folder: str) -> Iterator[str]:
+    """Yields every project at or below `folder`, in order of their paths; links are not followed."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        if META_FILE in files:
+            yield os.path.abspath(here)
+
+
+def _named_project(folder: str) -> str:
+    path = os.path.abspath(folder)
+    folder = folder.rstrip(os.sep) or folder
+    if os.path.isfile(os.path.join(path, META_FILE)):
+        return path
+    if not os.path.isdir(path):
+        problem = "no such folder" if not os.path.exists(path) else "it is not a folder"
+        raise ProjectError(f"no project {folder!r}: {problem}", code="FG401", hint=_near_projects(path))
+    raise ProjectError(
+        f"{folder!r} is not a project: it holds no {META_FILE!r}", code="FG401", hint=_near_projects(path)
+    )
+
+
+def _near_projects(path: str) -> str:
+    parent = path if os.path.isdir(path) else os.path.dirname(path)
+    found = []
+    if os.path.isdir(parent):
+        with os.scandir(parent) as entries:
+            found = sorted(entry.name for entry in entries if os.path.isfile(os.path.join(entry.path, META_FILE)))
+    if found:
+        return "projects there: " + ", ".join(found[:9])
+    return "'fgcli ls -r DIR' lists the projects below a folder, 'fgcli new project NAME' makes one"
+
+
+def _upward(folder: str, name: str) -> str | None:
+    current = os.path.abspath(folder)
+    while True:
+        if os.path.exists(os.path.join(current, name)):
+            return current
+        parent = os.path.dirname(current)
+        if parent == current:
+            return None
+        current = parent

@@ -1,0 +1,133 @@
+import io
+import pickle
+
+import pytest
+
+from forgather.cli import output
+from forgather.cli.output import findings_of, print_error, print_findings, report, write_text
+from forgather.errors import Diagnostic, ProjectError, Severity
+from forgather.project.display import Display
+from forgather.source import Span
+
+
+def adamw(tmp_path):
+    file = tmp_path / "templates" / "optim" / "adamw.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("lr: 1\n" * 11 + "    weigth_decay: 0.1\n")
+    return file
+
+
+def test_one_error_is_drawn_with_place_line_path_and_help(tmp_path):
+    finding = Diagnostic(
+        code="FG204",
+        message="AdamW has no parameter 'weigth_decay'",
+        span=Span(str(adamw(tmp_path)), 12),
+        path="trainer.optimizer_factory",
+        hint="did you mean 'weight_decay'?",
+        context=("config tiny.yaml", "extends project.yaml", "extends trainers/trainer.yaml"),
+    )
+
+    assert [
+        "error[FG204]: AdamW has no parameter 'weigth_decay'",
+        "  --> templates/optim/adamw.yaml:12",
+        "      12 |     weigth_decay: 0.1",
+        "  in  trainer.optimizer_factory      (config tiny.yaml, extends project.yaml, extends trainers/trainer.yaml)",
+        "  help: did you mean 'weight_decay'?",
+    ] == report([finding], Display(str(tmp_path)))
+
+
+def test_many_findings_stay_on_one_screen(tmp_path):
+    span = Span(str(adamw(tmp_path)), 12)
+    findings = [Diagnostic(code="FG300", message=f"finding {n}", span=span, hint="mend it") for n in range(20)]
+
+    lines = report(findings, Display(str(tmp_path)))
+
+    assert 15 >= len(lines)
+    assert "  ... and 17 more" == lines[-1]
+
+
+def test_an_error_brings_its_others_once():
+    other = Diagnostic(code="FG402", message="two")
+    error = ProjectError("one", code="FG402", others=[Diagnostic(code="FG402", message="one"), other])
+
+    assert ["one", "two"] == [finding.message for finding in findings_of(error)]
+    assert ["one", "two"] == [finding.message for finding in findings_of(pickle.loads(pickle.dumps(error)))]
+
+
+def test_a_place_without_a_readable_file_has_no_source_line():
+    finding = Diagnostic(code="FG400", message="m", span=Span("<command line>", 1))
+
+    assert ["error[FG400]: m", "  --> <command line>:1"] == report([finding], Display())
+
+
+def test_unprintable_characters_and_tabs_are_shown(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("a:\t\x1b[31mred\n")
+    finding = Diagnostic(code="FG400", message="m", span=Span(str(file), 1))
+
+    assert "      1 | a:→   \\x1b[31mred" == report([finding], Display(str(tmp_path)))[2]
+
+
+def test_a_long_message_and_line_are_cut(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("a" * 5000)
+    finding = Diagnostic(code="FG400", message="m" * 5000, span=Span(str(file), 1))
+
+    assert 2000 > sum(len(line) for line in report([finding], Display()))
+
+
+def test_errors_go_to_the_error_stream_without_color_where_there_is_no_terminal(capsys):
+    print_error(ProjectError("no", code="FG400"))
+
+    assert ("", "error[FG400]: no\n") == capsys.readouterr()
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
+def test_colors_appear_on_a_terminal_only_without_no_color(monkeypatch, no_color, colored):
+    terminal = Terminal()
+    monkeypatch.setattr(output.sys, "stderr", terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+
+    print_error(ProjectError("no", code="FG400", hint="do"))
+
+    assert colored == ("\x1b[1;31merror[FG400]:" in terminal.getvalue())
+
+
+def test_warnings_are_shown_and_lints_are_not(capsys):
+    warning = Diagnostic(code="FG404", message="w", severity=Severity.WARNING)
+    lint = Diagnostic(code="FG404", message="l", severity=Severity.LINT)
+
+    assert print_findings([warning, lint]) is False
+    assert "warning[FG404]: w\n" == capsys.readouterr().err
+
+
+def test_errors_are_drawn_before_warnings_and_reported(capsys):
+    warning = Diagnostic(code="FG404", message="w", severity=Severity.WARNING)
+
+    assert print_findings([warning, Diagnostic(code="FG405", message="e")]) is True
+    assert "error[FG405]: e\nwarning[FG404]: w\n" == capsys.readouterr().err
+
+
+def test_an_output_file_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(ProjectError, match="cannot be written: No such file") as caught:
+        write_text("x", str(tmp_path / "missing" / "out.yaml"))
+
+    assert "FG418" == caught.value.code
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(output.sys, "stdout", stream)
+
+    write_text("é")
+
+    stream.flush()
+    assert b"\\xe9\n" == stream.buffer.getvalue()

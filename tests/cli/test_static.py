@@ -1,0 +1,146 @@
+"""Static commands never run what a project names (guarantees S1 and S10)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.workbench import make_project
+
+COMMANDS = {
+    "ls": ["ls"],
+    "pp": ["pp"],
+    "pp --map": ["pp", "--map", "--json"],
+    "pp --set": ["pp", "--set", "main.x=1"],
+    "graph": ["graph"],
+    "graph yaml": ["graph", "--format", "yaml"],
+    "graph json": ["graph", "--format", "json", "--set", "main.x=1", "--steps", "3"],
+    "targets": ["targets", "--steps", "3"],
+    "trefs": ["trefs"],
+    "tlist": ["tlist"],
+}
+NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "construct", "train", "new", "explain")
+CANARY = "import pathlib; pathlib.Path(__file__).with_name('CANARY').write_text('ran')\ndef touch(*a, **k): pass\n"
+EVIL = """\
+-- extends 'base.yaml'
+[body]
+dynamic_args:
+  - {names: --steps, type: int, help: "{{ 1 + 1 }}"}
+main: !call:evil_mod:touch
+  x: {{ steps | default(0) }}
+  file: !singleton:canary.py:touch
+  system: !call:os:system ["touch CANARY"]
+  layer: !factory:torch:nn.Linear [1, 2]
+  partial: !partial:torch.py:touch [!call:transformers:pipeline [x]]
+  env: !env HOME
+  meta: !meta:evil_mod:touch [1]
+  calc: !calc "1 + 1"
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    files = {
+        "templates/configs/evil.yaml": EVIL,
+        "templates/base.yaml": "-- block body\n-- endblock body\nmeta:\n  config_name: !call:evil_mod:touch\n",
+        "templates/configs/args.yaml": "dynamic_args:\n  - {names: --a, type: !call:evil_mod:touch }\nmain: 1\n",
+        "templates/configs/escape.yaml": "main: {{ ''.__class__.__mro__[1].__subclasses__() }}\n",
+        "templates/configs/cycler.yaml": "main: {{ cycler.__init__.__globals__.os.system('touch CANARY') }}\n",
+    }
+    for name in ("evil_mod", "canary", "torch", "transformers", "json_", "conftest", "setup"):
+        files[f"{name}.py"] = CANARY
+    files["templates/canary.py"] = files["templates/configs/evil.py"] = CANARY
+    return make_project(folder, files, meta="name: Hostile\nsystem_path: .\ndefault_config: evil\n")
+
+
+def run(project, arguments, home, **env):
+    done = subprocess.run(
+        [sys.executable, "-B", str(Path(__file__).with_name("hostile.py")), f"{home}{os.pathsep}", *arguments],
+        cwd=project,
+        env={**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home), "PYTHONPATH": str(project), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = [line for line in done.stderr.split("\n") if line.startswith("AUDIT ")]
+    assert lines, done.stderr
+    return json.loads(lines[-1][6:]), done
+
+
+def assert_harmless(audit, project):
+    assert {"found": [], "loaded": []} == {"found": audit["found"], "loaded": audit["loaded"]}
+    assert [] == [str(file) for file in project.rglob("CANARY")]
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_static_command_runs_nothing_that_the_project_names(project, tmp_path, command):
+    audit, done = run(project, command, tmp_path)
+
+    assert_harmless(audit, project)
+    assert (1 if command == ["ls"] else 0) == audit["status"], done.stderr
+
+
+@pytest.mark.parametrize("config", ["args", "escape", "cycler"])
+@pytest.mark.parametrize("command", ["pp", "graph"])
+def test_a_config_that_tries_to_get_out_is_refused_or_printed(project, tmp_path, config, command):
+    audit, _ = run(project, ["-t", config, command], tmp_path)
+
+    assert_harmless(audit, project)
+    assert (0 if config == "args" else 1) == audit["status"]
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_help_runs_nothing(project, tmp_path, command):
+    audit, done = run(project, ["-t", "evil", command, "--help"], tmp_path)
+
+    assert_harmless(audit, project)
+    assert 0 == audit["status"], done.stderr
+    assert "example" in done.stdout
+
+
+@pytest.mark.parametrize("config", ["evil", "args"])
+@pytest.mark.parametrize("command", NAMES)
+def test_completion_runs_nothing(project, tmp_path, command, config):
+    line = f"fgcli -t {config} {command} "
+    answer = tmp_path / "answer"
+    environment = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    audit, _ = run(project, [], tmp_path, **environment)
+
+    assert_harmless(audit, project)
+    assert 0 == audit["status"]
+    assert "--json" in answer.read_text() or command == "train"
+
+
+def test_static_commands_write_only_the_private_cache(project, tmp_path):
+    before = sorted(str(file) for file in project.rglob("*"))
+
+    run(project, ["pp"], tmp_path)
+    run(project, ["ls"], tmp_path)
+
+    assert before == sorted(str(file) for file in project.rglob("*"))
+    assert {"forgather"} == {entry.name for entry in tmp_path.iterdir()}
+
+
+def test_with_the_cache_off_nothing_is_written(project, tmp_path):
+    run(project, ["pp"], tmp_path, FORGATHER_CACHE="off")
+    run(project, ["ls"], tmp_path, FORGATHER_CACHE="off")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_hook_sees_what_an_executing_command_does(project, tmp_path):
+    audit, _ = run(project, ["-t", "evil", "construct", "main"], tmp_path)
+    (project / "CANARY").unlink(missing_ok=True)
+
+    assert any("evil_mod" in event for event in audit["found"]), "the control: construct imports what the config names"

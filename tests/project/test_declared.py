@@ -1,0 +1,70 @@
+import pytest
+
+from forgather.errors import ProjectError
+from forgather.project.declared import declared_options
+from forgather.project.project import Project
+from tests.project.workbench import make_project
+
+
+def options(folder, text, reserved=frozenset({"--set", "-o"})):
+    make_project(folder, {"templates/configs/a.yaml": text})
+    return declared_options(Project("a", str(folder)).declared_graph, reserved=reserved)
+
+
+def test_a_config_without_declarations_has_no_options(tmp_path):
+    assert [] == options(tmp_path, "main: 1\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dynamic_args:\n  - {names: [--max-steps, -n], type: int, default: 3, choices: [1, 3], help: h}\n",
+        "dynamic_args:\n  steps: {names: [--max-steps, -n], type: int, default: 3, choices: [1, 3], help: h}\n",
+        "dynamic_args: !dlist\n  gone: ~\n  s: {names: [--max-steps, -n], type: int, default: 3, choices: [1, 3], help: h}\n",
+    ],
+)
+def test_a_list_a_mapping_and_a_dlist_declare_the_same(tmp_path, text):
+    (option,) = options(tmp_path, text)
+
+    assert (("--max-steps", "-n"), "max_steps", int, (1, 3), 3, "h") == (
+        option.names,
+        option.variable,
+        option.type,
+        option.choices,
+        option.default,
+        option.help,
+    )
+
+
+def test_the_key_of_a_mapping_is_the_name_where_none_is_given(tmp_path):
+    (option,) = options(tmp_path, "dynamic_args:\n  max_steps: {type: int}\n")
+
+    assert (("--max-steps",), "max_steps") == (option.names, option.variable)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "code"),
+    [
+        ("dynamic_args: 3\n", "neither a list nor a mapping", "FG408"),
+        ("dynamic_args: [3]\n", "is not a mapping", "FG408"),
+        ("dynamic_args: [{names: --a, typ: int}]\n", "has no field 'typ'", "FG408"),
+        ("dynamic_args: [{type: int}]\n", "has no 'names'", "FG408"),
+        ("dynamic_args: [{names: []}]\n", "has no 'names'", "FG408"),
+        ("dynamic_args: [{names: '--a b'}]\n", "cannot be the name of an option", "FG408"),
+        ("dynamic_args: [{names: -long}]\n", "cannot be the name of an option", "FG408"),
+        ("dynamic_args: [{names: --a, type: complex}]\n", "unknown type 'complex'", "FG408"),
+        ("dynamic_args: [{names: --a, choices: 3}]\n", "'choices' of option '--a' is not a list", "FG408"),
+        ("dynamic_args: [{names: --a, default: !call:os:getcwd }]\n", "may hold plain data only", "FG408"),
+        ("dynamic_args: [{names: --set}]\n", "'--set' of this config is taken by the command line", "FG409"),
+        ("dynamic_args: [{names: [--out, -o]}]\n", "'-o' of this config is taken by the command line", "FG409"),
+        ("dynamic_args: [{names: --a}, {names: --a}]\n", "taken by another option", "FG409"),
+        ("dynamic_args: [{names: --a-b}, {names: --a_b}]\n", "taken by another option", "FG409"),
+        ("dynamic_args: [{names: --a, type: bool}, {names: --no-a}]\n", "taken by another option", "FG409"),
+        ("dynamic_args: [{names: --hostname}]\n", "would replace the standard variable 'hostname'", "FG409"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_an_error_with_its_place(tmp_path, text, message, code):
+    with pytest.raises(ProjectError, match=message) as caught:
+        options(tmp_path, text)
+
+    assert (code, str(tmp_path / "templates/configs/a.yaml")) == (caught.value.code, caught.value.span.file)

@@ -1,0 +1,47 @@
+"""Small projects on disk for the tests of projects and of the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PLAIN = """\
+meta:
+  config_name: Plain
+  config_description: A config without any template
+  output_dir: output_models/plain
+dynamic_args:
+  steps: {names: [--steps, -n], type: int, default: 3, help: how many steps}
+numbers: &numbers
+  lr: {{ lr | default(0.5) }}
+  steps: {{ steps | default(3) }}
+main: !partial:builtins:dict
+  numbers: *numbers
+"""
+
+
+def make_project(folder: Path, files: dict[str, str] | None = None, *, meta: str = "name: Bench\n") -> Path:
+    """Writes a project with the given files (`plain.yaml` as its one config without any) and returns its folder."""
+    configs = {"templates/configs/plain.yaml": PLAIN} if files is None else files
+    for name, text in {"meta.yaml": meta, **configs}.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def fgcli(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "forgather", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
