@@ -11,13 +11,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jinja2.runtime import Undefined
+from jinja2.utils import Namespace
 
 from forgather.config.environment import Budget
 from forgather.errors import BudgetError
+from forgather.source import Span
 
 _WORK_PER_VALUE = 10
-_ITEM_CHARS = 8
+_ITEM_CHARS = 32
 _SMALL = 1024
+_TEXTS = (str, bytes)
+_REPEATED = (str, bytes, list, tuple)
+_SEQUENCES = (list, tuple, set, frozenset)
 _FLAT = frozenset({int, float, bool, type(None), range})
 _VIEWS = frozenset({type({}.keys()), type({}.values()), type({}.items())})
 MAX_COUNT = 100_000
@@ -66,14 +71,14 @@ class Account:
         if chars > _SMALL:
             self.charge(int(chars))
 
-    def output(self, chars: int) -> None:
-        """Checks the size of a text that is being put together."""
-        if chars > self.limits.max_output_chars:
-            raise BudgetError(
-                f"the templates write more than {self.limits.max_output_chars:,} characters",
-                code="FG121",
-                hint="write less; a config is a few hundred lines",
-            )
+    def overflow(self, span: Span | None) -> BudgetError:
+        """Returns the error for a text that is too long."""
+        return BudgetError(
+            f"the templates write more than {self.limits.max_output_chars:,} characters",
+            code="FG121",
+            span=span,
+            hint="write less; a config is a few hundred lines",
+        )
 
     def weigh(self, value: Any) -> Any:
         """Charges the size of an existing value, containers with all they hold, and returns it."""
@@ -86,7 +91,7 @@ class Account:
             return value
         size = self.size(value)
         if size > _SMALL:
-            self.charge(size)
+            self.charge(size // _ITEM_CHARS * 4)
         return value
 
     def size(self, value: Any) -> int:
@@ -94,24 +99,26 @@ class Account:
         total, pending, limit = 0, [value], self.limits.max_value_chars
         while pending:
             item = pending.pop()
-            if isinstance(item, str | bytes):
-                total += len(item) + 2
-            elif isinstance(item, list | tuple | set | frozenset) or type(item) in _VIEWS:
-                total += _ITEM_CHARS * (len(item) + 1)
-                pending.extend(item)
+            kind = type(item)
+            held: Any = None
+            if isinstance(item, _TEXTS):
+                total += len(item)
             elif isinstance(item, dict):
-                total += _ITEM_CHARS * (len(item) + 1)
-                pending.extend(item)
-                pending.extend(item.values())
-            elif isinstance(item, Undefined):
-                total += _ITEM_CHARS
-            elif (held := getattr(item, "_Namespace__attrs", None)) is not None and type(held) is dict:
-                pending.append(held)
-                total += _ITEM_CHARS
-            else:
-                total += _ITEM_CHARS
+                held = [*item, *item.values()]
+            elif isinstance(item, _SEQUENCES) or kind in _VIEWS:
+                held = item
+            elif isinstance(item, Namespace):
+                held = list(object.__getattribute__(item, "_Namespace__attrs").values())
+            total += _ITEM_CHARS
+            if held is not None:
+                total += _ITEM_CHARS * len(held)
+                pending.extend([inner for inner in held if type(inner) not in _FLAT])
             if total > limit:
-                self.reserve(total, "the value")
+                raise BudgetError(
+                    f"a value holds more than {limit:,} characters in all",
+                    code="FG122",
+                    hint="lists and mappings count with all they hold, however often",
+                )
         return total
 
     def power(self, base: Any, exponent: Any) -> None:
@@ -122,8 +129,8 @@ class Account:
     def product(self, left: Any, right: Any) -> None:
         """Checks `left * right`, of numbers or of a text or list and a count."""
         for value, count in ((left, right), (right, left)):
-            if isinstance(value, str | list | tuple | bytes) and isinstance(count, int):
-                unit = 1 if isinstance(value, str | bytes) else _ITEM_CHARS
+            if isinstance(value, _REPEATED) and isinstance(count, int):
+                unit = 1 if isinstance(value, _TEXTS) else _ITEM_CHARS
                 self.reserve(len(value) * max(count, 0) * unit, "'*'")
                 return
         if isinstance(left, int) and isinstance(right, int):

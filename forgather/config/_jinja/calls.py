@@ -216,8 +216,8 @@ def checked_format(environment: RunEnvironment, value: Any) -> Callable[..., str
         if by_map:
             if kwargs or len(args) != 1:
                 raise TypeError("format_map() takes exactly one argument, a mapping")
-            args, kwargs = (), args[0]
-        made = _CheckedFormatter(environment).vformat(str(text), args, kwargs)
+        values: tuple[Any, Mapping[str, Any]] = ((), args[0]) if by_map else (args, kwargs)
+        made = _CheckedFormatter(environment).vformat(str(text), *values)
         environment.account.reserve(len(made), "'format'")
         return origins.lost(made) if type(text) is Traced else made
 

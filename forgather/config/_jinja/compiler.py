@@ -16,7 +16,7 @@ from jinja2.environment import Environment
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.parser import Parser
 
-_BODY_COST = 8
+_BODY_COST = 2
 _LOOPS = ("for", "macro", "call", "block")
 
 

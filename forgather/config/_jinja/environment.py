@@ -24,8 +24,10 @@ from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
 from forgather.errors import BudgetError, RenderError
+from forgather.source import Span
 
 MAX_DEPTH = 60
+_TRAIL_WORK = 96
 
 
 class MissingTemplate(TemplateNotFound):
@@ -92,7 +94,8 @@ class SuperReference(BlockReference):
         return outer
 
     def __call__(self) -> str:
-        return origins.through_super(self._context.environment.concat(self._stack[self._depth](self._context)))
+        environment: Any = self._context.environment
+        return origins.through_super(environment.concat(self._stack[self._depth](self._context)))
 
 
 class RunContext(Context):
@@ -247,9 +250,12 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         places: list[Place] = [(owner, line, block) for line, block in namespace["fg_places"]]
         alone: list[Trail] = [((place,), (), False, False) for place in places]
 
+        charge = self.account.charge
+
         def fg_print(number: int, value: Any) -> str:
             place = prints[number][0]
             if type(value) is Traced:
+                charge(_TRAIL_WORK * len(value.trails))
                 return origins.printed(value, places[place])
             return origins.traced(self.text(value), alone[place])
 
@@ -257,6 +263,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             place, names, fields = prints[number]
             sets = _sets_of(names, fields, context.fg_sets, spaces)
             if type(value) is Traced:
+                charge(_TRAIL_WORK * len(value.trails))
                 return origins.printed(value, places[place], sets)
             return origins.traced(self.text(value), ((places[place],), sets, False, False) if sets else alone[place])
 
@@ -300,17 +307,18 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
     # -- values
 
-    def concat(self, pieces: Iterable[str]) -> Traced:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> Traced:
         """Joins pieces of output; every captured or included text goes through here."""
         kept: list[str] = []
-        size, output = 0, self.account.output
+        size, limit = 0, self.account.limits.max_output_chars
         for piece in pieces:
             size += len(piece)
             kept.append(piece)
-            if size > 100_000:
-                output(size)
-        self.account.charge(size)
-        return origins.joined(kept)
+            if size > limit:
+                raise self.account.overflow(_last_span(piece))
+        text = origins.joined(kept)
+        self.account.charge(size + _TRAIL_WORK * len(text.trails))
+        return text
 
     def join(self, values: tuple[Any, ...]) -> str:
         """Returns `a ~ b ~ c`."""
@@ -328,7 +336,8 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             raise RenderError("a generator has no text", code="FG118", hint="add `| list`, or loop over it")
         if isinstance(value, Macro | BlockReference) or (callable(value) and not isinstance(value, str)):
             if not isinstance(value, Undefined):
-                name = getattr(value, "name", None) or getattr(value, "__name__", "it")
+                known = (name for name, item in self.globals.items() if item is value)
+                name = next(known, None) or getattr(value, "name", "it")
                 raise RenderError(f"'{name}' is a function, and has no text", code="FG118", hint=f"call it: {name}()")
         self.account.weigh(value) if not isinstance(value, Undefined) else None
         return str(value)
@@ -378,8 +387,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         if kind is BlockReference:
             __self.called_blocks.add(__obj.name)
             account.turn(2)
-            return origins.captured(__context.call(__obj, *args, **kwargs))
-        if kind is Macro:
+        if kind is BlockReference or kind is Macro:
             made = __context.call(__obj, *args, **kwargs)
             return origins.captured(made) if type(made) is Traced else made
         if kind is SuperReference:
@@ -412,6 +420,14 @@ def _sets_of(
         if name not in replaced and (place := known.get(name)) is not None:
             found[place] = None
     return tuple(found)
+
+
+def _last_span(piece: str) -> Span | None:
+    if type(piece) is not Traced or not piece.trails or not piece.trails[-1][0]:
+        return None
+    owner, line, _ = piece.trails[-1][0][-1]
+    span: Span = owner.span(line)
+    return span
 
 
 def _note_field(space: Any, field: str, place: Place) -> None:

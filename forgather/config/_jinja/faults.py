@@ -80,6 +80,8 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
             span=span,
             hint="take parts of it into macros or includes",
         )
+    if "integer string conversion" in str(error):
+        return SyntaxFault("a number has more than 4,300 digits", code="FG101", span=span, hint="write it as a float")
     return SyntaxFault(f"it cannot be read: {_first_line(error)}", code="FG101", span=span)
 
 
@@ -173,11 +175,7 @@ def _translated(error: BaseException, frames: list[tuple[LoadedTemplate, int, di
     if isinstance(error, MemoryError):
         return BudgetError("the templates need more memory than there is", code="FG122", hint="make smaller values")
     if isinstance(error, SecurityError):
-        return RenderError(
-            f"a template may not do this: {_first_line(error)}",
-            code="FG117",
-            hint="templates see plain values, and do not change them",
-        )
+        return _undefined(str(error), frames)
     if isinstance(error, UndefinedError):
         made = _undefined(str(error), frames)
         if error.args and isinstance(placed := error.args[0], PlacedMessage):
@@ -231,12 +229,15 @@ def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, A
         )
     if match := re.match(r"access to attribute '(.*)' of '(.*)' object is unsafe", message):
         return RenderError(
-            f"a template may not read '{match.group(1)}' of {match.group(2)}",
+            f"a template may not use '{match.group(1)}' of {match.group(2).replace('Traced', '')}",
             code="FG117",
             hint="templates see plain values, and do not change them",
         )
     if match := _NO_ATTRIBUTE.fullmatch(message):
         kind, name = match.group(1).rsplit(".", 1)[-1].removesuffix(" object"), match.group(2)
+        kind = {"TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template"}.get(
+            kind, kind
+        )
         return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name)
     return RenderError(message, code="FG111")
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
-from jinja2 import defaults
+from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context, Undefined
+from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import _PassArg, pass_context
 
 from forgather.config._jinja import origins
@@ -121,7 +122,7 @@ _FOLLOW: dict[str, Callable[..., Traced | None]] = {
 }
 
 
-def _priced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _priced(name: str, function: Any) -> Callable[..., Any]:
     """Returns a filter that pays for its work before it does it."""
     wants = _PassArg.from_obj(function)
     estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
@@ -189,7 +190,7 @@ def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None 
     return total
 
 
-def _weighed_test(function: Callable[..., Any]) -> Callable[..., Any]:
+def _weighed_test(function: Any) -> Any:
     wants = _PassArg.from_obj(function)
     if wants is not None:
         return function
@@ -217,12 +218,10 @@ def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
     return toyaml(value)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: _priced(name, function) for name, function in defaults.DEFAULT_FILTERS.items() if name not in _DROPPED},
+FILTERS: dict[str, Any] = {
+    **{name: _priced(name, function) for name, function in JINJA_FILTERS.items() if name not in _DROPPED},
     "join": _join,
     "sum": _sum,
     "toyaml": _toyaml,
 }
-TESTS: dict[str, Callable[..., Any]] = {
-    name: _weighed_test(function) for name, function in defaults.DEFAULT_TESTS.items()
-}
+TESTS: dict[str, Any] = {name: _weighed_test(function) for name, function in JINJA_TESTS.items()}

@@ -32,8 +32,22 @@ class Globals:
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Returns the functions by the names that templates know."""
-        own = [self.isotime, self.utcisotime, self.filetime, self.utcfiletime, self.now, self.utcnow, self.env]
-        paths = [os.path.normpath, os.path.abspath, os.path.relpath, os.path.dirname, os.path.basename]
+        own: list[Callable[..., Any]] = [
+            self.isotime,
+            self.utcisotime,
+            self.filetime,
+            self.utcfiletime,
+            self.now,
+            self.utcnow,
+            self.env,
+        ]
+        paths: list[Callable[..., Any]] = [
+            os.path.normpath,
+            os.path.abspath,
+            os.path.relpath,
+            os.path.dirname,
+            os.path.basename,
+        ]
         table: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*own, *paths)}
         table.update(
             joinpath=os.path.join,

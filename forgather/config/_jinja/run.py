@@ -69,7 +69,6 @@ class Render:
             template = self.run.instance(found, None)
             context = template.new_context(dict(variables))
             text = self.run.concat(template.root_render_func(context))
-            self.run.account.output(len(text))
         except RENDER_FAULTS as error:
             fault = render_fault(error, self.library)
             raise fault from (None if isinstance(error, ForgatherError) else error)
