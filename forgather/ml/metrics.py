@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from forgather.source import Span
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_CHUNK_BYTES = 1 << 16
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -137,11 +139,23 @@ def _open_mended(file: Path) -> int:
     """Opens `file` for appending; a torn last line is cut off, a whole one without its line end gets one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    content = file.read_bytes()
-    begin = content.rfind(b"\n") + 1
-    if begin < len(content):
-        if _parsed(content[begin:]) is None:
-            os.truncate(descriptor, begin)
-        else:
-            os.write(descriptor, b"\n")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    begin, last = _last_line(descriptor)
+    if last and _parsed(last) is None:
+        os.ftruncate(descriptor, begin)
+    elif last:
+        os.write(descriptor, b"\n")
     return descriptor
+
+
+def _last_line(descriptor: int) -> tuple[int, bytes]:
+    """Returns where the text after the last line end begins, and that text."""
+    begin, last = os.lseek(descriptor, 0, os.SEEK_END), b""
+    while begin > 0 and b"\n" not in last:
+        length = min(begin, _CHUNK_BYTES)
+        begin -= length
+        os.lseek(descriptor, begin, os.SEEK_SET)
+        last = os.read(descriptor, length) + last
+    end = last.rfind(b"\n") + 1
+    return begin + end, last[end:]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
@@ -125,7 +126,7 @@ class RunSummaryCallback(TrainerCallback):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         sample = last_sample(folder)
         if sample is not None:
-            console.print(f"sample at step {sample['step']}", style="bold", highlight=False)
+            console.print(Text(f"sample at step {sample['step']}", style="bold"))
             console.print(quoted(f"{sample['prompt']}{sample['text']}"), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from torch import nn
 from transformers import GenerationConfig, TrainerCallback
 
@@ -122,7 +123,7 @@ class TextSampleCallback(TrainerCallback):
 
     def _show(self, step: int, texts: Sequence[str]) -> None:
         console = self.console or terminal()
-        console.print(f"sample at step {step}", style="bold", highlight=False)
+        console.print(Text(f"sample at step {step}", style="bold"))
         for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
             if number:
                 console.print()

@@ -92,4 +92,4 @@ def _log_ticks(low: float, high: float, wanted: int) -> list[float]:
         within = [tick for tick in ticks if low <= tick <= high]
         if len(within) >= min(wanted, 3):
             break
-    return within[:: max(len(within) // (wanted * 2), 1)]
+    return within[:: max(math.ceil(len(within) / (wanted * 2)), 1)]

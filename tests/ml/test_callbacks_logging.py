@@ -1,0 +1,88 @@
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from forgather.ml.callbacks import JsonLogger, TBLogger
+from forgather.ml.metrics import read_metrics
+from tests.ml.callback_scene import arguments, control, state
+
+
+def log(callback, args, *logs):
+    callback.on_train_begin(args, state(), control())
+    for step, values in enumerate(logs, start=1):
+        callback.on_log(args, state(step), control(), logs=values)
+    callback.on_train_end(args, state(len(logs)), control())
+
+
+def test_each_log_is_one_line_with_step_and_plain_names(tmp_path):
+    log(JsonLogger(), arguments(tmp_path), {"loss": 2.5, "learning_rate": 1e-3}, {"eval_loss": torch.tensor(2.0)})
+    records = read_metrics(tmp_path)
+    times = [record.pop("time") for record in records]
+    assert records == [{"step": 1, "loss": 2.5, "learning_rate": 1e-3}, {"step": 2, "eval_loss": 2.0}]
+    assert times == sorted(times)
+
+
+def test_each_line_is_on_disk_when_the_event_returns(tmp_path):
+    callback = JsonLogger()
+    for step in (1, 2, 3):
+        callback.on_log(arguments(tmp_path), state(step), control(), logs={"loss": 1.0})
+        assert [record["step"] for record in read_metrics(tmp_path)] == list(range(1, step + 1))
+
+
+def test_the_seed_spelling_of_the_json_logger_works(tmp_path):
+    from forgather.ml.json_logger import JsonLogger as ByDottedName
+
+    log(ByDottedName(name="Distributed Training", rank_filter=0), arguments(tmp_path), {"loss": 1.0})
+    assert read_metrics(tmp_path)[0]["name"] == "Distributed Training"
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    log(JsonLogger(), arguments(tmp_path, process_index=1), {"loss": 1.0})
+    log(TBLogger(), arguments(tmp_path, process_index=1), {"loss": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_filter_each_rank_has_its_own_file(tmp_path):
+    for rank in (0, 1):
+        log(JsonLogger(rank_filter=None), arguments(tmp_path, process_index=rank), {"loss": float(rank)})
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["loss"] == 0.0
+    assert read_metrics(tmp_path / "metrics.rank1.jsonl")[0]["loss"] == 1.0
+
+
+def test_a_path_and_a_run_dir_take_the_place_of_the_logging_dir(tmp_path):
+    log(JsonLogger(path=tmp_path / "a" / "mine.jsonl"), arguments(tmp_path / "unused"), {"loss": 1.0})
+    log(JsonLogger(run_dir=tmp_path / "b"), arguments(tmp_path / "unused"), {"loss": 1.0})
+    log(JsonLogger(), arguments(tmp_path / "c", logging_dir=None), {"loss": 1.0})
+    found = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jsonl"))
+    assert found == ["a/mine.jsonl", "b/metrics.jsonl", "c/runs/metrics.jsonl"]
+
+
+def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    log(JsonLogger(run_dir=tmp_path / "file" / "run"), arguments(tmp_path), {"loss": 1.0}, {"loss": 2.0})
+    assert len(caplog.records) == 1
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_gets_scalars_in_groups_and_the_settings_as_text(tmp_path):
+    log(
+        TBLogger(experiment_info={"author": "me"}),
+        arguments(tmp_path),
+        {"loss": 2.5, "note": "text"},
+        {"eval_loss": 2.0},
+    )
+    assert scalars(tmp_path) == {"train/loss": [(1, 2.5)], "eval/loss": [(2, 2.0)]}
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()["tensors"]
+    assert {"args/text_summary", "experiment/text_summary"} <= set(tags)
+
+
+def test_the_seed_spelling_of_the_tensorboard_logger_works(tmp_path):
+    from forgather.ml.tb_logger import TBLogger as ByDottedName
+
+    log(ByDottedName(SummaryWriter(tmp_path / "tb")), arguments(tmp_path / "unused"), {"loss": 1.5})
+    assert scalars(tmp_path / "tb") == {"train/loss": [(1, 1.5)]}
+    assert not (tmp_path / "unused").exists()

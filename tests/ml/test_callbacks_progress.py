@@ -1,0 +1,74 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from forgather.ml.callbacks import ProgressCallback
+from tests.ml.callback_scene import arguments, control, state
+
+STEP = {"loss": 2.5, "learning_rate": 3e-4, "grad_norm": 0.8123, "tokens_per_second": 12345.0, "memory_bytes": 1}
+
+
+def shown(*, live, scene=lambda callback: None, **changes):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=live, width=140, color_system=None, legacy_windows=False)
+    callback = ProgressCallback(console)
+    args = arguments(".")
+    callback.on_train_begin(args, state(**changes), control())
+    scene(callback)
+    callback.on_train_end(args, state(10, **changes), control())
+    return screen.getvalue()
+
+
+def log(callback, step, logs, **changes):
+    callback.on_log(arguments("."), state(step, **changes), control(), logs=logs)
+
+
+def evaluate(callback, batches=4):
+    for _ in range(batches):
+        callback.on_prediction_step(arguments("."), state(5), control(), eval_dataloader=range(batches))
+    callback.on_evaluate(arguments("."), state(5), control(), metrics={})
+
+
+def test_without_a_terminal_each_log_is_one_plain_line():
+    def scene(callback):
+        log(callback, 5, STEP)
+        evaluate(callback)
+        log(callback, 5, {"eval_loss": 2.25, "eval_runtime": 1.0})
+        log(callback, 10, {"train_runtime": 3.0})
+
+    lines = shown(live=False, scene=scene).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step  5/10  loss 2.5000  lr 3.00e-04  grad norm 0.8123  tok/s 12.35k  left ")
+    assert lines[1] == "step  5/10  eval loss 2.2500"
+
+
+def test_on_a_terminal_there_is_a_bar_and_evaluations_are_lines_above_it():
+    def scene(callback):
+        log(callback, 5, STEP)
+        evaluate(callback)
+        log(callback, 5, {"eval_loss": 2.25})
+        callback.on_step_end(arguments("."), state(10), control())
+
+    screen = shown(live=True, scene=scene)
+    assert "training" in screen
+    assert "evaluating" in screen
+    assert "step  5/10  eval loss 2.2500" in screen
+    assert "10/10" in screen.splitlines()[-1] + screen.splitlines()[-2]
+    assert screen.rstrip().endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_other_ranks_show_nothing(live):
+    def scene(callback):
+        log(callback, 5, STEP, is_world_process_zero=False)
+
+    assert shown(live=live, scene=scene, is_world_process_zero=False) == ""
+
+
+def test_an_evaluation_without_training_has_a_bar_that_ends():
+    screen = io.StringIO()
+    callback = ProgressCallback(Console(file=screen, force_terminal=True, width=100))
+    evaluate(callback)
+    assert "evaluating" in screen.getvalue()
+    assert callback._bars is None

@@ -1,0 +1,72 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from forgather.ml.callbacks import RunSummaryCallback
+from forgather.ml.report import write_report
+from tests.ml.callback_scene import arguments, control, state, tiny_model
+
+
+def begun(folder):
+    screen = io.StringIO()
+    callback = RunSummaryCallback(console=Console(file=screen, width=200))
+    callback.on_train_begin(arguments(folder, learning_rate=0.125), state(), control(), model=tiny_model())
+    return callback, screen
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_the_summary_of_a_run_under_way_gives_a_report_that_says_so(tmp_path):
+    begun(tmp_path)
+    assert summary(tmp_path)["status"] == "running"
+    page = write_report(tmp_path).read_text()
+    assert "did not finish" in page
+    assert "0.125" in page
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "expected"),
+    [
+        (10, None, "finished"),
+        (4, None, "stopped early"),
+        (4, KeyboardInterrupt(), "interrupted"),
+        (4, RuntimeError("out of memory"), "failed"),
+    ],
+)
+def test_the_summary_says_how_the_run_ended(tmp_path, step, error, expected):
+    callback, screen = begun(tmp_path)
+    callback.on_train_end(arguments(tmp_path), state(step), control(), **({"error": error} if error else {}))
+    assert summary(tmp_path)["status"] == expected
+    assert f"run {expected}: {step} steps" in screen.getvalue()
+    assert expected in (tmp_path / "report.html").read_text()
+
+
+def test_the_model_is_named_where_it_was_saved_and_else_the_newest_checkpoint(tmp_path):
+    callback, screen = begun(tmp_path)
+    (tmp_path / "checkpoint-5").mkdir()
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert summary(tmp_path)["places"]["checkpoint"] == str(tmp_path / "checkpoint-5")
+    (tmp_path / "config.json").write_text("{}")
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert summary(tmp_path)["places"]["model"] == str(tmp_path)
+    assert f"model      {tmp_path}\n" in screen.getvalue()
+
+
+def test_the_speed_is_the_median_of_the_logs(tmp_path):
+    callback, _ = begun(tmp_path)
+    for step, speed in enumerate([1.0, 100.0, 120.0], start=1):
+        callback.on_log(arguments(tmp_path), state(step), control(), logs={"loss": 1.0, "tokens_per_second": speed})
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert summary(tmp_path)["tokens_per_second"] == 100.0
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    callback = RunSummaryCallback()
+    away = state(10, is_world_process_zero=False)
+    callback.on_train_begin(arguments(tmp_path), away, control(), model=tiny_model())
+    callback.on_train_end(arguments(tmp_path), away, control())
+    assert list(tmp_path.iterdir()) == []

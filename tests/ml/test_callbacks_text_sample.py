@@ -1,0 +1,105 @@
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from forgather.ml.callbacks import TextSampleCallback
+from forgather.ml.metrics import read_records
+from tests.ml.callback_scene import arguments, control, letters, state, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+def sampled(folder, model, event="on_evaluate", step=3, prompts=("ab", ""), **options):
+    screen = io.StringIO()
+    callback = TextSampleCallback(prompts, console=Console(file=screen, width=100), **{"max_new_tokens": 6} | options)
+    getattr(callback, event)(arguments(folder), state(step), control(), model=model, processing_class=letters())
+    file = folder / "samples.jsonl"
+    return (read_records(file) if file.exists() else []), screen.getvalue()
+
+
+def greedy(model, ids, length):
+    with torch.no_grad():
+        for _ in range(length):
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+            if ids[0, -1] == 1:
+                break
+    return ids
+
+
+def test_greedy_samples_equal_a_plain_loop(tmp_path, model):
+    records, _ = sampled(tmp_path, model.eval(), prompts="ab")
+    expected = letters().decode(greedy(model, torch.tensor([[2, 3]]), 6)[0, 2:], skip_special_tokens=True)
+    assert [(record["step"], record["prompt"], record["text"]) for record in records] == [(3, "ab", expected)]
+
+
+def test_samples_are_printed_with_their_prompt(tmp_path, model):
+    records, screen = sampled(tmp_path, model)
+    assert screen.splitlines()[0] == "sample at step 3"
+    assert [line for line in screen.splitlines() if line.startswith("  | ")] == [
+        f"  | {record['prompt']}{record['text']}" for record in records
+    ]
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_sampling_leaves_the_random_state_and_every_modules_mode(tmp_path, model, do_sample):
+    model.train()
+    model.lm_head.eval()
+    torch.manual_seed(5)
+    before, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+    sampled(tmp_path, model, do_sample=do_sample)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_drawn_samples_follow_the_seed_alone(tmp_path, model):
+    def texts(name, **options):
+        torch.manual_seed(len(name))
+        return [record["text"] for record in sampled(tmp_path / name, model, do_sample=True, top_k=0, **options)[0]]
+
+    assert texts("a", seed=1) == texts("bb", seed=1)
+    assert texts("ccc", seed=1, prompts=["a"] * 8) != texts("dddd", seed=2, prompts=["a"] * 8)
+
+
+def test_every_steps_samples_at_its_steps_only(tmp_path, model):
+    assert sampled(tmp_path, model, "on_step_end", step=4, every_steps=2)[0]
+    assert not sampled(tmp_path / "odd", model, "on_step_end", step=3, every_steps=2)[0]
+    assert not sampled(tmp_path / "other", model, "on_evaluate", step=4, every_steps=2)[0]
+
+
+def test_a_step_is_sampled_once(tmp_path, model):
+    callback = TextSampleCallback("a", max_new_tokens=2, console=Console(file=io.StringIO()))
+    scene = {"model": model, "processing_class": letters()}
+    callback.on_evaluate(arguments(tmp_path), state(5), control(), **scene)
+    callback.on_train_end(arguments(tmp_path), state(5), control(), **scene)
+    assert len(read_records(tmp_path / "samples.jsonl")) == 1
+
+
+def test_a_prompt_as_long_as_the_models_positions_still_gets_a_token(tmp_path, model):
+    records, _ = sampled(tmp_path, model, prompts="abcdefgh" * 4)
+    assert len(records) == 1
+    assert len(records[0]["text"]) <= 1
+
+
+def test_a_missing_tokenizer_is_told_once_and_ends_nothing(tmp_path, model, caplog):
+    callback = TextSampleCallback("a")
+    for step in (1, 2):
+        callback.on_evaluate(arguments(tmp_path), state(step), control(), model=model, processing_class=None)
+    assert len(caplog.records) == 1
+    assert "text samples need a tokenizer" in caplog.text
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    from forgather.ml.callbacks.text_sample import quoted
+
+    assert quoted("a\x1b[31m\rb\n\tc") == "  | a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\n  | \tc"
+
+
+@pytest.mark.parametrize("wrong", [{"every_steps": 0}, {"max_new_tokens": 0}])
+def test_counts_below_one_are_refused(wrong):
+    with pytest.raises(ValueError, match="must be at least 1; got 0"):
+        TextSampleCallback("a", **wrong)

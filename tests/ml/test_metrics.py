@@ -1,0 +1,95 @@
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forgather.ml.metrics import LineWriter, MetricsError, plain, read_metrics
+
+
+def written(file, *records):
+    writer = LineWriter(file)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return file
+
+
+def test_records_come_back_in_order(tmp_path):
+    records = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "note": 'ä "quoted"\nline'}]
+    assert read_metrics(written(tmp_path / "new" / "metrics.jsonl", *records)) == records
+    assert read_metrics(tmp_path / "new") == records
+
+
+def test_a_file_torn_at_any_byte_reads_as_its_whole_lines(tmp_path):
+    file = written(tmp_path / "metrics.jsonl", {"step": 1}, {"step": 2, "loss": 1.5})
+    content = file.read_bytes()
+    begin = content.index(b"\n") + 1
+    for cut in range(begin, len(content) - 1):
+        file.write_bytes(content[:cut])
+        assert read_metrics(file) == [{"step": 1}]
+    file.write_bytes(content[:-1])
+    assert read_metrics(file) == [{"step": 1}, {"step": 2, "loss": 1.5}]
+
+
+def test_a_torn_line_is_mended_before_the_next_is_added(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    content = written(file, {"step": 1}, {"step": 2}).read_bytes()
+    for cut in range(len(content) + 1):
+        file.write_bytes(content[:cut])
+        before = read_metrics(file)
+        assert read_metrics(written(file, {"step": 3})) == [*before, {"step": 3}]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
+    with pytest.raises(MetricsError) as excinfo:
+        read_metrics(file)
+    assert (excinfo.value.code, excinfo.value.span.line) == ("FG851", 2)
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, '"nan"'), (math.inf, '"inf"'), (-math.inf, '"-inf"')])
+def test_numbers_that_are_not_finite_are_strict_json_and_come_back(tmp_path, value, text):
+    file = written(tmp_path / "metrics.jsonl", {"loss": value})
+    assert file.read_text() == f'{{"loss": {text}}}\n'
+    assert repr(read_metrics(file)[0]["loss"]) == repr(value)
+
+
+def test_tensors_and_numpy_numbers_are_written_as_numbers():
+    record = {
+        "a": torch.tensor(1.5),
+        "b": np.float32(0.5),
+        "c": np.int64(3),
+        "d": torch.tensor([1, 2]),
+        "e": (True, None),
+    }
+    assert plain(record) == {"a": 1.5, "b": 0.5, "c": 3, "d": [1, 2], "e": [True, None]}
+
+
+plain_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+json_values = (
+    plain_values | st.lists(plain_values, max_size=3) | st.dictionaries(st.text(max_size=5), plain_values, max_size=3)
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
+def test_every_record_is_one_line_of_strict_json(record):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    line = json.dumps(plain(record))
+    assert "\n" not in line
+    json.loads(line, parse_constant=refuse)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_costs_one_warning_and_no_run(caplog):
+    written("/dev/full", {"step": 1}, {"step": 2})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "/dev/full cannot be written" in caplog.text

@@ -1,0 +1,171 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forgather.ml.report import write_report
+from forgather.ml.report.chart import Look, chart, smoothed, thinned
+from forgather.ml.report.facts import ReportError, Series, read_facts
+from forgather.ml.report.scale import Scale, axis
+
+VOID = {"meta", "circle", "line", "path", "br"}
+
+
+class Balance(HTMLParser):
+    """Notes elements that are not closed in order, and every address that the page would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.fetched, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "srcset", "action", "data") and value]
+        self.fetched += [value for name, value in attrs if name == "href" and tag != "a"]
+
+    def handle_endtag(self, tag):
+        if tag not in VOID and (not self.open or self.open.pop() != tag):
+            self.wrong.append(tag)
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parsed(page):
+    reader = Balance()
+    reader.feed(page)
+    reader.close()
+    assert (reader.open, reader.wrong, reader.fetched) == ([], [], [])
+    return " ".join(reader.text)
+
+
+def run_folder(folder, **files):
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        file = folder / name.replace("_", ".")
+        file.write_text(content if isinstance(content, str) else "\n".join(json.dumps(line) for line in content) + "\n")
+    return folder
+
+
+METRICS = [
+    {"step": step, "time": 1000.0 + step, "loss": 9 - step / 20, "learning_rate": 1e-3} for step in range(0, 100, 5)
+]
+METRICS += [{"step": 50, "eval_loss": 7.0}, {"step": 95, "eval_loss": 6.5}]
+
+
+def test_a_report_shows_curves_numbers_and_samples_and_needs_no_other_file(tmp_path):
+    summary = json.dumps({"status": "finished", "step": 95, "max_steps": 95, "arguments": {"learning_rate": 0.001}})
+    samples = [{"step": 95, "prompt": "def ", "text": "main():"}]
+    run_folder(tmp_path, metrics_jsonl=METRICS, summary_json=summary, samples_jsonl=samples, config_yaml="lr: 0.001\n")
+    text = parsed(write_report(tmp_path).read_text())
+    for wanted in (
+        "finished",
+        "6.5",
+        f"{math.exp(6.5):.4g}",
+        "Learning rate",
+        "def ",
+        "main():",
+        "lr: 0.001",
+        "metrics.jsonl",
+    ):
+        assert wanted in text
+
+
+def test_texts_of_a_run_cannot_become_markup(tmp_path):
+    evil = "<script>alert(1)</script>\"'&</pre>"
+    metrics = [{"step": 1, evil: 1.0}, {"step": 2, evil: 2.0}]
+    samples = [{"step": evil, "prompt": evil, "text": evil}]
+    run_json = json.dumps({evil: {evil: evil}, "config": evil})
+    run_folder(tmp_path, metrics_jsonl=metrics, samples_jsonl=samples, run_json=run_json, config_yaml=evil)
+    page = write_report(tmp_path).read_text()
+    assert "<script>alert" not in page
+    assert evil in parsed(page)
+
+
+@pytest.mark.parametrize("name", ["metrics_jsonl", "samples_jsonl", "summary_json", "run_json"])
+def test_any_one_file_is_enough(tmp_path, name):
+    content = {"metrics_jsonl": METRICS, "samples_jsonl": [{"step": 1, "prompt": "a", "text": "b"}]}
+    parsed(write_report(run_folder(tmp_path, **{name: content.get(name, '{"status": "running"}')})).read_text())
+
+
+def test_a_run_cut_at_any_byte_still_gives_a_report(tmp_path):
+    run_folder(tmp_path, metrics_jsonl=METRICS[:3], run_json='{"config": "tiny.yaml"}')
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    for cut in range(0, len(content), 7):
+        (tmp_path / "metrics.jsonl").write_bytes(content[:cut])
+        parsed(write_report(tmp_path).read_text())
+
+
+def test_torn_documents_are_named_and_the_rest_is_shown(tmp_path):
+    run_folder(tmp_path, metrics_jsonl=METRICS, summary_json='{"status": "fin', run_json="[]")
+    text = parsed(write_report(tmp_path).read_text())
+    assert "summary.json cannot be read" in text
+    assert "run.json holds no object" in text
+    assert "Learning rate" in text
+
+
+def test_values_that_are_not_finite_are_counted_and_leave_the_curve_whole(tmp_path):
+    metrics = [{"step": step, "loss": value} for step, value in enumerate([3.0, "nan", 2.0, "inf"])]
+    run_folder(tmp_path, metrics_jsonl=metrics)
+    page = write_report(tmp_path).read_text()
+    assert "2 values were not finite" in parsed(page)
+    assert not re.search(r'(?:d|cx|cy|x1|y1)="[^"]*(?:nan|inf)', page)
+
+
+def test_of_several_values_of_a_step_the_last_counts(tmp_path):
+    run_folder(tmp_path, metrics_jsonl=[{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}, {"step": 1, "loss": 3.0}])
+    assert read_facts(tmp_path).series["loss"] == Series("loss", [1, 2], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("folder", ["absent", "."])
+def test_a_folder_without_a_run_is_refused(tmp_path, folder):
+    with pytest.raises(ReportError) as excinfo:
+        write_report(tmp_path / folder)
+    assert excinfo.value.code == "FG850"
+
+
+finite = st.floats(-1e12, 1e12).map(lambda value: value if abs(value) > 1e-9 else 0.0)
+
+
+@given(st.lists(finite, min_size=1, max_size=40))
+def test_an_axis_holds_its_values_and_its_ticks_are_round_and_inside(values):
+    scale = axis(values, 100.0, 0.0, may_log=True)
+    assert all(-1e-6 <= scale.place(value) <= 100 + 1e-6 for value in values)
+    ticks = scale.ticks(5)
+    assert len(ticks) <= 10
+    assert all(-1e-6 <= scale.place(tick) <= 100 + 1e-6 for tick in ticks)
+
+
+def test_linear_ticks_are_those_one_would_write():
+    assert Scale(0, 400, 0, 1).ticks(4) == [0, 100, 200, 300, 400]
+    assert Scale(4.4, 7.7, 0, 1).ticks(5) == [5.0, 6.0, 7.0]
+    assert Scale(0.5, 900, 0, 1, log=True).ticks(4) == [1.0, 10.0, 100.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(finite, min_size=1, max_size=3000))
+def test_a_thinned_series_keeps_its_ends_and_extremes(values):
+    series = Series("loss", list(range(len(values))), values)
+    thin = thinned(series, most=100)
+    assert len(thin.values) <= 104
+    assert (thin.steps[0], thin.steps[-1]) == (0, len(values) - 1)
+    assert (min(thin.values), max(thin.values)) == (min(values), max(values))
+
+
+def test_a_smooth_curve_of_a_constant_is_the_constant_and_does_not_lag():
+    assert smoothed([2.0] * 9, 4) == pytest.approx([2.0] * 9)
+    ramp = smoothed([float(value) for value in range(101)], 5)
+    assert ramp[50] == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 31, 61, 5000])
+def test_a_chart_of_any_length_is_balanced(number):
+    series = Series("loss", list(range(number)), [1.0 + value % 7 for value in range(number)])
+    card = chart("Loss", [("train", series), ("eval", series)], Look(wide=True))
+    parsed(card)
+    assert bool(card) == bool(number)
