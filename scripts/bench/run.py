@@ -1,0 +1,49 @@
+"""All benchmarks, one after the other: a table on the screen, and the figures as JSON with `-o`.
+
+Example: python scripts/bench/run.py -o bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PARTS = ("cold", "warm", "step_overhead", "first_step")
+
+
+def main() -> int:
+    """Runs the parts that were asked for; returns 1 when one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=PARTS, choices=[*PARTS, []], help="default: all")
+    parser.add_argument("-o", "--output", type=Path, help="write the figures there as JSON")
+    options = parser.parse_args()
+    rows, failed = [], False
+    for part in options.parts:
+        print(f"... {part}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, HERE / f"{part}.py"], stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            failed = True
+            continue
+        rows += [{"part": part, **row} for row in json.loads(done.stdout)]
+    print(table(rows))
+    if options.output:
+        options.output.write_text(json.dumps(rows, indent=2) + "\n")
+    return int(failed)
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the rows as a Markdown table."""
+    lines = ["| what | measured | reach | unit | |", "|---|---|---|---|---|"]
+    for row in rows:
+        reach = "" if row["reach"] is None else row["reach"]
+        mark = "" if row["reach"] is None else ("reached" if row["reached"] else "NOT reached")
+        lines.append(f"| {row['what']} | {row['value']} | {reach} | {row['unit']} | {mark} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

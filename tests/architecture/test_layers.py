@@ -1,0 +1,144 @@
+"""Who may import whom: the table of docs/architecture.md, checked on every import of the package."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "forgather"
+
+# Longest prefix wins. A module may import modules of ours whose level is lower, or of its own level where
+# `same level` holds (parts of one stage).
+LEVELS = {
+    "forgather": 0,
+    "forgather.source": 0,
+    "forgather.errors": 1,
+    "forgather.config": 2,
+    "forgather.config.graph": 10,
+    "forgather.config.path": 11,
+    "forgather.config.traverse": 12,
+    "forgather.config.environment": 10,
+    "forgather.config.rendered": 11,
+    "forgather.config.syntax": 20,
+    "forgather.config.split": 21,
+    "forgather.config._jinja": 30,
+    "forgather.config.render": 31,
+    "forgather.config.tags": 30,
+    "forgather.config._yaml": 40,
+    "forgather.config.load": 42,
+    "forgather.codegen": 50,
+    "forgather.config.materialize": 60,
+    "forgather.project": 70,
+    "forgather.launch": 80,
+    "forgather.cli": 90,
+}
+ML_LEVELS = {
+    "forgather.ml": 0,
+    "forgather.ml.types": 10,
+    "forgather.ml.metrics": 10,
+    "forgather.ml.log": 11,
+    "forgather.ml.distributed": 12,
+    "forgather.ml.data": 20,
+    "forgather.ml.losses": 20,
+    "forgather.ml.optim": 20,
+    "forgather.ml.models": 20,
+    "forgather.ml.checkpoint": 30,
+    "forgather.ml.report": 39,
+    "forgather.ml.callbacks": 40,
+    "forgather.ml.tb_logger": 41,
+    "forgather.ml.json_logger": 41,
+    "forgather.ml.strategy": 50,
+    "forgather.ml.trainer": 60,
+}
+HEAVY = {"torch", "numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "tensorboard"}
+ONLY_IMPORTER = {"jinja2": "forgather.config._jinja", "markupsafe": "forgather.config._jinja", "ruamel": "forgather.config._yaml"}
+# Facades whose whole job is to point upward, lazily.
+FACADES = {"forgather", "forgather.ml", "forgather.ml.callbacks", "forgather.ml.data", "forgather.project", "forgather.config"}
+
+
+def modules():
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def imports(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def level(name, table):
+    matches = [key for key in table if name == key or name.startswith(key + ".")]
+    return max(matches, key=len)
+
+
+def is_ml(name):
+    return name == "forgather.ml" or name.startswith("forgather.ml.")
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_lower_layers_only(name, file):
+    if name in FACADES:
+        return
+    exists = {module for module, _ in modules()}
+    faults = []
+    for imported, line in imports(file):
+        if imported not in exists or imported in FACADES:
+            continue
+        if is_ml(name) != is_ml(imported):
+            if not (is_ml(name) and imported in {"forgather.errors", "forgather.source"}):
+                faults.append(f"line {line}: {imported} belongs to the other tower")
+            continue
+        table = ML_LEVELS if is_ml(name) else LEVELS
+        mine, theirs = level(name, table), level(imported, table)
+        if mine != theirs and table[theirs] >= table[mine] and not same_stage(name, imported):
+            faults.append(f"line {line}: {imported} is not below {name}")
+    assert [] == faults
+
+
+def same_stage(name, imported):
+    """Unlisted parts of the configuration tower that share a folder are ordered by the no-cycle test."""
+    return level(name, LEVELS) == "forgather.config" or level(imported, LEVELS) == "forgather.config"
+
+
+def test_no_two_modules_import_each_other():
+    exists = {module for module, _ in modules()}
+    edges = {name: {i for i, _ in imports(file) if i in exists and i != name} for name, file in modules() if name not in FACADES}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done or name not in edges:
+            return
+        path.append(name)
+        for other in sorted(edges[name]):
+            visit(other)
+        path.pop()
+        done.add(name)
+
+    for name in edges:
+        visit(name)
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_third_parties_enter_by_their_one_door(name, file):
+    faults = []
+    for imported, line in imports(file):
+        root = imported.split(".")[0]
+        if root in HEAVY and not is_ml(name):
+            faults.append(f"line {line}: {imported} in the configuration tower")
+        door = ONLY_IMPORTER.get(root)
+        if door and not (name == door or name.startswith(door + ".")):
+            faults.append(f"line {line}: {imported} is imported by {door} alone")
+    assert [] == faults
+
+
+def test_the_table_can_fail():
+    assert "forgather.config.render" == level("forgather.config.render", LEVELS)
+    assert "forgather.config._jinja" == level("forgather.config._jinja.loader", LEVELS)
+    assert LEVELS[level("forgather.config._jinja.loader", LEVELS)] > LEVELS["forgather.config.graph"]
