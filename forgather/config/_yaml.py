@@ -1,11 +1,13 @@
 """Text to YAML events; the only importer of ruamel.yaml.
 
 Takes a text, gives `Event` records one by one. Keeps true: events only, never composed or constructed
-nodes; one document without directives; every failure is a `YamlProblem` with a place.
+nodes; one document without directives; every failure is a `YamlProblem` with a place; a value stands where
+its tag or text begins, also when its anchor stands on a line before.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,11 +27,12 @@ def read_events(text: str) -> Iterator[Event]:
         YamlProblem: the text is not YAML, has a directive, or holds a second document.
     """
     documents = 0
+    lines = text.split("\n")
     try:
         for event in YAML(typ="safe", pure=False).parse(text):
             kind = _KINDS.get(type(event).__name__)
             if kind is not None:
-                yield _event(kind, event)
+                yield _event(kind, event, lines)
             elif type(event).__name__ == "DocumentStartEvent":
                 documents += 1
                 if documents > 1 or event.version or event.tags:
@@ -52,16 +55,31 @@ _KINDS = {
 }
 
 
-def _event(kind: str, event: Any) -> Event:
+_ANCHOR_ALONE = re.compile(r"&\S+[ \t]*(#.*)?$")
+_NO_CONTENT = re.compile(r"[ \t]*(#.*)?$")
+
+
+def _event(kind: str, event: Any, lines: list[str]) -> Event:
     mark = event.start_mark
     line, column = mark.line + 1, mark.column + 1
-    if kind is SCALAR:
-        return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style)
     if kind is ALIAS:
         return Event(kind, line, column, event.anchor)
     if kind is END:
         return Event(kind, line, column)
+    empty = kind is SCALAR and not (event.value or event.style or event.tag)
+    if event.anchor is not None and not empty and _ANCHOR_ALONE.match(lines[line - 1], column - 1):
+        line, column = _behind_anchor(lines, line, column)
+    if kind is SCALAR:
+        return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style)
     return Event(kind, line, column, "", event.tag, event.anchor, False, bool(event.flow_style))
+
+
+def _behind_anchor(lines: list[str], line: int, column: int) -> tuple[int, int]:
+    """Returns where the value begins whose anchor stands alone at (`line`, `column`)."""
+    for number in range(line, len(lines)):
+        if not _NO_CONTENT.match(lines[number]):
+            return number + 1, len(lines[number]) - len(lines[number].lstrip()) + 1
+    return line, column
 
 
 def _problem(error: MarkedYAMLError) -> YamlProblem:

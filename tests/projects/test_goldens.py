@@ -1,0 +1,72 @@
+"""Every project and config has goldens: a change of a template shows here what it does to all of them."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.equality import same_graph
+from forgather.config.load import load
+from forgather.config.render import render, render_text
+from forgather.config.show import to_json
+from forgather.codegen.emit_yaml import emit_yaml
+from tests.golden import check_golden
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent / "cases"
+CONFIGS = sorted((ROOT / "projects").glob("*/templates/configs/*.yaml"))
+
+
+def label(file):
+    path = Path(file)
+    if path.is_relative_to(ROOT / "templatelib"):
+        return "lib:" + str(path.relative_to(ROOT / "templatelib"))
+    return str(path.relative_to(ROOT / "projects"))
+
+
+def rendered(config):
+    project = config.parents[2]
+    environment = ConfigEnvironment(
+        searchpath=(str(project / "templates"), str(ROOT / "templatelib")),
+        variables={"project_dir": "/project", "workspace_root": "/workspace", "hostname": "host"},
+        now=datetime(2026, 1, 2, 3, 4, 5),
+    )
+    return render(environment, f"configs/{config.name}")
+
+
+def name(config):
+    return f"{config.parents[2].name}-{config.stem}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_a_config_renders_as_before(config):
+    lines = []
+    for text, origin in rendered(config).source_map.lines():
+        place = f"{label(origin.span.file)}:{origin.span.line}" if origin else ""
+        lines.append(f"{text:<88} | {place}".rstrip() if text.strip() else "")
+    check_golden(CASES / f"{name(config)}.map.txt", "\n".join(lines))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_a_config_describes_the_same_graph_as_before(config):
+    graph = load(rendered(config))
+    check_golden(CASES / f"{name(config)}.graph.json", json.dumps(to_json(graph, label=label), indent=1))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_a_config_has_no_finding(config):
+    text = rendered(config)
+    assert [] == [str(finding) for finding in (*text.diagnostics, *load(text).diagnostics)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_a_graph_written_as_yaml_reads_back_equal(config):
+    graph = load(rendered(config))
+    again = load(render_text(ConfigEnvironment(), emit_yaml(graph)))
+    assert same_graph(graph, again)
+
+
+def test_there_are_configs_to_compare():
+    assert {"tiny_llama-tiny", "tiny_llama-hf_trainer", "optimizers-muon"} <= {name(config) for config in CONFIGS}
