@@ -90,7 +90,7 @@ def weights(model):
 
 
 def assert_same_weights(expected, actual):
-    assert list(expected) == list(actual)
+    assert sorted(expected) == sorted(actual)
     different = [name for name in expected if not torch.equal(expected[name], actual[name])]
     assert [] == different
 

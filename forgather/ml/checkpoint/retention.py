@@ -6,10 +6,9 @@ newest and the best always stay, whatever the limit; a removal that fails is sai
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from forgather.ml.checkpoint.store import list_checkpoints
+from forgather.ml.checkpoint.store import discard_folder, list_checkpoints
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -40,7 +39,7 @@ def prune(output_dir: Path, limit: int | None, *, best: Path | None = None, newe
         if folder.resolve() in kept:
             continue
         try:
-            shutil.rmtree(folder)
+            discard_folder(folder)
         except OSError as error:
             _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
             continue

@@ -75,6 +75,13 @@ def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) 
     return final
 
 
+def discard_folder(folder: Path) -> None:
+    """Removes a checkpoint; it is out of sight before the first of its files is gone."""
+    hidden = folder.with_name(f".replaced-{folder.name}-{os.getpid()}")
+    os.replace(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
 def _remove_leftovers(output_dir: Path) -> None:
     for folder in output_dir.iterdir() if output_dir.is_dir() else ():
         match = _TEMPORARY.match(folder.name)

@@ -50,9 +50,11 @@ def evaluate(
         prefix: begins the name of every metric.
     """
     metrics: dict[str, float] = {}
+    trains = strategy.model.training
     for name, loader in loaders.items():
         session.dispatcher.scene["eval_dataloader"] = loader
         metrics |= _evaluate_one(session, strategy, loader, f"{prefix}_{name}" if name else prefix)
+    strategy.model.train(trains)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})

@@ -1,6 +1,7 @@
 """The trainer against loops of a few lines that share no code with it."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def plain_loop(model, data, *, batch_size, accumulation, epochs, lr, seed, shift
     """Trains without a trainer: the divisor is the number of targets of the whole update."""
     torch.manual_seed(seed)
     optimizer = adamw(model.parameters(), lr)
-    steps = -(-(-(-len(data) // batch_size)) // accumulation) * epochs
+    steps = math.ceil(math.ceil(len(data) / batch_size) / accumulation) * epochs
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, (steps - step) / max(1, steps)))
     losses = []
     for epoch in range(epochs):

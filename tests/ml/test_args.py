@@ -1,0 +1,190 @@
+"""What `TrainingArguments` takes, translates and refuses."""
+
+import dataclasses
+import inspect
+import pickle
+
+import pytest
+import transformers
+
+from forgather.ml import TrainingArguments
+from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS, ArgumentError
+
+OURS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+
+
+def refused(code, **given):
+    with pytest.raises(ArgumentError) as caught:
+        TrainingArguments(**given)
+    assert code == caught.value.code
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_every_default_is_that_of_transformers():
+    on_purpose = {"output_dir": "trainer_output", "gradient_checkpointing": False}
+    expected = {name: TRANSFORMERS_DEFAULTS[name] for name in OURS if name in TRANSFORMERS_DEFAULTS} | on_purpose
+    plain = {name: getattr(value, "value", value) for name, value in expected.items()}
+    assert plain == {name: value for name, value in OURS.items() if name in expected}
+    assert {"logging_dir"} == set(OURS) - set(TRANSFORMERS_DEFAULTS)
+
+
+def test_building_arguments_touches_no_device_and_starts_no_process_group(monkeypatch):
+    import torch
+
+    def forbidden(*_, **__):
+        raise AssertionError("a device was asked for")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", forbidden)
+    monkeypatch.setattr(torch.cuda, "is_available", forbidden)
+    monkeypatch.setattr(torch.distributed, "init_process_group", forbidden)
+    assert 8 == TrainingArguments("out").train_batch_size
+
+
+def test_the_signature_shows_every_setting_by_name():
+    parameters = inspect.signature(TrainingArguments).parameters
+    assert [*OURS, "older_names"] == list(parameters)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    error = refused("FG810", learing_rate=1e-3)
+    assert "TrainingArguments has no setting 'learing_rate'" == error.message
+    assert "did you mean 'learning_rate'?" == error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fp16", True),
+        ("deepspeed", {"stage": 2}),
+        ("push_to_hub", True),
+        ("neftune_noise_alpha", 5.0),
+        ("fsdp", "full"),
+    ],
+)
+def test_a_setting_of_transformers_that_is_missing_here_is_refused_by_name(name, value):
+    error = refused("FG811", **{name: value})
+    assert f"{name!r} is a setting of transformers.Trainer that this trainer does not have" in error.message
+    assert error.hint
+
+
+def test_every_setting_of_transformers_is_taken_or_refused_with_a_reason():
+    translated = {"activation_checkpointing", "activation_checkpointing_kwargs", "logging_nan_inf_filter"}
+    for name in set(TRANSFORMERS_DEFAULTS) - set(OURS) - translated:
+        assert refused("FG811", **{name: "a value that nobody has as a default"}).hint
+
+
+@pytest.mark.parametrize("name", sorted(set(TRANSFORMERS_DEFAULTS) - set(OURS)))
+def test_a_setting_that_asks_for_nothing_is_taken(name):
+    assert TrainingArguments(**{name: TRANSFORMERS_DEFAULTS[name]}) == TrainingArguments()
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new"),
+    [
+        ("evaluation_strategy", "epoch", "eval_strategy"),
+        ("warmup_ratio", 0.1, "warmup_steps"),
+        ("no_cuda", True, "use_cpu"),
+        ("per_gpu_train_batch_size", 3, "per_device_train_batch_size"),
+    ],
+)
+def test_an_old_spelling_is_translated_with_one_line(old, value, new, caplog):
+    assert value == getattr(TrainingArguments(**{old: value}), new)
+    assert [f"TrainingArguments: {old!r} is now {new!r}; {value!r} was taken for it"] == caplog.messages
+
+
+def test_the_newer_name_of_gradient_checkpointing_is_taken_without_a_word(caplog):
+    args = TrainingArguments(activation_checkpointing=True)
+    assert (True, True, []) == (args.gradient_checkpointing, args.activation_checkpointing, caplog.messages)
+
+
+@pytest.mark.parametrize(("name", "value"), [("save_safetensors", True), ("overwrite_output_dir", True)])
+def test_a_setting_without_effect_is_said(name, value, caplog):
+    TrainingArguments(**{name: value})
+    assert f"TrainingArguments: {name!r} has no effect" in caplog.text
+
+
+def test_pickled_weights_are_refused():
+    assert "safetensors" in refused("FG811", save_safetensors=False).hint
+
+
+def test_one_setting_under_two_names_is_refused():
+    assert "'eval_strategy' is given twice" in refused("FG812", eval_strategy="no", evaluation_strategy="no").message
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"learning_rate": "1e-4"}, "a number from 0"),
+        ({"learning_rate": -1.0}, "a number from 0"),
+        ({"learning_rate": float("nan")}, "a number from 0"),
+        ({"adam_beta1": 1.0}, "a number from 0 below 1"),
+        ({"per_device_train_batch_size": 0}, "a whole number from 1"),
+        ({"per_device_train_batch_size": 2.0}, "a whole number from 1"),
+        ({"max_steps": 0}, "a whole number from 1"),
+        ({"logging_steps": 0}, "a whole number of steps from 1, or a share"),
+        ({"save_steps": 1.5}, "a whole number of steps from 1, or a share"),
+        ({"bf16": "yes"}, "true or false"),
+        ({"eval_strategy": "step"}, "one of: no, steps, epoch"),
+        ({"eval_strategy": False}, "one of: no, steps, epoch"),
+        ({"lr_scheduler_type": "cosin"}, "one of: linear, cosine"),
+        ({"lr_scheduler_kwargs": [1]}, "a mapping"),
+        ({"save_total_limit": 0}, "a whole number from 1"),
+        ({"report_to": 3}, "the name of a tracker"),
+        ({"resume_from_checkpoint": 3}, "true, false"),
+        ({"output_dir": ""}, "a text"),
+        ({"optim": "adam8bit"}, "one of: adamw_torch_fused"),
+        ({"seed": -1}, "a whole number from 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(given, expected):
+    error = refused("FG813", **given)
+    (name,) = given
+    assert error.message.startswith(f"{name} is ")
+    assert expected in error.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"load_best_model_at_end": True}, "load_best_model_at_end with eval_strategy 'no'"),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 6},
+            "save_steps 6 and eval_steps 4",
+        ),
+        ({"num_train_epochs": 0}, "neither max_steps nor num_train_epochs"),
+        ({"dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor needs workers"),
+        ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs workers"),
+        ({"gradient_checkpointing_kwargs": {"x": 1}}, "gradient_checkpointing is off"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows a metric"),
+        ({"save_strategy": "best"}, "save_strategy 'best' needs evaluations"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(given, message):
+    error = refused("FG814", **given)
+    assert message in error.message
+    assert error.hint
+
+
+def test_derived_values_are_those_of_transformers(tmp_path):
+    given = {
+        "output_dir": str(tmp_path), "eval_strategy": "steps", "logging_steps": 7, "load_best_model_at_end": True,
+        "save_steps": 14, "use_cpu": True, "warmup_steps": 0.25,
+    }  # fmt: skip
+    ours, theirs = TrainingArguments(**given), transformers.TrainingArguments(**given)
+    for name in ("eval_steps", "metric_for_best_model", "greater_is_better", "report_to", "save_steps"):
+        assert getattr(theirs, name) == getattr(ours, name)
+    assert theirs.get_warmup_steps(30) == ours.get_warmup_steps(30)
+
+
+def test_arguments_do_not_change_and_can_be_copied():
+    args = TrainingArguments("out", max_steps=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.max_steps = 4
+    assert (4, "out") == (args.replace(max_steps=4).max_steps, args.replace(max_steps=4).output_dir)
+    assert args == pickle.loads(pickle.dumps(args))
+
+
+def test_an_attribute_that_nobody_has_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = TrainingArguments().nonsense

@@ -1,0 +1,298 @@
+"""Checkpoints are complete or invisible, verified, free of pickle, and kept when they matter."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from forgather.errors import CheckpointError
+from forgather.ml import Trainer
+from forgather.ml.checkpoint import (
+    capture_rng,
+    checkpoint_folder,
+    list_checkpoints,
+    newest_verified,
+    prune,
+    read_state,
+    restore_rng,
+    verify,
+    write_checkpoint,
+    write_state,
+)
+from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
+
+
+def fill(folder):
+    (folder / "a.bin").write_bytes(bytes(range(256)) * 8)
+    (folder / "b.json").write_text('{"step": 1}')
+    (folder / "sub").mkdir()
+    (folder / "sub" / "c.txt").write_text("c" * 100)
+
+
+@pytest.fixture
+def saved(settings):
+    args = settings(save_strategy="steps", save_steps=2)
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows())
+    trainer.train()
+    return Path(args.output_dir)
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    shared = torch.arange(6.0).reshape(2, 3)
+    tree = {
+        "tensor": shared,
+        "again": [shared, (1, None, True, "x", 2.5)],
+        3: {"int key": b"bytes"},
+        "$tensor": "a mark as a key",
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "empty": [torch.empty(0), {}],
+        "view": torch.arange(10)[2:4],
+        "number": np.float64(0.5),
+        "infinite": float("inf"),
+    }
+    write_state(tmp_path, "state", tree)
+    back = read_state(tmp_path, "state")
+    assert list(tree) == list(back)
+    assert torch.equal(shared, back["tensor"])
+    assert back["tensor"] is back["again"][0]
+    assert (1, None, True, "x", 2.5) == back["again"][1]
+    assert {"int key": b"bytes"} == back[3]
+    assert torch.equal(tree["half"], back["half"]) and torch.bfloat16 == back["half"].dtype
+    assert torch.equal(torch.tensor([2, 3]), back["view"])
+    assert (0.5, float("inf")) == (back["number"], back["infinite"])
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(
+    tree=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
+        max_leaves=12,
+    )
+)
+def test_any_plain_tree_comes_back(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state")
+    write_state(folder, "state", {"tree": tree})
+    assert {"tree": tree} == read_state(folder, "state")
+
+
+def test_a_state_that_needs_pickle_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"FG606.*state.schedule.fn is a function"):
+        write_state(tmp_path, "state", {"schedule": {"fn": lambda step: step}})
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(saved):
+    names = {file.suffix for _, folder in list_checkpoints(saved) for file in folder.rglob("*") if file.is_file()}
+    assert {".json", ".safetensors"} == names
+
+
+def test_randomness_goes_on_from_a_captured_state(tmp_path):
+    def draw():
+        return random.random(), float(np.random.normal()), torch.rand(3).tolist()
+
+    draw()
+    write_state(tmp_path, "rng", capture_rng())
+    expected = [draw(), draw()]
+    restore_rng(read_state(tmp_path, "rng"))
+    assert expected == [draw(), draw()]
+
+
+def test_every_flipped_bit_truncation_and_missing_file_is_found(tmp_path):
+    folder = write_checkpoint(tmp_path, 7, fill)
+    assert 7 == verify(folder)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        for position in range(0, len(content), 37):
+            file.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
+            with pytest.raises(CheckpointError, match=file.name):
+                verify(folder)
+        file.write_bytes(content[:-2])
+        with pytest.raises(CheckpointError, match="FG603"):
+            verify(folder)
+        file.unlink()
+        with pytest.raises(CheckpointError, match="FG602|FG604"):
+            verify(folder)
+        file.write_bytes(content)
+    assert 7 == verify(folder)
+
+
+def test_a_corrupt_file_is_one_error_that_names_it_and_what_to_do(saved, settings):
+    args = settings(save_strategy="steps")
+    for file in sorted(checkpoint_folder(saved, 4).iterdir()):
+        content = file.read_bytes()
+        file.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+        with pytest.raises(CheckpointError, match=file.name) as caught:
+            Trainer(tiny_llama(), args, train_dataset=rows()).train(str(checkpoint_folder(saved, 4)))
+        assert caught.value.hint
+        file.write_bytes(content)
+
+
+def test_automatic_resume_falls_back_to_the_newest_intact_checkpoint_and_says_so(saved, settings, caplog):
+    (checkpoint_folder(saved, 4) / "optimizer.safetensors").write_bytes(b"")
+    found, skipped = newest_verified(saved)
+    assert (checkpoint_folder(saved, 2), 1) == (found, len(skipped))
+    args = settings(save_strategy="steps", resume_from_checkpoint="auto")
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows())
+    assert 4 == trainer.train().global_step
+    assert "skipped a checkpoint" in caplog.text and "optimizer.safetensors" in caplog.text
+
+
+def test_automatic_resume_stops_where_no_checkpoint_is_intact(saved, settings):
+    for _, folder in list_checkpoints(saved):
+        (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"FG607.*none of the 2 checkpoints"):
+        Trainer(tiny_llama(), settings(), train_dataset=rows()).train(resume_from_checkpoint=True)
+
+
+def test_automatic_resume_begins_anew_where_there_is_no_checkpoint(settings):
+    assert 4 == Trainer(tiny_llama(), settings(), train_dataset=rows()).train(resume_from_checkpoint=True).global_step
+
+
+def test_a_checkpoint_that_does_not_exist_is_an_error(settings, tmp_path):
+    with pytest.raises(CheckpointError, match="FG601"):
+        Trainer(tiny_llama(), settings(), train_dataset=rows()).train(str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved, settings):
+    other = Trainer(tiny_llama(num_hidden_layers=3), settings(), train_dataset=rows())
+    with pytest.raises(CheckpointError, match=r"FG605.*weights do not fit LlamaForCausalLM"):
+        other.train(str(checkpoint_folder(saved, 4)))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(saved, settings):
+    def two_groups(parameters, lr):
+        return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=lr)
+
+    other = Trainer(tiny_llama(), settings(), train_dataset=rows(), optimizer_factory=two_groups)
+    with pytest.raises(CheckpointError, match=r"FG605.*optimizer state does not fit SGD"):
+        other.train(str(checkpoint_folder(saved, 4)))
+
+
+def test_a_checkpoint_of_the_model_alone_cannot_be_resumed(settings):
+    args = settings(save_strategy="epoch", save_only_model=True)
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows())
+    trainer.train()
+    folder = checkpoint_folder(Path(args.output_dir), 4)
+    assert not (folder / "optimizer.safetensors").exists()
+    with pytest.raises(CheckpointError, match="FG608"):
+        trainer.train(str(folder))
+
+
+@pytest.mark.parametrize("failing", ["fill", "fsync", "replace"])
+def test_a_save_that_fails_is_loud_and_leaves_the_last_one_untouched(tmp_path, monkeypatch, failing):
+    write_checkpoint(tmp_path, 1, fill)
+
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    def fail(folder):
+        fill(folder)
+        if failing == "fill":
+            refuse()
+
+    if failing != "fill":
+        monkeypatch.setattr(os, failing, refuse)
+    with pytest.raises(CheckpointError, match=r"FG609.*step 2.*No space left on device"):
+        write_checkpoint(tmp_path, 2, fail)
+    monkeypatch.undo()
+    assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
+    assert 1 == verify(tmp_path / "checkpoint-1")
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_never_seen(tmp_path):
+    dead = tmp_path / ".saving-checkpoint-5-999999999"
+    dead.mkdir()
+    fill(dead)
+    assert [] == list_checkpoints(tmp_path)
+    write_checkpoint(tmp_path, 6, fill)
+    assert ["checkpoint-6"] == [entry.name for entry in tmp_path.iterdir()]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    write_checkpoint(tmp_path, 1, fill)
+    write_checkpoint(tmp_path, 1, lambda folder: (folder / "new").write_text("new"))
+    assert ["manifest.json", "new"] == sorted(file.name for file in (tmp_path / "checkpoint-1").iterdir())
+    assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(steps=st.sets(st.integers(1, 30), min_size=1, max_size=8), limit=st.integers(1, 4), data=st.data())
+def test_retention_keeps_the_best_and_the_newest(steps, limit, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keep")
+    for step in steps:
+        checkpoint_folder(folder, step).mkdir()
+    best = checkpoint_folder(folder, data.draw(st.sampled_from(sorted(steps))))
+    newest = checkpoint_folder(folder, data.draw(st.sampled_from(sorted(steps))))
+    removed = prune(folder, limit, best=best, newest=newest)
+    left = {path for _, path in list_checkpoints(folder)}
+    assert {best, newest} <= left
+    assert min(len(steps), max(limit, len({best, newest}))) == len(left)
+    assert len(steps) == len(left) + len(removed)
+    assert ["checkpoint"] * len(left) == [path.name.split("-")[0] for path in folder.iterdir()]
+
+
+def test_the_limit_holds_during_a_run_and_the_best_model_is_loaded(settings):
+    args = settings(
+        save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1, num_train_epochs=3,
+        save_total_limit=2, load_best_model_at_end=True, learning_rate=0.1,
+    )  # fmt: skip
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows(), eval_dataset=rows(4, seed=9))
+    trainer.train()
+    folder = Path(args.output_dir)
+    losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    best = min(losses, key=losses.get)
+    assert best == trainer.state.best_global_step < 12
+    assert {best, 12} == {step for step, _ in list_checkpoints(folder)}
+    assert_same_weights(load_file(checkpoint_folder(folder, best) / "model.safetensors"), weights(trainer.model))
+    assert_same_weights(load_file(folder / "model.safetensors"), weights(trainer.model))
+    assert losses[best] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-6)
+
+
+def test_a_saved_model_and_a_checkpoint_are_read_by_transformers(saved):
+    for folder in (saved, checkpoint_folder(saved, 4)):
+        assert_same_weights(
+            weights(AutoModelForCausalLM.from_pretrained(saved)), weights(AutoModelForCausalLM.from_pretrained(folder))
+        )
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= {file.name for file in saved.iterdir()}
+
+
+def test_tied_weights_are_written_once_and_tied_again(settings):
+    args = settings(save_strategy="epoch")
+    trainer = Trainer(tiny_llama(tie_word_embeddings=True), args, train_dataset=rows())
+    trainer.train()
+    folder = checkpoint_folder(Path(args.output_dir), 4)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    fresh = Trainer(tiny_llama(seed=1, tie_word_embeddings=True), args, train_dataset=rows())
+    fresh.train(str(folder))
+    assert_same_weights(weights(trainer.model), weights(fresh.model))
+    assert fresh.model.lm_head.weight is fresh.model.model.embed_tokens.weight
+
+
+def test_a_plain_module_is_saved_as_safetensors(settings, tmp_path):
+    trainer = Trainer(Regression(), settings(), train_dataset=regression_rows())
+    trainer.train()
+    folder = trainer.save_model(tmp_path / "model")
+    assert_same_weights(weights(trainer.model), load_file(folder / "model.safetensors"))
+    assert ["model.safetensors"] == [file.name for file in folder.iterdir()]
+
+
+def test_a_file_of_a_checkpoint_can_be_read_by_others(saved):
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {file.stat().st_mode & 0o777 for file in checkpoint_folder(saved, 4).iterdir()}
+    assert {0o666 & ~umask} == modes
+
+
+def test_the_manifest_lists_every_file(saved):
+    folder = checkpoint_folder(saved, 4)
+    listed = set(json.loads((folder / "manifest.json").read_text())["files"])
+    assert {file.name for file in folder.iterdir()} - {"manifest.json"} == listed

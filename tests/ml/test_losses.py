@@ -1,0 +1,210 @@
+"""Sums and counts: whatever the model and the loss, batches add up to the whole."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from forgather.errors import TrainingError
+from forgather.ml.losses import call_model, labels_of, loss_rule, num_rows, num_tokens
+from tests.ml.fixtures import VOCAB, Regression, rows, tiny_llama
+
+
+def number(value):
+    return value.item() if isinstance(value, torch.Tensor) else float(value)
+
+
+def stack(batch):
+    return {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+
+
+class Classifier(nn.Module):
+    def __init__(self, form="tensor"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.form = nn.Linear(4, 3), form
+
+    def forward(self, x):
+        logits = self.layer(x)
+        return {"tensor": logits, "tuple": (logits, x), "mapping": {"logits": logits}}[self.form]
+
+
+def class_batch(count=6):
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    labels[1] = -100
+    return {"x": torch.randn(count, 4, generator=generator), "labels": labels}
+
+
+def parts(batch, *sizes):
+    at = 0
+    for size in sizes:
+        yield {name: value[at : at + size] for name, value in batch.items()}
+        at += size
+
+
+def mean_of_parts(rule, model, batches):
+    batches = list(batches)
+    return sum(number(rule.total(model, batch)) for batch in batches) / sum(
+        number(rule.count(batch)) for batch in batches
+    )
+
+
+def test_the_token_loss_is_that_of_the_model_itself():
+    model, batch = tiny_llama().eval(), stack(rows())
+    rule = loss_rule(model)
+    expected = model(**batch).loss
+    assert number(expected) == pytest.approx(number(rule.total(model, batch) / rule.count(batch)), rel=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 8, (3, 5), (7, 1)])
+def test_token_losses_of_parts_add_up(sizes):
+    model, batch = tiny_llama().eval(), stack(rows())
+    rule = loss_rule(model)
+    expected = number(rule.total(model, batch)) / rule.count(batch)
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, *sizes)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5])),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=2),
+        F.cross_entropy,
+        functools.partial(F.cross_entropy, label_smoothing=0.2),
+    ],
+    ids=["plain", "weighted", "smooth", "ignoring", "function", "partial"],
+)
+@pytest.mark.parametrize("form", ["tensor", "tuple", "mapping"])
+def test_a_mean_of_classes_becomes_an_exact_sum(loss_fn, form):
+    model, batch = Classifier(form), class_batch()
+    if getattr(loss_fn, "ignore_index", None) == 2:
+        batch["labels"][1] = 2
+    rule = loss_rule(model, loss_fn)
+    expected = number(loss_fn(model.layer(batch["x"]), batch["labels"]))
+    assert expected == pytest.approx(mean_of_parts(rule, model, [batch]), rel=1e-6)
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, 1, 2, 3)), rel=1e-6)
+    assert "mean" == getattr(loss_fn, "reduction", "mean")
+
+
+@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), F.mse_loss])
+def test_a_mean_of_elements_becomes_an_exact_sum(loss_fn):
+    model = Classifier()
+    batch = {"x": class_batch()["x"], "labels": torch.randn(6, 3)}
+    rule = loss_rule(model, loss_fn)
+    expected = number(loss_fn(model(batch["x"]), batch["labels"]))
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, 2, 4)), rel=1e-6)
+
+
+def test_class_probabilities_are_targets():
+    model, loss_fn = Classifier(), nn.CrossEntropyLoss()
+    batch = {"x": class_batch()["x"], "labels": torch.softmax(torch.randn(6, 3), -1)}
+    rule = loss_rule(model, loss_fn)
+    expected = number(loss_fn(model(batch["x"]), batch["labels"]))
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, 2, 4)), rel=1e-6)
+
+
+def test_a_loss_of_the_user_is_shifted_for_causal_language_models():
+    model, batch = tiny_llama().eval(), stack(rows())
+    own, theirs = loss_rule(model), loss_rule(model, nn.CrossEntropyLoss())
+    assert own.count(batch) == theirs.count(batch)
+    assert number(own.total(model, batch)) == pytest.approx(number(theirs.total(model, batch)), rel=1e-6)
+
+
+def test_a_loss_that_divides_by_itself_gets_the_number_of_the_whole_update():
+    seen = []
+
+    def loss_fn(logits, labels, num_items_in_batch):
+        seen.append(num_items_in_batch)
+        return F.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
+
+    model, batch = Classifier(), class_batch()
+    rule = loss_rule(model, loss_fn)
+    expected = F.cross_entropy(model(batch["x"]), batch["labels"], reduction="sum")
+    assert number(expected) == pytest.approx(number(rule.total(model, batch, denom=11)), rel=1e-6)
+    assert [11] == seen
+
+
+@pytest.mark.parametrize("loss_fn", [nn.KLDivLoss(reduction="batchmean"), lambda logits, labels: logits.mean()])
+def test_a_loss_whose_sum_cannot_be_known_is_refused(loss_fn):
+    with pytest.raises(TrainingError, match=r"FG806.*cannot be summed over micro-batches"):
+        loss_rule(Classifier(), loss_fn)
+
+
+def test_a_loss_that_sums_is_taken_as_it_is():
+    model, batch = Classifier(), class_batch()
+    rule = loss_rule(model, nn.CrossEntropyLoss(reduction="sum"))
+    expected = number(F.cross_entropy(model(batch["x"]), batch["labels"]))
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, 3, 3)), rel=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: loss, lambda loss: (loss, 1), lambda loss: {"loss": loss}])
+def test_a_loss_that_the_model_returns_is_taken_from_any_form(wrap):
+    class Own(Regression):
+        def forward(self, x, y):
+            return wrap(super().forward(x, y))
+
+    model = Own().eval()
+    batch = {"x": torch.randn(4, 4), "y": torch.randn(4)}
+    rule = loss_rule(model)
+    assert 4 == rule.count(batch)
+    assert number(Regression.forward(model, **batch) * 4) == pytest.approx(number(rule.total(model, batch)))
+
+
+def test_a_model_without_a_loss_is_an_error_that_says_what_it_returned():
+    rule = loss_rule(Classifier())
+    with pytest.raises(TrainingError, match=r"FG809.*a tensor of shape \(6, 3\), and no loss"):
+        rule.total(Classifier(), {"x": torch.randn(6, 4)})
+    with pytest.raises(TrainingError, match=r"FG809.*a mapping with 'out', and no logits"):
+        loss_rule(nn.Identity(), nn.MSELoss()).total(lambda **_: {"out": 1}, {"labels": torch.ones(1)})
+
+
+def test_labels_that_are_missing_are_an_error_that_names_the_columns():
+    model = tiny_llama()
+    with pytest.raises(TrainingError, match=r"FG808.*no labels \(found: input_ids\)"):
+        loss_rule(model).count({"input_ids": torch.ones(1, 3)})
+
+
+def test_label_smoothing_is_that_of_torch_and_refused_elsewhere():
+    model, batch = tiny_llama().eval(), stack(rows())
+    rule = loss_rule(model, label_smoothing=0.1)
+    logits = model(input_ids=batch["input_ids"]).logits[:, :-1].reshape(-1, VOCAB)
+    expected = F.cross_entropy(logits, batch["labels"][:, 1:].reshape(-1), label_smoothing=0.1)
+    assert number(expected) == pytest.approx(number(rule.total(model, batch)) / rule.count(batch), rel=1e-6)
+    with pytest.raises(TrainingError, match="FG807"):
+        loss_rule(model, nn.CrossEntropyLoss(), label_smoothing=0.1)
+
+
+def test_the_auxiliary_loss_of_experts_is_weighted_by_targets():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5,
+    )  # fmt: skip
+    model, batch = MixtralForCausalLM(config).train(), stack(rows(4))
+    rule = loss_rule(model)
+    expected = model(**batch).loss
+    assert number(expected) == pytest.approx(number(rule.total(model, batch)) / rule.count(batch), rel=1e-5)
+
+
+def test_forms_of_batches():
+    pair = (torch.randn(3, 4), torch.tensor([0, 1, -100]))
+    assert pair[1] is labels_of(pair)
+    assert (3, 3) == (num_rows(pair), num_tokens(pair))
+    assert (2, 10) == (
+        num_rows({"input_ids": torch.ones(2, 5).long()}),
+        num_tokens({"input_ids": torch.ones(2, 5).long()}),
+    )
+    assert labels_of(torch.ones(2)) is None
+    assert (2, 3) == call_model(lambda a, b: (a, b), (2, 3))
+    rule = loss_rule(Classifier(), nn.CrossEntropyLoss())
+    assert 2 == rule.count(pair)
+    assert number(F.cross_entropy(Classifier()(pair[0]), pair[1])) == pytest.approx(
+        number(rule.total(Classifier(), pair)) / 2, rel=1e-6
+    )

@@ -1,0 +1,193 @@
+"""Muon and AdamW as one optimizer, and what factories are called with."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon
+
+from forgather.errors import TrainingError
+from forgather.ml import Trainer
+from forgather.ml.optim import MuonWithAdamW
+from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
+
+
+def backward(model):
+    model(input_ids=torch.arange(10).reshape(1, 10), labels=torch.arange(10).reshape(1, 10)).loss.backward()
+
+
+def test_the_two_parts_step_as_muon_and_adamw_would():
+    expected, actual = tiny_llama(), tiny_llama()
+    named = dict(expected.named_parameters())
+    hidden = [p for n, p in named.items() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    ends = [p for n, p in named.items() if p.ndim == 2 and ("embed" in n or "lm_head" in n)]
+    norms = [p for p in named.values() if p.ndim < 2]
+    parts = [
+        Muon(hidden, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        AdamW([{"params": ends, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], lr=0.003),
+    ]
+    whole = MuonWithAdamW(actual.named_parameters(), lr=0.02, adamw_lr=0.003)
+    for _ in range(3):
+        for model, optimizers in ((expected, parts), (actual, [whole])):
+            backward(model)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert_same_weights(weights(expected), weights(actual))
+
+
+def test_every_parameter_is_in_exactly_one_group():
+    model = tiny_llama()
+    optimizer = MuonWithAdamW(model.named_parameters())
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    assert ["muon", "adamw", "adamw"] == [group["algorithm"] for group in optimizer.param_groups]
+
+
+def test_one_state_dict_goes_on_exactly():
+    def steps(model, optimizer, count):
+        for _ in range(count):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    expected, actual = tiny_llama(), tiny_llama()
+    first = MuonWithAdamW(expected.named_parameters(), lr=0.01)
+    steps(expected, first, 2)
+    actual.load_state_dict(expected.state_dict())
+    second = MuonWithAdamW(actual.named_parameters(), lr=0.5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    steps(expected, first, 2)
+    steps(actual, second, 2)
+    assert_same_weights(weights(expected), weights(actual))
+
+
+def test_a_schedule_moves_both_parts():
+    optimizer = MuonWithAdamW(tiny_llama().named_parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    backward_free = [optimizer.step(), schedule.step()]
+    assert [None, None] == backward_free
+    assert [0.005] * 3 == [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_model_without_hidden_matrices_is_refused():
+    with pytest.raises(TrainingError, match=r"FG816.*no two-dimensional hidden weight"):
+        MuonWithAdamW(nn.LayerNorm(4).named_parameters())
+
+
+def test_muon_trains_and_resumes_in_the_trainer(settings):
+    def make(**given):
+        args = settings(save_strategy="steps", save_steps=2, max_steps=6, **given)
+        return Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=MuonWithAdamW)
+
+    whole = make()
+    whole.train()
+    resumed = make()
+    resumed.train(f"{whole.args.output_dir}/checkpoint-4")
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert isinstance(whole.optimizer, MuonWithAdamW)
+
+
+def test_a_factory_gets_what_it_accepts_and_does_not_set(settings):
+    model, args = Regression(), settings(learning_rate=0.5, weight_decay=0.25)
+    plain = make_optimizer(model, args, torch.optim.SGD)
+    assert (0.5, 0.25) == (plain.defaults["lr"], plain.defaults["weight_decay"])
+    own = make_optimizer(model, args, functools.partial(torch.optim.SGD, lr=0.125))
+    assert (0.125, 0.25) == (own.defaults["lr"], own.defaults["weight_decay"])
+    closed = make_optimizer(model, args, lambda parameters: AdamW(parameters, lr=0.75))
+    assert (0.75, 0.01) == (closed.defaults["lr"], closed.defaults["weight_decay"])
+
+
+def test_a_factory_whose_call_hides_its_parameters_is_looked_into(settings):
+    class Deferred:
+        func, keywords = torch.optim.SGD, {"momentum": 0.5}
+
+        def __call__(self, *args, **kwargs):
+            return self.func(*args, **{**self.keywords, **kwargs})
+
+    optimizer = make_optimizer(Regression(), settings(learning_rate=0.5), Deferred())
+    assert (0.5, 0.5) == (optimizer.defaults["lr"], optimizer.defaults["momentum"])
+
+
+def test_a_learning_rate_that_has_no_effect_is_said_once(settings, caplog):
+    factory = functools.partial(torch.optim.SGD, lr=0.125)
+    make_optimizer(Regression(), settings(learning_rate=0.5), factory)
+    assert ["learning_rate is 0.5, but the optimizer_factory sets its own (0.125), which is used"] == caplog.messages
+
+
+def test_a_learning_rate_that_nobody_set_is_not_mentioned(caplog):
+    from forgather.ml import TrainingArguments
+
+    make_optimizer(Regression(), TrainingArguments(), functools.partial(torch.optim.SGD, lr=0.125))
+    assert [] == caplog.messages
+
+
+@pytest.mark.parametrize("name", ["adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"])
+def test_every_default_optimizer_trains(settings, name):
+    model = Regression()
+    before = weights(model)
+    args = settings(optim=name, weight_decay=0.1)
+    trainer = Trainer(model, args, train_dataset=regression_rows())
+    trainer.train()
+    assert [0.1, 0.0] == [group["weight_decay"] for group in trainer.optimizer.param_groups]
+    assert not torch.equal(before["layers.0.weight"], weights(model)["layers.0.weight"])
+
+
+def test_something_that_is_no_optimizer_is_refused(settings):
+    with pytest.raises(TrainingError, match=r"FG819.*optimizer_factory returned a list"):
+        make_optimizer(Regression(), settings(), list)
+
+
+def test_a_model_without_trainable_parameters_is_refused(settings):
+    with pytest.raises(TrainingError, match=r"FG820.*Regression has no trainable parameter"):
+        make_optimizer(Regression().requires_grad_(False), settings())
+
+
+def test_a_schedule_factory_gets_what_it_accepts_and_does_not_set(settings):
+    from transformers import get_cosine_schedule_with_warmup, get_scheduler
+
+    optimizer = torch.optim.SGD(Regression().parameters(), lr=1.0)
+    args = settings(warmup_steps=2)
+    schedule = make_schedule(optimizer, args, 10, get_cosine_schedule_with_warmup)
+    expected = get_cosine_schedule_with_warmup(torch.optim.SGD(Regression().parameters(), lr=1.0), 2, 10)
+    for _ in range(10):
+        assert expected.get_last_lr() == schedule.get_last_lr()
+        expected.optimizer.step(), expected.step(), optimizer.step(), schedule.step()
+    by_name = make_schedule(optimizer, args, 10, functools.partial(get_scheduler, "linear"))
+    assert [0.0] == by_name.get_last_lr()
+    own = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3)
+    assert 3 == make_schedule(optimizer, args, 10, own).step_size
+
+
+def test_something_that_is_no_schedule_is_refused(settings):
+    optimizer = torch.optim.SGD(Regression().parameters(), lr=1.0)
+    with pytest.raises(TrainingError, match=r"FG819.*lr_scheduler_factory returned a str"):
+        make_schedule(optimizer, settings(), 10, lambda optimizer: "linear")
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial"])
+def test_the_last_learning_rate_is_that_of_the_last_update(settings, kind):
+    """The schedule moves once an update, however many micro-batches an update has."""
+    from transformers import get_scheduler
+
+    args = settings(lr_scheduler_type=kind, gradient_accumulation_steps=2, num_train_epochs=3, warmup_steps=2)
+    trainer = Trainer(Regression(), args, train_dataset=regression_rows())
+    trainer.train()
+    expected = get_scheduler(kind, torch.optim.SGD(Regression().parameters(), lr=1e-2), 2, 6)
+    for _ in range(6):
+        expected.optimizer.step()
+        expected.step()
+    assert expected.get_last_lr() == trainer.lr_scheduler.get_last_lr()
+
+
+def test_a_schedule_that_follows_a_metric_is_stepped_by_evaluations(settings):
+    args = settings(
+        lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
+        eval_strategy="epoch", num_train_epochs=4, learning_rate=0.5, optim="sgd",
+    )  # fmt: skip
+    trainer = Trainer(Regression(), args, train_dataset=regression_rows(), eval_dataset=regression_rows())
+    trainer.train()
+    assert 4 == trainer.lr_scheduler.last_epoch
