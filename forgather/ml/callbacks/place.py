@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich import get_console
 from rich.console import Console
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
 
 
 def terminal() -> Console:
-    """Returns a console on the standard output of now: under a live bar its lines appear above the bar."""
-    return Console(highlight=False, soft_wrap=True)
+    """Returns the one console on the standard output: a line printed there appears above a live bar."""
+    return get_console()
 
 
 def cosmetic(event: Event) -> Event:

@@ -120,7 +120,7 @@ class ProgressCallback(TrainerCallback):
         self._stop_bars()
 
     def _start_bars(self) -> None:
-        console = self.console or Console()
+        console = self.console or terminal()
         if self._bars is not None or not (console.is_terminal if self.live is None else self.live):
             return
         columns = (

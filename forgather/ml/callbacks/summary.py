@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class RunSummaryCallback(TrainerCallback):
         self.console = console
         self._summary: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._speeds: list[float] = []
         self._begin = (0.0, 0)
 
     @cosmetic
@@ -63,7 +65,7 @@ class RunSummaryCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
-        self._last = {}
+        self._last, self._speeds = {}, []
         self._summary = {
             "name": self.name,
             "status": "running",
@@ -79,18 +81,23 @@ class RunSummaryCallback(TrainerCallback):
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Remembers the last value of each metric."""
-        if state.is_world_process_zero:
-            self._last |= logs or {}
+        if logs and state.is_world_process_zero:
+            self._last |= logs
+            if "tokens_per_second" in logs:
+                self._speeds.append(float(logs["tokens_per_second"]))
 
     @cosmetic
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Writes the summary and the report, and prints what matters of them."""
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
+    ) -> None:
+        """Writes the summary and the report, and prints what matters of them; `error` is what ended the run, if any."""
         if not state.is_world_process_zero:
             return
         begin, first_step = self._begin
         seconds = time.monotonic() - begin
         self._summary |= {
-            "status": "finished" if state.global_step >= state.max_steps else "stopped early",
+            "status": status(state, error),
+            "error": f"{type(error).__name__}: {error}" if error is not None else None,
             "seconds": round(seconds, 3),
             "step": state.global_step,
             "epoch": state.epoch,
@@ -107,10 +114,9 @@ class RunSummaryCallback(TrainerCallback):
         self._print(folder)
 
     def _speed(self) -> float | None:
-        for name in ("train_tokens_per_second", "tokens_per_second"):
-            if name in self._last:
-                return float(self._last[name])
-        return None
+        if self._speeds:
+            return median(self._speeds)
+        return self._last.get("train_tokens_per_second")
 
     def _write(self, args: Any) -> None:
         folder = run_folder(args, self.run_dir)
@@ -128,6 +134,15 @@ class RunSummaryCallback(TrainerCallback):
         if sample is not None:
             console.print(Text(f"sample at step {sample['step']}", style="bold"))
             console.print(quoted(f"{sample['prompt']}{sample['text']}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def status(state: Any, error: BaseException | None) -> str:
+    """Returns how a run ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if error is not None:
+        return "failed"
+    return "finished" if state.global_step >= state.max_steps else "stopped early"
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:

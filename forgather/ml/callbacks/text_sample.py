@@ -84,9 +84,12 @@ class TextSampleCallback(TrainerCallback):
             self._sample(args, state, kwargs)
 
     @cosmetic
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Samples from the final model."""
-        self._sample(args, state, kwargs)
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
+    ) -> None:
+        """Samples from the final model, unless an error ended the run."""
+        if error is None:
+            self._sample(args, state, kwargs)
         if self._writer is not None:
             self._writer.close()
 

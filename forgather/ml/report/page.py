@@ -83,7 +83,7 @@ def _head(facts: RunFacts, title: str) -> str:
         described.append(f"{count(model['num_parameters'])} parameters")
     if started := facts.summary.get("started"):
         described.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)))
-    kind = {"finished": "good", "stopped early": "fair"}.get(status, "bad" if status == "did not finish" else "fair")
+    kind = {"finished": "good", "failed": "bad", "did not finish": "bad"}.get(status, "fair")
     return (
         f'<header><div><p class="kicker">training run</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{escape(" · ".join(described))}</p></div>'
@@ -108,7 +108,7 @@ def _tiles(facts: RunFacts) -> str:
             f"of {summary['max_steps']}" if summary.get("max_steps") else "",
         ),
         ("time", duration(seconds) if seconds else None, ""),
-        ("tokens/s", count(speed) if speed else None, "mean" if summary.get("tokens_per_second") else "last logged"),
+        ("tokens/s", count(speed) if speed else None, "median" if summary.get("tokens_per_second") else "last logged"),
     ]
     cells = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
@@ -132,7 +132,9 @@ def _elapsed(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _problems(facts: RunFacts) -> str:
-    return "".join(f'<p class="note bad">{escape(problem)}</p>' for problem in facts.problems)
+    error = facts.summary.get("error")
+    problems = [f"The run ended by {error}"] if error else []
+    return "".join(f'<p class="note bad">{escape(problem)}</p>' for problem in [*problems, *facts.problems])
 
 
 def _charts(facts: RunFacts) -> str:
