@@ -16,7 +16,7 @@ from typing import Any
 from forgather.errors import ProjectError, UnknownTargetError, nearest
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
-from forgather.project.targets import run_meta, target_facts
+from forgather.project.targets import run_meta, target_facts, trainer_output_dir
 
 MAIN = "main"
 
@@ -74,9 +74,7 @@ def plan_run(project: Project) -> RunPlan:
             hint=nearest(MAIN, list(facts)) or "'fgcli targets' lists the targets",
             context=project.lineage,
         )
-    stem = project.config_name.removesuffix(".yaml")
-    named = run_meta(project.graph).output_dir or os.path.join("output_models", stem)
-    output_dir = os.path.normpath(os.path.join(project.meta.project_dir, named))
+    output_dir = _planned_output_dir(project)
     started = datetime.now(UTC)
     return RunPlan(
         project=project,
@@ -85,6 +83,16 @@ def plan_run(project: Project) -> RunPlan:
         constructor=f"!{facts[MAIN].kind}:{facts[MAIN].summary}",
         started=started,
     )
+
+
+def _planned_output_dir(project: Project) -> str:
+    # A trainer reads its own `output_dir` from the working folder; everything else is relative to the project.
+    saved_to = trainer_output_dir(project.graph)
+    named = run_meta(project.graph).output_dir
+    if saved_to is not None:
+        return os.path.abspath(os.path.expanduser(saved_to))
+    stem = project.config_name.removesuffix(".yaml")
+    return os.path.normpath(os.path.join(project.meta.project_dir, named or os.path.join("output_models", stem)))
 
 
 def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:

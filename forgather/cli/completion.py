@@ -39,7 +39,8 @@ def complete() -> None:
     _attach(parser, before)
     if chosen is not None:
         _attach(chosen, before)
-    argcomplete.autocomplete(parser, default_completer=_paths, always_complete_options="long")
+    finder: Any = argcomplete.autocomplete
+    finder(parser, default_completer=_paths, always_complete_options="long")
 
 
 def _words(line: str, point: str) -> list[str]:

@@ -32,12 +32,14 @@ class Invocation:
     @property
     def project_dir(self) -> str | None:
         """The folder that `-p` names."""
-        return self.options.project
+        folder: str | None = self.options.project
+        return folder
 
     @property
     def config(self) -> str | None:
         """The config that `-t` names."""
-        return self.options.config
+        config: str | None = self.options.config
+        return config
 
     @property
     def project_hint(self) -> str | None:

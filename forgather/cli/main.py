@@ -36,7 +36,7 @@ def _run(arguments: list[str]) -> int:
     try:
         command, invocation = parse(arguments)
         project_dir = invocation.project_hint
-        return command.run(invocation)
+        return int(command.run(invocation))
     except ForgatherError as error:
         print_error(error, project_dir)
         return 1

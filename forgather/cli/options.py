@@ -6,6 +6,7 @@ Takes parsers, adds arguments. Keeps true: a config cannot take a spelling that 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from forgather.cli.invocation import Invocation
@@ -113,6 +114,7 @@ def _settings(option: DeclaredOption) -> dict[str, Any]:
     settings["type"] = option.type
     settings["metavar"] = option.variable.upper()
     if option.choices:
-        settings["choices"] = [option.type(choice) for choice in option.choices]
+        read: Callable[[Any], Any] = option.type
+        settings["choices"] = [read(choice) for choice in option.choices]
         settings["metavar"] = "{" + ",".join(str(choice) for choice in option.choices) + "}"
     return settings

@@ -41,6 +41,9 @@ def report(findings: Sequence[Diagnostic], display: Display) -> list[str]:
 def _block(finding: Diagnostic, display: Display) -> list[str]:
     message = _clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
+    if finding.severity is not Severity.ERROR and finding.span is not None and finding.span.file.startswith("<"):
+        # About what was typed on the command line a moment ago: the message is enough.
+        return lines
     if finding.span is not None:
         lines += _place(finding.span, display)
     context = display.shorten(", ".join(finding.context))

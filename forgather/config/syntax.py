@@ -204,10 +204,11 @@ class _Rewriter:
         begin, quote, in_comment = self.pos, "", False
         scan = self.pos
         while True:
-            point = _POINTS.search(self.text, scan)
             newline = self.text.find("\n", scan)
             newline = len(self.text) if newline < 0 else newline
-            if point is None or point.start() > newline:
+            # Bounded by the line: without the bound a long text without quotes or tags takes quadratic time.
+            point = _POINTS.search(self.text, scan, newline)
+            if point is None:
                 if quote and not self._special_ahead(newline):
                     scan = newline + 1
                     if scan <= len(self.text):

@@ -106,8 +106,9 @@ def _option(key: str | None, node: Node) -> DeclaredOption:
 
 
 def _names(value: object, node: Node) -> tuple[str, ...]:
-    names = value if isinstance(value, list) else [value]
-    if not names or not all(isinstance(name, str) and name.strip("-") for name in names):
+    given = value if isinstance(value, list) else [value]
+    names = [name for name in given if isinstance(name, str) and name.strip("-")]
+    if not names or len(names) != len(given):
         raise _malformed(
             f"an option in {TARGET!r} has no 'names'", node, "write names: --steps, or a list of spellings"
         )

@@ -175,8 +175,9 @@ def _texts(entry: Entry | None) -> list[str]:
     if value is None:
         return []
     items = value if isinstance(value, list) else [value]
-    if all(isinstance(item, str) for item in items):
-        return items
+    folders = [item for item in items if isinstance(item, str)]
+    if len(folders) == len(items):
+        return folders
     raise _wrong_type(entry, "a folder or a list of folders", value)
 
 

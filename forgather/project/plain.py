@@ -42,7 +42,7 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
 
 def plain_entries(node: Node) -> dict[str, PlainScalar]:
     """Returns the entries of a mapping that are plain scalars under string keys; {} for any other node."""
-    return {entry.key: entry.value.value for entry in string_entries(node) if isinstance(entry.value, Scalar)}
+    return {str(entry.key): entry.value.value for entry in string_entries(node) if isinstance(entry.value, Scalar)}
 
 
 def string_entries(node: Node) -> Iterator[Entry]:

@@ -73,6 +73,22 @@ def run_meta(graph: Graph) -> RunMeta:
     )
 
 
+def trainer_output_dir(graph: Graph) -> str | None:
+    """Returns `output_dir` of the arguments that `main` is called with, where both are written plainly.
+
+    This is where a trainer saves, whatever `meta` says: a `--set` of it moves the run's folder too.
+    """
+    main = graph.targets.get("main")
+    arguments = _keyword(main.value, "args") if main else None
+    folder = _keyword(arguments, "output_dir") if arguments else None
+    return folder.value if isinstance(folder, Scalar) and isinstance(folder.value, str) and folder.value else None
+
+
+def _keyword(node: Node, name: str) -> Node | None:
+    entries = node.kwargs if isinstance(node, Call) else ()
+    return next((entry.value for entry in entries if entry.key == name), None)
+
+
 def target_facts(graph: Graph) -> list[TargetFacts]:
     """Returns a line of facts about each target, in order."""
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
@@ -89,17 +88,11 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
             }
         )
         return
-    sys.stdout.flush()
     if outcome.interrupted:
-        saved = (
-            f"the state is saved in {os.path.relpath(outcome.checkpoint)}"
-            if outcome.checkpoint
-            else "nothing was saved"
-        )
-        print_note(f"interrupted; {saved}")
+        saved = outcome.checkpoint and f"the state is saved in {os.path.relpath(outcome.checkpoint)}"
+        print_note(f"interrupted; {saved or 'nothing was saved'}")
     if outcome.model_dir:
         print_note(f"model      {os.path.relpath(outcome.model_dir)}")
-    for label, name in (("metrics", "metrics.jsonl"), ("report", "report.html")):
-        file = os.path.join(outcome.run_dir, name)
-        if os.path.exists(file):
-            print_note(f"{label:<10} {os.path.relpath(file)}")
+    metrics = os.path.join(outcome.run_dir, "metrics.jsonl")
+    if os.path.exists(metrics):
+        print_note(f"metrics    {os.path.relpath(metrics)}")

@@ -1,0 +1,368 @@
+import json
+
+import pytest
+
+from forgather.cli.main import main
+from forgather.config.equality import same_graph
+from forgather.config.load import load
+from forgather.project.project import Project
+from tests.project.workbench import make_project
+
+FILES = {
+    "templates/base.yaml": """\
+meta:
+  config_name: {{ ns_name | default("Base") }}
+  config_description: The base
+dynamic_args:
+  steps: {names: [--steps, -n], type: int, default: 3, help: "100% of the steps"}
+  fast: {names: --fast, type: bool}
+  mode: {names: --mode, choices: [a, b]}
+optimizer: &optimizer !singleton:builtins:dict@optimizer
+-- block optimizer
+  lr: 0.5
+  steps: {{ steps | default(3) }}
+  fast: {{ fast | default(false) | toyaml }}
+  mode: {{ mode | default('a') }}
+-- endblock optimizer
+main: !call:builtins:list
+  - [*optimizer, *optimizer]
+""",
+    "templates/configs/a.yaml": "-- extends 'base.yaml'\n[optimizer]\n  == super()\n  lr: 0.1\n",
+    "templates/configs/b.yaml": "main: !partial:builtins:int [3]\n",
+}
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    folder = make_project(tmp_path / "bench", FILES, meta="name: Bench\ndescription: A bench\ndefault_config: a\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def out(capsys):
+    """Runs a command that succeeds and returns what it printed."""
+
+    def run(*arguments, warns=False):
+        status = main(list(arguments))
+        printed = capsys.readouterr()
+        assert (0, warns) == (status, "warning[" in printed.err), printed.err
+        return printed.out
+
+    return run
+
+
+def test_ls_lists_configs_and_marks_the_default(bench, out):
+    assert ".  Bench: A bench\n  * a.yaml  The base\n    b.yaml\n" == out("ls")
+
+
+def test_ls_as_json(bench, out):
+    (project,) = json.loads(out("ls", "--json"))["projects"]
+
+    assert ("Bench", "a.yaml", ["a.yaml", "b.yaml"]) == (
+        project["name"],
+        project["default_config"],
+        [config["name"] for config in project["configs"]],
+    )
+
+
+def test_ls_finds_projects_below_a_folder(bench, out, monkeypatch):
+    make_project(bench.parent / "other", meta="")
+    monkeypatch.chdir(bench.parent)
+
+    assert ["bench", "other"] == [line.split()[0] for line in out("ls", "-r").split("\n") if line and line[0] != " "]
+
+
+def test_ls_of_a_broken_config_names_the_reason_and_fails(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("main: {{ nope }}\n")
+
+    assert 1 == main(["ls"])
+    assert (
+        "    c.yaml  ! error[FG111]: 'nope' is not defined  (templates/configs/c.yaml:1)\n" in capsys.readouterr().out
+    )
+
+
+def test_ls_of_a_broken_project_names_the_reason_and_fails(bench, capsys):
+    (bench / "meta.yaml").write_text("nam: x\n")
+
+    assert 1 == main(["ls"])
+    assert "  ! error[FG402]: meta.yaml has no key 'nam'  (meta.yaml:1)\n" in capsys.readouterr().out
+
+
+def test_ls_of_several_folders(bench, out):
+    other = make_project(bench.parent / "other", meta="name: Other\n")
+
+    assert ["Bench", "Other"] == [
+        p["name"] for p in json.loads(out("ls", str(bench), str(other), "--json"))["projects"]
+    ]
+
+
+def test_ls_below_a_folder_without_projects_is_an_error(tmp_path, capsys):
+    assert 1 == main(["ls", "-r", str(tmp_path)])
+    assert "error[FG400]: no project at or below" in capsys.readouterr().err
+
+
+def test_pp_prints_the_text(bench, out):
+    assert Project("a", bench).rendered.text + "\n" == out("pp")
+
+
+def test_pp_writes_to_a_file(bench, out):
+    assert "" == out("pp", "-o", "out.yaml")
+    assert Project("a", bench).rendered.text + "\n" == (bench / "out.yaml").read_text()
+
+
+def test_pp_map_names_template_and_line_beside_each_line(bench, out):
+    lines = out("pp", "--map").split("\n")
+
+    assert "templates/base.yaml:1      | meta:" == lines[0]
+    assert "templates/configs/a.yaml:4 |   lr: 0.1" in lines
+
+
+def test_pp_map_as_json(bench, out):
+    lines = json.loads(out("pp", "--map", "--json"))["lines"]
+
+    (line,) = [line for line in lines if line["text"] == "  lr: 0.1"]
+    assert ("templates/configs/a.yaml", 4, "configs/a.yaml", False) == (
+        line["file"],
+        line["line"],
+        line["template"],
+        line["approximate"],
+    )
+
+
+def test_pp_with_set_prints_the_changed_graph(bench, out):
+    text = out("pp", "--set", "optimizer.lr=0.25", warns=True)
+
+    assert "lr: 0.25" in text
+    assert "lr: 0.1" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--steps", "5"], "  steps: 5"),
+        (["-n", "5"], "  steps: 5"),
+        (["--steps=5"], "  steps: 5"),
+        ([], "  steps: 3"),
+        (["--fast"], "  fast: true"),
+        (["--no-fast"], "  fast: false"),
+        (["--mode", "b"], "  mode: b"),
+    ],
+)
+def test_options_of_the_config_are_variables_of_its_templates(bench, out, arguments, line):
+    assert line in out("pp", *arguments).split("\n")
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "x"], ["--mode", "c"], ["--stesp", "3"]])
+def test_an_option_of_the_config_with_a_wrong_value_or_name_is_wrong_usage(bench, capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["pp", *arguments])
+
+    assert 2 == ended.value.code
+    assert "" == capsys.readouterr().out
+
+
+def test_help_lists_the_options_of_the_config(bench, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["-t", "a", "train", "--help"])
+
+    printed = capsys.readouterr().out
+    assert 0 == ended.value.code
+    assert "options of a.yaml:" in printed
+    assert "100% of the steps (default: 3)" in printed
+
+
+def test_help_of_a_broken_config_says_why_its_options_are_missing(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("main: {{ nope }}\n")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["-t", "c", "train", "--help"])
+
+    assert 0 == ended.value.code
+    assert "The config's own options are not listed: 'nope' is not defined" in capsys.readouterr().out
+
+
+def test_options_come_before_set(bench, out):
+    graph = json.loads(out("graph", "--json", "--steps", "5", "--set", "optimizer.steps=6", warns=True))
+
+    assert 6 == graph["targets"]["optimizer"]["kwargs"]["steps"]
+
+
+def test_a_change_of_a_shared_value_says_so(bench, capsys):
+    assert 0 == main(["graph", "--set", "optimizer.lr=2"])
+    assert "warning[FG314]: optimizer.lr changed in 3 places" in capsys.readouterr().err
+
+
+def test_graph_as_tree(bench, out):
+    assert "├─ lr: 0.1" in out("graph")
+
+
+def test_graph_as_yaml_reads_back_to_an_equal_graph(bench, out):
+    project = Project("a", bench)
+    text = out("graph", "--format", "yaml")
+    (bench / "templates/configs/frozen.yaml").write_text(text)
+
+    assert same_graph(load(project.rendered), Project("frozen", bench).graph)
+
+
+def test_graph_as_json_names_files_relative_to_the_project(bench, out, monkeypatch):
+    monkeypatch.chdir("/")
+    graph = json.loads(out("-p", str(bench), "graph", "--format", "json"))
+
+    assert ("a.yaml", "templates/base.yaml") == (
+        graph["config"],
+        graph["targets"]["optimizer"]["span"]["file"],
+    )
+
+
+def test_targets_are_listed_with_kind_and_constructor(bench, out):
+    assert [
+        "meta          dict       2 items",
+        "dynamic_args  dict       3 items",
+        "optimizer     singleton  builtins:dict",
+        "main          singleton  builtins:list",
+    ] == out("targets").rstrip().split("\n")
+    assert "templates/base.yaml" == json.loads(out("targets", "--json"))["targets"][0]["file"]
+
+
+def test_trefs_shows_why_each_template_was_loaded(bench, out):
+    assert ("configs/a.yaml         templates/configs/a.yaml\n└── extends base.yaml  templates/base.yaml\n") == out(
+        "trefs"
+    )
+    assert ["config", "extends"] == [use["why"] for use in json.loads(out("trefs", "--json"))["templates"]]
+
+
+def test_tlist_marks_templates_that_are_hidden(bench, out):
+    (bench / "shared").mkdir()
+    (bench / "shared/base.yaml").write_text("")
+    (bench / "meta.yaml").write_text("searchdir: [templates, shared]\n")
+
+    lines = [line.split("  ", 1) for line in out("tlist").split("\n")]
+
+    assert ["templates/base.yaml", "shared/base.yaml  (hidden by the one above)"] == [
+        line[1].strip() for line in lines if line[0] == "base.yaml"
+    ]
+    assert {"name": "base.yaml", "file": "shared/base.yaml", "hidden": True} in json.loads(out("tlist", "--json"))[
+        "templates"
+    ]
+
+
+def test_construct_prints_what_was_built(bench, out):
+    assert "{'lr': 0.1, 'steps': 3, 'fast': False, 'mode': 'a'}\n" == out("construct", "optimizer")
+    assert "optimizer: {'lr': 7" in out("construct", "optimizer", "main", "--set", "optimizer.lr=7", warns=True)
+    assert {"type": "dict", "value": {"lr": 0.1, "steps": 3, "fast": False, "mode": "a"}} == json.loads(
+        out("construct", "optimizer", "--json")
+    )["targets"]["optimizer"]
+
+
+def test_construct_takes_values_for_variables(bench, out):
+    (bench / "templates/configs/c.yaml").write_text("main:\n  seed: !var seed\n")
+
+    assert "{'seed': [1, 'x']}\n" == out("-t", "c", "construct", "main", "--var", "seed=[1, x]")
+
+
+def test_a_dry_run_says_what_would_run_and_constructs_nothing(bench, out):
+    (bench / "templates/configs/c.yaml").write_text("main: !call:builtins:exit [9]\n")
+    text = out("-t", "c", "train", "--dry-run", "--set", "main[0]=8")
+
+    assert "main        !singleton:builtins:exit" in text
+    assert "changes     main[0]=8" in text
+    facts = json.loads(out("-t", "c", "train", "--dry-run", "--json"))
+    assert ("c.yaml", ["main"], []) == (facts["config"], facts["targets"], facts["overrides"])
+    assert not (bench / "output_models").exists()
+
+
+def test_train_ends_with_the_status_of_the_run(bench, capsys):
+    assert 3 == main(["-t", "b", "train"])
+    assert capsys.readouterr().err.startswith("run folder output_models/b/runs/")
+
+
+def test_train_as_json(bench, capsys):
+    assert 3 == main(["-t", "b", "train", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert (3, False, None) == (facts["status"], facts["interrupted"], facts["model_dir"])
+
+
+def test_train_shows_warnings_and_goes_on(bench, capsys):
+    (bench / "meta.yaml").write_text("searchdir: [templates, templatez]\n")
+
+    assert 3 == main(["-t", "b", "train"])
+    assert "warning[FG404]: search folder 'templatez' does not exist" in capsys.readouterr().err
+
+
+def test_train_refuses_errors(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("-- extends 'base.yaml'\n[optimzer]\n  lr: 1\n")
+
+    assert 1 == main(["-t", "c", "train"])
+    assert "error[FG130]: the block 'optimzer' has no effect" in capsys.readouterr().err
+    assert not (bench / "output_models").exists()
+
+
+def test_pp_of_a_config_with_errors_prints_it_and_fails(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("-- extends 'base.yaml'\n[optimzer]\n  lr: 1\n")
+
+    assert 1 == main(["-t", "c", "pp"])
+    printed = capsys.readouterr()
+    assert "lr: 0.5" in printed.out
+    assert "error[FG130]" in printed.err
+
+
+def test_new_project_makes_one_that_lists_and_prints(tmp_path, out, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = out("new", "project", "my_project")
+
+    assert "now: fgcli -p my_project train" in printed
+    assert ["default.yaml"] == [
+        c["name"] for c in json.loads(out("ls", "my_project", "--json"))["projects"][0]["configs"]
+    ]
+
+
+def test_new_config_extends_what_it_is_told(bench, out):
+    printed = out("new", "config", "exp/mine", "--extends", "base.yaml")
+
+    assert "made templates/configs/exp/mine.yaml\nnow: fgcli -t exp/mine train\n" == printed
+    assert '-- extends "base.yaml"' in (bench / "templates/configs/exp/mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["new", "config", "a", "--extends", "base.yaml"], "error[FG414]: "),
+        (["new", "config", "../a", "--extends", "base.yaml"], "error[FG414]: '..' cannot be the name of a config"),
+        (["new", "config", "x", "--extends", "bas.yaml"], "error[FG419]: no template 'bas.yaml'"),
+        (["new", "project", "templates"], "error[FG414]: 'templates' exists already"),
+        (["new", "project", "a b"], "error[FG414]: 'a b' cannot be the name of a project"),
+        (["new", "project", "meta.yaml/x"], "error[FG418]: "),
+    ],
+)
+def test_new_overwrites_nothing_and_refuses_odd_names(bench, capsys, arguments, message):
+    before = {str(file): file.read_bytes() for file in bench.rglob("*") if file.is_file()}
+
+    assert 1 == main(arguments)
+    assert capsys.readouterr().err.startswith(message)
+    assert before == {str(file): file.read_bytes() for file in bench.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("code", ["FG405", "fg405", "405", "[FG405]"])
+def test_explain_prints_the_page_of_a_code(out, code):
+    assert out("explain", code).startswith("# FG405: the project has no such config\n")
+
+
+def test_explain_alone_lists_every_code(out):
+    assert "FG405  the project has no such config" in out("explain").split("\n")
+    assert "the project has no such config" == json.loads(out("explain", "--json"))["FG405"]
+    assert "FG405" == json.loads(out("explain", "FG405", "--json"))["code"]
+
+
+def test_the_folder_named_by_p_is_the_project_itself(bench, capsys, monkeypatch):
+    monkeypatch.chdir(bench / "templates")
+
+    assert 1 == main(["-p", ".", "pp"])
+    assert "error[FG401]: '.' is not a project" in capsys.readouterr().err
+
+
+def test_the_name_of_an_option_that_collides_is_an_error(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("dynamic_args: [{names: --json}]\nmain: 1\n")
+
+    assert 1 == main(["-t", "c", "pp", "--steps", "3"])
+    assert "error[FG409]: option '--json' of this config is taken by the command line" in capsys.readouterr().err
