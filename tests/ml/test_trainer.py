@@ -16,6 +16,7 @@ import forgather.ml
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import list_checkpoints, verify
+from forgather.ml.trainer.finite import FiniteGuard
 from tests.ml.fixtures import (
     Recorder,
     Regression,
@@ -201,6 +202,28 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(settings, poison):
         trainer.train()
     assert "learning_rate" in caught.value.hint
     assert_same_weights(found, weights(model))
+
+
+@pytest.mark.parametrize("poison", ["loss", "norm"])
+def test_without_waiting_the_optimizer_leaves_the_update_out_by_itself(poison):
+    """What happens on an accelerator, played on the CPU: the host learns of it at the next look."""
+    model = Regression()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    guard = FiniteGuard(optimizer, torch.device("cpu"), rank=0)
+    guard.waits = False
+    numbers = {"loss": torch.tensor(1.0), "norm": torch.tensor(1.0)}
+    for step in (1, 2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before = weights(model)
+        if step == 2:
+            numbers[poison] = torch.tensor(float("inf"))
+        guard.loss(numbers["loss"], step)
+        guard.gradients(numbers["norm"], step)
+        optimizer.step()
+        assert (largest_difference(before, weights(model)) > 0) == (step == 1)
+    with pytest.raises(TrainingError, match=r"FG818.*not finite at step 2 on rank 0"):
+        guard.poll(wait=True)
 
 
 BAD = {

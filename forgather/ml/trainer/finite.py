@@ -22,14 +22,15 @@ class FiniteGuard:
 
     Args:
         optimizer: the optimizer of the run.
+        device: where losses lie.
         rank: named in the message.
     """
 
-    def __init__(self, optimizer: Any, *, rank: int) -> None:
+    def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
         self.optimizer = optimizer
         self.rank = rank
-        self.skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        self._pending: list[tuple[int, Tensor, torch.Event]] = []
+        self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._pending: list[tuple[int, Tensor, torch.Event | None]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
         """Returns the loss of a step, as a number where that needs no waiting.
@@ -37,46 +38,56 @@ class FiniteGuard:
         Raises:
             TrainingError: FG818.
         """
-        if loss.device.type == "cpu" or not self.skips_by_itself:
+        if self.waits:
             value = loss.item()
             if not math.isfinite(value):
                 raise self.error(f"the loss is {value}", step)
             return value
         self.poll()
-        bad = torch.logical_not(torch.isfinite(loss))
-        self.optimizer.grad_scale = None
-        self.optimizer.found_inf = bad.to(torch.float32).reshape(1)
-        copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(bad, non_blocking=True)
-        self._pending.append((step, copy, torch.accelerator.current_stream().record_event()))
+        self._leave_out(torch.logical_not(torch.isfinite(loss)), step)
         return loss
 
     def gradients(self, norm: Tensor | None, step: int) -> None:
-        """Looks at the norm of the gradients, where that needs no waiting.
+        """Looks at the norm of the gradients.
 
         Raises:
             TrainingError: FG818.
         """
         if norm is None:
             return
-        if norm.device.type != "cpu":
-            if self.skips_by_itself and (found := getattr(self.optimizer, "found_inf", None)) is not None:
-                found.add_(torch.logical_not(torch.isfinite(norm))).clamp_(max=1)
+        if self.waits:
+            value = norm.item()
+            if not math.isfinite(value):
+                raise self.error(f"the norm of the gradients is {value}", step)
+        else:
+            found = torch.logical_not(torch.isfinite(norm)).logical_or(self.optimizer.found_inf.bool())
+            self._leave_out(found, step)
+
+    def _leave_out(self, bad: Tensor, step: int) -> None:
+        """Has the optimizer leave the update out where `bad` turns out true, and looks at it later."""
+        self.optimizer.grad_scale = None
+        self.optimizer.found_inf = bad.to(torch.float32)
+        if bad.device.type == "cpu":
+            self._pending.append((step, bad, None))
             return
-        value = norm.item()
-        if not math.isfinite(value):
-            raise self.error(f"the norm of the gradients is {value}", step)
+        copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(bad, non_blocking=True)
+        self._pending.append((step, copy, torch.accelerator.current_stream(bad.device).record_event()))
 
     def poll(self, *, wait: bool = False) -> None:
-        """Looks at the losses that arrived since; `wait` looks at all of them.
+        """Looks at what arrived since; `wait` looks at all of it.
 
         Raises:
             TrainingError: FG818.
         """
-        while self._pending and (wait or self._pending[0][2].query()):
-            step, bad, event = self._pending.pop(0)
-            event.synchronize()
+        while self._pending:
+            step, bad, event = self._pending[0]
+            if event is not None and not wait and not event.query():
+                return
+            if event is not None:
+                event.synchronize()
+            self._pending.pop(0)
             if bool(bad):
-                raise self.error("the loss is not finite", step)
+                raise self.error("the loss or the norm of the gradients is not finite", step)
 
     def error(self, found: str, step: int) -> TrainingError:
         """Returns the error that stops the run."""

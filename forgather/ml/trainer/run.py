@@ -62,7 +62,7 @@ class Run:
         self.schedule = schedule
         self.interrupt = interrupt
         self.meter = Meter(strategy.topology.device)
-        self.guard = FiniteGuard(strategy.optimizer, rank=strategy.topology.rank)
+        self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.output_dir = Path(self.args.output_dir)
         self.in_update = False
         self._evaluate = evaluate
