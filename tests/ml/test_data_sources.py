@@ -7,7 +7,16 @@ import pytest
 from datasets import Dataset
 
 from forgather.errors import TrainingError
-from forgather.ml.data import DataError, DataFileError, json_lines, parquet, python_sources, split, text_files
+from forgather.ml.data import (
+    DataError,
+    DataFileError,
+    hub_dataset,
+    json_lines,
+    parquet,
+    python_sources,
+    split,
+    text_files,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +128,15 @@ def test_bad_input_gets_its_own_code_and_a_hint(tmp_path, code, files, read):
 def test_a_misspelt_column_gets_the_nearest_name(tmp_path):
     with pytest.raises(DataError, match="did you mean 'text'"):
         json_lines(write(tmp_path, {"a.jsonl": '{"text": "x"}'}), "txet")
+
+
+def test_a_hub_data_set_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataFileError) as excinfo:
+        hub_dataset("nobody/nothing")
+    assert code_of(excinfo) == "FG843"
+    assert "nobody/nothing" in excinfo.value.message
 
 
 def test_split_parts_are_disjoint_complete_and_follow_the_seed():

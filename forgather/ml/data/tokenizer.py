@@ -68,13 +68,7 @@ def train_bpe(
     if text_column not in rows.column_names:
         raise missing_column(text_column, rows.column_names)
     specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
-    if vocab_size < _NUM_BYTES + len(specials):
-        raise DataError(
-            f"vocab_size {vocab_size} is smaller than {_NUM_BYTES} bytes and {len(specials)} special tokens",
-            code="FG838",
-            hint=f"at least {_NUM_BYTES + len(specials)}",
-            found=vocab_size,
-        )
+    _check_room(vocab_size, len(specials))
     settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
 
     def build(folder: Path) -> None:
@@ -130,6 +124,16 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer.save_pretrained(folder)
         files = {file.name: xxhash.xxh3_64_hexdigest(file.read_bytes()) for file in Path(folder).iterdir()}
     return content_key(kind=type(tokenizer).__name__, files=files)
+
+
+def _check_room(vocab_size: int, num_special: int) -> None:
+    if vocab_size < _NUM_BYTES + num_special:
+        raise DataError(
+            f"vocab_size {vocab_size} is smaller than {_NUM_BYTES} bytes and {num_special} special tokens",
+            code="FG838",
+            hint=f"at least {_NUM_BYTES + num_special}",
+            found=vocab_size,
+        )
 
 
 def _plain(special_tokens: dict[str, Any]) -> dict[str, str]:
