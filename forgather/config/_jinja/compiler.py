@@ -200,6 +200,7 @@ class TracingGenerator(CodeGenerator):
         """Writes an assignment, its weight, and the note of its line."""
         if not isinstance(node.node, nodes.Const):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
+        self.writeline("pass", node)
         super().visit_Assign(node, frame)
         self._note_set(node, frame)
 
@@ -279,9 +280,12 @@ class TracingGenerator(CodeGenerator):
 
     def visit_Extends(self, node: nodes.Extends, frame: Frame) -> None:
         """Writes `extends`, with the place that asks for the parent."""
+        self.writeline("pass", node)
         self.name = _Asker(node.lineno, "extends")  # type: ignore[assignment]
-        super().visit_Extends(node, frame)
-        self.name = None
+        try:
+            super().visit_Extends(node, frame)
+        finally:
+            self.name = None
 
     def _import_common(self, node: nodes.Import | nodes.FromImport, frame: Frame) -> None:
         self.name = _Asker(node.lineno, "import")  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, GeneratorType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any
 
 from jinja2.environment import Template
@@ -17,13 +17,14 @@ from jinja2.exceptions import TemplateNotFound
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, StrictUndefined, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from forgather.config._jinja import calls, origins
 from forgather.config._jinja.budget import Account
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
-from forgather.errors import BudgetError, RenderError
+from forgather.errors import BudgetError, RenderError, SyntaxFault
 from forgather.source import Span
 
 MAX_DEPTH = 60
@@ -54,9 +55,12 @@ class UndefinedValue(StrictUndefined):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        frame = sys._getframe(1)
-        self._fg_template = frame.f_globals.get("__jinja_template__")
-        self._fg_code_line = frame.f_lineno
+        frame: FrameType | None = sys._getframe(1)
+        self._fg_template = frame.f_globals.get("__jinja_template__") if frame else None
+        if args and args[0] and "was not provided" in args[0]:
+            frame = _caller(frame)
+            self._fg_template = frame.f_globals["__jinja_template__"] if frame else None
+        self._fg_code_line = frame.f_lineno if frame else 0
 
     @property
     def _undefined_message(self) -> str:
@@ -233,13 +237,18 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
     def instance(self, found: Definition, ask: Ask | None) -> LoadedTemplate:
         """Runs the code of a template, which gives it its functions."""
-        code = self.compiled(found)
+        use = self.library.note_use(found, ask)
+        try:
+            code = self.compiled(found)
+        except SyntaxFault as fault:
+            fault.context = (self.library.story(use),)
+            raise
         namespace: dict[str, Any] = {"environment": self, "__file__": "<template>", **self._shared}
         exec(code, namespace)  # noqa: S102  Jinja's own output
         namespace["name"] = found.name
         template: LoadedTemplate = LoadedTemplate._from_namespace(self, namespace, self.make_globals(None))  # type: ignore[assignment]
         template.definition, template.namespace = found, namespace
-        template.use, template.asked = self.library.note_use(found, ask), {}
+        template.use, template.asked = use, {}
         template.dropped = dict(namespace["fg_dropped"][:1])
         self.templates.append(template)
         self._equip(template, namespace)
@@ -257,7 +266,8 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             if type(value) is Traced:
                 charge(_TRAIL_WORK * len(value.trails))
                 return origins.printed(value, places[place])
-            return origins.traced(self.text(value), alone[place])
+            apart = type(value) is Markup
+            return origins.traced(self.text(value), ((places[place],), (), True, False) if apart else alone[place])
 
         def fg_print_names(number: int, value: Any, context: RunContext, spaces: tuple[Any, ...]) -> str:
             place, names, fields = prints[number]
@@ -265,7 +275,9 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             if type(value) is Traced:
                 charge(_TRAIL_WORK * len(value.trails))
                 return origins.printed(value, places[place], sets)
-            return origins.traced(self.text(value), ((places[place],), sets, False, False) if sets else alone[place])
+            apart = type(value) is Markup
+            trail: Trail = ((places[place],), sets, apart, False) if sets or apart else alone[place]
+            return origins.traced(self.text(value), trail)
 
         def fg_filtered(place: int, value: Any) -> str:
             text = value if type(value) is Traced else origins.lost(self.text(value))
@@ -402,6 +414,14 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         calls.check(account, __obj, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         return calls.traced_result(__obj, args, result)
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Returns the template's frame from which the macro of `frame` was called."""
+    frame = frame.f_back if frame else None
+    while frame is not None and "__jinja_template__" not in frame.f_globals:
+        frame = frame.f_back
+    return frame
 
 
 def _sets_of(

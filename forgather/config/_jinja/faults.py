@@ -14,12 +14,13 @@ from typing import Any
 
 from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.utils import missing
+from jinja2.utils import internal_code, missing
 
 from forgather.config._jinja.compiler import UnclosedStatement, UnknownStatement
 from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate, PlacedMessage
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Definition, Library
+from forgather.config.syntax import desugar
 from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, nearest
 from forgather.source import Span
 
@@ -71,6 +72,15 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
     if isinstance(error, UnknownStatement):
         return _unknown(error, span)
     if isinstance(error, TemplateSyntaxError):
+        opened = _open_tag(desugar(found.text))
+        if opened and opened[1] <= error.lineno:
+            mark, at = opened
+            return SyntaxFault(
+                f"'{mark}' is not closed",
+                code="FG102",
+                span=found.span(at),
+                hint=f"end it with '{'}}' if mark == '{{' else '%}'}', or close a quote or bracket inside it",
+            )
         message, code, hint = _reworded(error.message or "it cannot be read")
         return SyntaxFault(message, code=code, span=span, hint=hint)
     if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
@@ -83,6 +93,14 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
     if "integer string conversion" in str(error):
         return SyntaxFault("a number has more than 4,300 digits", code="FG101", span=span, hint="write it as a float")
     return SyntaxFault(f"it cannot be read: {_first_line(error)}", code="FG101", span=span)
+
+
+def _open_tag(source: str) -> tuple[str, int] | None:
+    """Returns the mark and line of the last tag of a source, where nothing ends it."""
+    mark, begin = max(("{{", source.rfind("{{")), ("{%", source.rfind("{%")), key=lambda item: item[1])
+    if begin < 0 or source.find("}}" if mark == "{{" else "%}", begin) >= 0:
+        return None
+    return mark, source.count("\n", 0, begin) + 1
 
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
@@ -127,6 +145,13 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
         return "'raw' is not closed", "FG102", "add a line `-- endraw`"
     if match := re.fullmatch(r"block '(.*)' defined twice", message):
         return f"the block '{match.group(1)}' stands twice in one template", "FG105", "rename one of them"
+    if match := re.fullmatch(r"Expected an expression, got '(.*)'", message, re.S):
+        return f"found {_TOKENS.get(match.group(1), match.group(1))} where a value was expected", "FG101", None
+    if match := re.fullmatch(r"unexpected '(.*?)'(?:, expected '(.*)')?\.?", message, re.S):
+        met, wanted = (word and _TOKENS.get(word, f"'{word}'") for word in match.groups())
+        return f"unexpected {met}" + (f"; {wanted} was expected" if wanted else ""), "FG101", None
+    if match := re.fullmatch(r"unexpected end of template, expected '(.*)'\.?", message):
+        return f"the template ends where {_TOKENS.get(match.group(1), match.group(1))} was expected", "FG102", None
     if match := re.fullmatch(r"unexpected char (.*) at \d+", message):
         return f"unexpected character {match.group(1)}", "FG101", None
     return message.rstrip(".").replace("Jinja", "the template language"), "FG101", None
@@ -153,7 +178,7 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
 def _template_frames(traceback: TracebackType | None) -> Iterable[tuple[LoadedTemplate, int, dict[str, Any]]]:
     while traceback is not None:
         template = traceback.tb_frame.f_globals.get("__jinja_template__")
-        if isinstance(template, LoadedTemplate):
+        if isinstance(template, LoadedTemplate) and traceback.tb_frame.f_code not in internal_code:
             yield template, template.get_corresponding_lineno(traceback.tb_lineno), traceback.tb_frame.f_locals
         traceback = traceback.tb_next
 
@@ -221,6 +246,10 @@ def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, A
         return RenderError(
             f"'{name}' is not defined", code="FG111", found=name, hint=nearest(name, _known(frames)) or _define(name)
         )
+    if match := re.match(r"the template '(.*)' \(imported on .*\) does not export the requested name '(.*)'", message):
+        return RenderError(f"'{match.group(1)}' has no macro or variable '{match.group(2)}'", code="FG111")
+    if match := re.match(r"parameter '(.*)' was not provided", message):
+        return RenderError(f"the macro is called without '{match.group(1)}'", code="FG111", hint="give it a value")
     if match := re.match(r"there is no parent block called '(.*)'", message):
         return RenderError(
             f"'super()' has nothing to print: no parent has a block '{match.group(1)}'",

@@ -84,6 +84,8 @@ class Library:
                 span=Span(file, 1),
                 hint="a config is a few hundred lines; keep data in files of its own",
             )
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         self.sources[file] = SourceFile(file, text)
         own, *parts = split(text)
         seen: dict[str, int] = {}
@@ -209,7 +211,8 @@ class Library:
     def missing(self, name: str, ask: Ask | None) -> RenderError:
         """Returns the error for a name that nothing has, with the nearest names and where was looked."""
         names = [*self.inline, *self._listed()]
-        close = get_close_matches(name, names, n=3, cutoff=0.6)
+        close = [other for other in names if other.lower() == name.lower()]
+        close = close or get_close_matches(name, names, n=2, cutoff=0.7)
         if not close:
             tail = os.path.basename(name)
             close = [other for other in names if os.path.basename(other) == tail][:3]
@@ -245,7 +248,7 @@ class Library:
 
 
 def read_text(path: str, span: Span | None = None) -> str:
-    """Returns the text of a file with `\\n` line ends. Raises a located error for anything but text."""
+    """Returns the text of a file. Raises a located error for anything but text."""
     try:
         with open(path, "rb") as stream:
             data = stream.read(MAX_FILE_CHARS * 4 + 1)
@@ -260,7 +263,7 @@ def read_text(path: str, span: Span | None = None) -> str:
             hint="a template is text in UTF-8",
         )
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise SyntaxFault(
@@ -269,7 +272,6 @@ def read_text(path: str, span: Span | None = None) -> str:
             span=Span(path, line),
             hint="save the file as UTF-8",
         ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _unreadable(path: str, why: str, span: Span | None) -> RenderError:

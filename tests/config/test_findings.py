@@ -1,0 +1,123 @@
+import pytest
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.render import render
+from forgather.errors import Severity
+
+BASE = "a: 1\n-- block model\n-- endblock\n-- block lr_scheduler\n-- endblock\n-- include 'shared' ignore missing\n"
+
+
+@pytest.fixture
+def findings(tmp_path):
+    def run(**files):
+        files.setdefault("base", BASE)
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")
+        return [(item.code, item.severity, item.span.line, item.hint) for item in rendered.diagnostics]
+
+    return run
+
+
+def test_a_config_without_mistakes_has_no_findings(findings):
+    assert [] == findings(main="-- extends 'base'\n-- set x = 1\n# a comment\n\n[model]\nb: 1\n[lr_scheduler]\nc: 1\n")
+
+
+def test_a_misspelt_block_is_an_error_with_the_name(findings):
+    assert [("FG130", Severity.ERROR, 3, "did you mean 'lr_scheduler'?")] == findings(
+        main="-- extends 'base'\n\n[lr_schedulr]\nb: 1\n"
+    )
+
+
+def test_a_block_of_another_name_is_a_warning_with_the_blocks_there_are(findings):
+    assert [("FG130", Severity.WARNING, 2, "blocks of the parents: lr_scheduler, model")] == findings(
+        main="-- extends 'base'\n[notes]\nb: 1\n"
+    )
+
+
+def test_a_near_name_that_the_template_uses_itself_is_no_misspelling(findings):
+    found = findings(main="-- extends 'base'\n[model]\nb: 1\n[models]\nc: 1\n")
+    assert [("FG130", Severity.WARNING, 4)] == [item[:3] for item in found]
+
+
+def test_blocks_inside_other_blocks_and_blocks_of_grandparents_have_an_effect(findings):
+    assert [] == findings(
+        main="-- extends 'middle'\n[lr_scheduler]\nx: 1\n[inner]\ny: 1\n",
+        middle="-- extends 'base'\n[model]\n  [inner]\n  z: 1\n",
+    )
+
+
+def test_a_block_called_by_name_has_an_effect(findings):
+    assert [] == findings(main="-- extends 'base'\n-- block helper\nx: 1\n-- endblock\n[model]\n{{ self.helper() }}\n")
+
+
+def test_blocks_of_a_template_that_extends_nothing_have_an_effect(findings):
+    assert [] == findings(main="-- if false\n-- extends 'base'\n-- endif\n[anything]\nx: 1\n")
+
+
+def test_text_outside_of_any_block_is_a_warning(findings):
+    assert [("FG131", Severity.WARNING, 3, "move it into a block, or remove it")] == findings(
+        main="-- extends 'base'\n# fine\nlost: 1\nlost: 2\n"
+    )
+    assert [("FG131", 2)] == [(item[0], item[2]) for item in findings(main="-- extends 'base'\n{{ 1 }}\n")]
+
+
+def test_text_after_a_dynamic_extends_is_judged_by_what_happened(findings):
+    assert ["FG131"] == [item[0] for item in findings(main="-- if true\n-- extends 'base'\n-- endif\nlost: 1\n")]
+    assert [] == findings(main="-- if false\n-- extends 'base'\n-- endif\nkept: 1\n")
+
+
+def test_an_unused_sub_template_is_a_warning_at_its_header(findings):
+    assert [("FG132", Severity.WARNING, 2, "did you mean 'shared'?")] == findings(
+        main="-- extends 'base'\n#--- shered ---\nx: 1\n"
+    )
+
+
+def test_a_sub_template_that_the_parent_includes_is_used(findings):
+    assert [] == findings(main="-- extends 'base'\n#--- shared ---\nx: 1\n")
+
+
+def test_the_parents_own_definition_of_a_used_name_is_no_finding(findings):
+    assert [] == findings(main="-- extends 'base'\n#--- shared ---\nx: 1\n", base=BASE + "#--- shared ---\ny: 1\n")
+
+
+def test_a_sub_template_that_hides_a_file_is_a_lint(findings):
+    found = findings(main="-- extends 'base'\n#--- shared ---\nx: 1\n", shared="y: 1\n")
+    assert [("FG133", Severity.LINT, 2)] == [item[:3] for item in found]
+
+
+def test_a_sub_template_extends_the_next_definition_outward(tmp_path):
+    files = {
+        "main": "-- extends 'base'\n#--- shared ---\n-- extends 'shared'\n[k]\nmain: 1\n== super()\n",
+        "base": BASE + "#--- shared ---\n-- extends 'shared'\n[k]\nbase: 1\n== super()\n",
+        "shared": "[k]\nfile: 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")
+    assert ["a: 1", "main: 1", "base: 1", "file: 1"] == rendered.text.split()[:0] + [
+        line for line in rendered.text.split("\n") if line
+    ]
+
+
+def test_two_loads_never_see_each_others_sub_templates(tmp_path):
+    (tmp_path / "base").write_text(BASE)
+    (tmp_path / "one").write_text("-- extends 'base'\n#--- shared ---\none: 1\n")
+    (tmp_path / "two").write_text("-- extends 'base'\n#--- shared ---\ntwo: 2\n")
+    (tmp_path / "none").write_text("-- extends 'base'\n")
+    environment = ConfigEnvironment(searchpath=(str(tmp_path),))
+    texts = [render(environment, name).text.strip() for name in ("one", "two", "none", "one")]
+    assert ["a: 1\none: 1", "a: 1\ntwo: 2", "a: 1", "a: 1\none: 1"] == texts
+
+
+def test_the_templates_of_a_load_are_told_with_their_reasons(tmp_path):
+    (tmp_path / "base").write_text(BASE)
+    (tmp_path / "main").write_text("-- extends 'base'\n-- import 'lib' as lib\n#--- shared ---\nx: 1\n")
+    (tmp_path / "lib").write_text("")
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")
+    assert [
+        ("main", 1, "config", None, None),
+        ("base", 1, "extends", 1, 0),
+        ("lib", 1, "import", 2, 0),
+        ("shared", 4, "include", 6, 1),
+    ] == [(use.name, use.line, use.why, use.by and use.by.line, use.parent) for use in rendered.templates]

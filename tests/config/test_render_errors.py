@@ -1,0 +1,95 @@
+"""Every mistake in a template: one located error, in the words of this language."""
+
+import pytest
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.render import render_text
+from forgather.errors import ForgatherError
+
+# text, code, line, message, hint (None: any)
+MISTAKES = [
+    ("a: 1\n-- if x\nb: 1\n", "FG102", 2, "'if' is not closed", "add a line `-- endif`"),
+    (
+        "-- for i in x\n-- if y\n-- endfor\n",
+        "FG102",
+        2,
+        "'if' is not closed before 'endfor' on line 3",
+        "add a line `-- endif`",
+    ),
+    ("[a]\n-- if x\n[b]\ny: 1\n", "FG102", 2, "'if' is not closed", None),
+    ("-- block a\nx\n", "FG102", 1, "'block' is not closed", "add a line `-- endblock`"),
+    ("-- set a\nx\n", "FG102", 1, "'set' is not closed", "add a line `-- endset`"),
+    ("-- macro m()\nx\n", "FG102", 1, "'macro' is not closed", None),
+    ("x\n{% raw %}\ny\n", "FG102", 2, "'raw' is not closed", None),
+    ("x\n{# a\nb\n", "FG102", 2, "a comment is not closed", "end it with '#}'"),
+    ("x\na: {{ b\nc: 1\n", "FG102", 2, "'{{' is not closed", None),
+    ("a: {{ 'b }}\n", "FG101", 1, 'unexpected character "\'"', None),
+    ("x\n-- endif\n", "FG103", 2, "'endif' closes or continues nothing that is open here", None),
+    ("-- else\n", "FG103", 1, "'else' closes or continues nothing", None),
+    ("-- fi x\n", "FG103", 1, "there is no statement 'fi'", None),
+    ("-- inclode 'x'\n", "FG103", 1, "there is no statement 'inclode'", "did you mean 'include'?"),
+    ("-- set x == 1\n-- endset", "FG101", 1, "found '==' where the end of the statement was expected", None),
+    ("-- set x =\n", "FG101", 1, "found the end of the statement where a value was expected", None),
+    ("{{ 1 + }}\n", "FG101", 1, "unexpected the end of the expression", None),
+    ("{{ (1 }}\n", "FG101", 1, "unexpected '}'; '\\)' was expected", None),
+    ("-- if foo(\nx: 1\n", "FG101", 1, None, None),
+    ("-- break\n", "FG101", 1, "'break' stands outside any loop", None),
+    ("-- autoescape true\n-- endautoescape\n", "FG101", 1, "'autoescape' has no use in a config", None),
+    ("-- block a-b\n-- endblock\n", "FG101", 1, "Block names", None),
+    ("{{ x | uppr }}\n", "FG104", 1, "there is no filter 'uppr'", "did you mean 'upper'?"),
+    ("{{ x is definde }}\n", "FG104", 1, "there is no test 'definde'", "did you mean 'defined'?"),
+    ("-- if true\n{{ 1 | uppr }}\n-- endif\n", "FG104", 2, "there is no filter 'uppr'", "did you mean 'upper'?"),
+    ("[a]\nx\n[b]\n[a]\n", "FG105", 4, "the block 'a' stands twice in one template", None),
+    ("#--- s ---\nx\n#--- s ---\n", "FG105", 3, "the sub-template 's' stands twice in one file", None),
+    (" \n", "FG107", 1, "is empty", None),
+    ("a: 1\nb: {{ 1 / 0 }}\n", "FG110", 2, "division by zero", None),
+    ("b: {{ 'a' + 1 }}\n", "FG110", 1, "the expression fails \\(TypeError\\)", None),
+    ("b: {{ 1e300 ** 9 }}\n", "FG110", 1, "the number cannot be computed", None),
+    ("b: {{ [1] | first(2) }}\n", "FG110", 1, "the expression fails \\(TypeError\\)", None),
+    ("b: {{ 'x' | center('y') }}\n", "FG110", 1, "the expression fails \\(TypeError\\)", None),
+    ("-- macro m(a)\n-- endmacro\n{{ m(1, 2) }}\n", "FG110", 3, "takes not more than 1 argument", None),
+    ("-- for i in 5\n-- endfor\n", "FG110", 1, "not iterable", None),
+    ("-- set a, b = [1]\n", "FG110", 1, "not enough values", None),
+    ("-- set lr = 1\nb: {{ lrr }}\n", "FG111", 2, "'lrr' is not defined", "did you mean 'lr'?"),
+    ("b: {{ lr }}\n", "FG111", 1, "'lr' is not defined", None),
+    ("b: {{\n  1 +\n  lr }}\n", "FG111", 3, "'lr' is not defined", None),
+    ("-- set b = [\n  1,\n  lr.x]\n", "FG111", 3, "'lr' is not defined", None),
+    ("-- if lr\n-- endif\n", "FG111", 1, "'lr' is not defined", None),
+    ("-- for i in lr\n-- endfor\n", "FG111", 1, "'lr' is not defined", None),
+    ("-- set d = {'a': 1}\nb: {{ d.c }}\n", "FG111", 2, "'c' is not defined in this dict", None),
+    ("-- set ns = namespace()\nb: {{ ns.c }}\n", "FG111", 2, "'c' is not defined in this namespace", None),
+    ("-- macro m(a)\n{{ a }}\n-- endmacro\n{{ m() }}\n", "FG111", 4, "the macro is called without 'a'", None),
+    ("-- from 's' import nope\n{{ nope() }}\n#--- s ---\nx", "FG111", 1, "'s' has no macro or variable 'nope'", None),
+    ("-- include 'nope'\n", "FG112", 1, "there is no template 'nope'", None),
+    ("x\n-- include ['a', 'b']\n", "FG112", 2, "there is no template 'a'", None),
+    ("-- include 5\n", "FG112", 1, "'include' wants the name of a template, and got int", None),
+    ("-- include []\n", "FG112", 1, "the list of templates to choose from is empty", None),
+    ("-- extends 's'\n-- extends 's'\n#--- s ---\n", "FG113", 2, "a template can extend one other only", None),
+    ("-- do [].append(1)\n", "FG117", 1, "a template may not use 'append' of list", None),
+    ("-- set x = {}\n-- set x.a = 1\n", "FG117", 2, "only an attribute of a namespace can be set", None),
+    ("{{ (1).to_bytes(2) }}\n", "FG117", 1, "'to_bytes' of int cannot be called from a template", None),
+    ("{{ ','.join([1] | map('string')) }}\n", "FG117", 1, "'join' wants a list", None),
+    ("{{ isotime }}\n", "FG118", 1, "'isotime' is a function, and has no text", "call it: isotime\\(\\)"),
+    ("-- macro m()\n-- endmacro\n{{ m }}\n", "FG118", 3, "'m' is a function", None),
+    ("{{ [1] | map('string') }}\n", "FG118", 1, "a generator has no text", None),
+    ("-- block a required\n-- endblock\n", "FG119", 1, "the block 'a' is required", None),
+    ("[a]\n{{ super() }}\n", "FG119", 2, "no parent has a block 'a'", None),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "line", "message", "hint"), MISTAKES)
+def test_a_mistake_is_one_located_error(text, code, line, message, hint):
+    with pytest.raises(ForgatherError, match=message) as caught:
+        render_text(ConfigEnvironment(), text)
+    error = caught.value
+    assert (code, "<string>", line) == (error.code, error.span.file, error.span.line)
+    if hint:
+        assert error.hint is not None and hint.replace("\\", "") == error.hint
+
+
+@pytest.mark.parametrize("text", [mistake[0] for mistake in MISTAKES])
+def test_no_message_shows_rewritten_text(text):
+    with pytest.raises(ForgatherError) as caught:
+        render_text(ConfigEnvironment(), text)
+    shown = f"{caught.value.message} {caught.value.hint}"
+    assert "Jinja" not in shown and "fg_" not in shown and "{% " not in shown and "\n" not in shown
