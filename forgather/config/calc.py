@@ -54,8 +54,9 @@ def parse_calc(expression: str) -> ast.expr:
 def names_in(tree: ast.expr) -> list[str]:
     """Returns the names that an expression reads, in order, called functions left out."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
-    return list(dict.fromkeys(names))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    names.sort(key=lambda node: (node.lineno, node.col_offset))
+    return list(dict.fromkeys(node.id for node in names))
 
 
 def evaluate(expression: str, look_up: Callable[[str], Any]) -> Any:

@@ -29,7 +29,10 @@ class Index:
 GraphPath = tuple[Key | Index, ...]
 
 _PLAIN = re.compile(r"[^\W\d][\w-]*")
-_TOKEN = re.compile(r"""\.?([^\W\d][\w-]*)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]|\[([^\]']+)\]""")
+_TOKEN = re.compile(
+    r"""\.?([^\W\d][\w-]*)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]"""
+    r"""|\[key\ ((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\]'"])+)\]|\[([^\]']*)\]"""
+)
 
 
 def format_path(path: GraphPath) -> str:
@@ -87,12 +90,12 @@ def _step(match: re.Match[str], text: str) -> Key | Index:
         return Index(int(match[2]))
     if match[3] is not None:
         return Key(re.sub(r"\\(.)", r"\1", match[3]))
-    body = match[4].removeprefix("key ")
     try:
-        return Key(literal_eval(body))
+        return Key(literal_eval(match[4] or "no literal"))
     except (ValueError, SyntaxError):
+        body = match[4] or match[5]
         raise GraphError(
-            f"{text!r} is not a graph path: [{match[4]}] is neither a position nor a quoted key",
+            f"{text!r} is not a graph path: [{body}] is neither a position nor a quoted key",
             code="FG310",
-            hint="quote the key: ['" + match[4] + "']",
+            hint=f"quote the key: ['{body}']",
         ) from None

@@ -1,0 +1,40 @@
+from documents import graph_of
+
+from forgather.config.check import check, variable_names
+
+
+def findings(text):
+    return [f"{found.severity} {found.code} {found.span.line} {found.message}" for found in check(graph_of(text))]
+
+
+def test_a_sound_config_has_no_findings():
+    text = ".lr: &lr 1\n.base: &base {x: 1}\n.none:\na: {<<: *base, lr: *lr}\nb: !calc a + seed\nc: !var seed\n"
+    assert [] == findings(text)
+
+
+def test_one_name_for_two_nodes():
+    assert ["warning FG231 2 the name @n is given to two nodes; the first is a"] == findings("a: !list@n\nb: !dict@n\n")
+    assert [] == findings("a: &a !list@n\nb: *a\n")
+
+
+def test_a_definition_that_nothing_uses():
+    assert ["lint FG230 1 nothing uses the definition '.lr'"] == findings(".lr: &lr 1\na: 2\n")
+    assert ["lint FG230 1 nothing uses the definition '.b'"] == findings(".b: &b {x: 1}\n.c: *b\na: 2\n")[:1]
+
+
+def test_a_definition_is_used_when_a_part_of_it_is():
+    assert [] == findings(".parts:\n  x: &x [1]\na: *x\n")
+
+
+def test_names_in_calc_that_the_config_does_not_have():
+    text = "steps: 1\na: !calc step + steps\n"
+    assert ["warning FG232 2 !calc reads 'step', which is no target and no !var of this config"] == findings(text)
+
+
+def test_an_expression_that_is_none():
+    assert ["error FG305 1 '1 +' is not an expression"] == findings("a: !calc 1 +\n")
+
+
+def test_the_variables_that_a_construction_may_give():
+    graph = graph_of("a: !var x\nb: {c: !var {name: y, default: !var z}}\nd: !calc x + w\ne: !calc 1 +\n")
+    assert ["x", "y", "z", "w"] == variable_names(graph)
