@@ -157,7 +157,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"  eval loss  {final['eval_loss']:.4f}  (perplexity {perplexity})")
     if "loss" in final:
         lines.append(f"  loss       {final['loss']:.4f}")
-    return lines + [f"  {name:<9}  {place}" for name, place in summary["places"].items() if place]
+    return lines + [f"  {name:<10} {place}" for name, place in summary["places"].items() if place]
 
 
 def places(args: Any, folder: Path) -> dict[str, str]:

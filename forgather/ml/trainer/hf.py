@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.losses import UserLoss, is_causal_lm
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 
@@ -28,7 +29,7 @@ class HFTrainer(Trainer):
         optimizer_factory: as in `forgather.ml:Trainer`; None takes `args.optim`.
         lr_scheduler_factory: as in `forgather.ml:Trainer`; None takes `args.lr_scheduler_type`.
         loss_fn: called with (logits, labels); None takes the model's own loss.
-        callbacks: they stand in for the progress bar and printer of transformers.
+        callbacks: they stand in for the progress bar and printer of transformers; speed and memory join their logs.
         **others: keywords of `transformers.Trainer`.
     """
 
@@ -47,7 +48,9 @@ class HFTrainer(Trainer):
         self._scheduler_factory = lr_scheduler_factory
         if loss_fn is not None:
             others["compute_loss_func"] = _OutputLoss(UserLoss(loss_fn, causal=is_causal_lm(model)))
-        super().__init__(model=model, args=args, callbacks=list(callbacks), **others)
+        super().__init__(
+            model=model, args=args, callbacks=[SpeedCallback(), *callbacks] if callbacks else None, **others
+        )
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)

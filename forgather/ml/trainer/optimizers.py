@@ -64,7 +64,7 @@ def make_optimizer(model: nn.Module, args: TrainingArguments, factory: Callable[
 
 def _warn_of_conflict(optimizer: Optimizer, args: TrainingArguments) -> None:
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if "learning_rate" in args.explicit and args.learning_rate not in rates:
+    if "learning_rate" in getattr(args, "explicit", ()) and args.learning_rate not in rates:
         _log.warning(
             "learning_rate is %g, but the optimizer_factory sets its own (%s), which is used",
             args.learning_rate,
