@@ -7,16 +7,14 @@ through it, so that it is allowed, charged and traced.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType, GeneratorType
+from types import CodeType, GeneratorType
 from typing import Any
 
 from jinja2.environment import Template
 from jinja2.exceptions import TemplateNotFound
-from jinja2.runtime import BlockReference, Context, LoopContext, Macro, StrictUndefined, Undefined
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from markupsafe import Markup
 
 from forgather.config._jinja import calls, origins
@@ -24,6 +22,13 @@ from forgather.config._jinja.budget import Account
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
+from forgather.config._jinja.values import (
+    RunContext,
+    SuperReference,
+    TracedNamespace,
+    UndefinedValue,
+    note_field,
+)
 from forgather.errors import BudgetError, RenderError, SyntaxFault
 from forgather.source import Span
 
@@ -37,90 +42,6 @@ class MissingTemplate(TemplateNotFound):
     def __init__(self, name: str, error: RenderError) -> None:
         super().__init__(name)
         self.error = error
-
-
-class PlacedMessage(str):
-    """What is undefined, and the template and line that read it."""
-
-    __slots__ = ("template", "line")
-
-    template: LoadedTemplate
-    line: int
-
-
-class UndefinedValue(StrictUndefined):
-    """A name or attribute that does not exist; it remembers the line that read it."""
-
-    __slots__ = ("_fg_code_line", "_fg_template")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        frame: FrameType | None = sys._getframe(1)
-        self._fg_template = frame.f_globals.get("__jinja_template__") if frame else None
-        if args and args[0] and "was not provided" in args[0]:
-            frame = _caller(frame)
-            self._fg_template = frame.f_globals["__jinja_template__"] if frame else None
-        self._fg_code_line = frame.f_lineno if frame else 0
-
-    @property
-    def _undefined_message(self) -> str:
-        message = super()._undefined_message
-        if self._fg_template is None:
-            return message
-        placed = PlacedMessage(message)
-        placed.template = self._fg_template
-        placed.line = placed.template.get_corresponding_lineno(self._fg_code_line)
-        return placed
-
-
-class TracedNamespace(Namespace):
-    """`namespace()` that remembers the line that set each attribute."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.__dict__["_fg_sets"] = {}
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("__class__", "_Namespace__attrs", "_fg_sets", "__dict__"):
-            return object.__getattribute__(self, name)
-        return super().__getattribute__(name)
-
-
-class SuperReference(BlockReference):
-    """`super()`: its text keeps its own sites."""
-
-    @property
-    def super(self) -> BlockReference | Undefined:
-        """The next block outward."""
-        outer = super().super
-        if isinstance(outer, BlockReference):
-            return SuperReference(self.name, self._context, self._stack, self._depth + 1)
-        return outer
-
-    def __call__(self) -> str:
-        environment: Any = self._context.environment
-        return origins.through_super(environment.concat(self._stack[self._depth](self._context)))
-
-
-class RunContext(Context):
-    """Jinja's context, with the line of the last `set` of each name."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fg_sets: dict[str, Place] = {}
-
-    def super(self, name: str, current: Callable[[Context], Any]) -> BlockReference | Undefined:
-        """Returns the parent's block."""
-        found = super().super(name, current)
-        if isinstance(found, BlockReference):
-            return SuperReference(name, self, found._stack, found._depth)
-        return found
-
-    def derived(self, locals: dict[str, Any] | None = None) -> Context:
-        """Returns a context with further local variables."""
-        made = super().derived(locals)
-        made.fg_sets = self.fg_sets  # type: ignore[attr-defined]
-        return made
 
 
 class _Literals(dict[int, Traced]):
@@ -180,7 +101,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             "fg_turn": account.turn,
             "fg_count": self._count,
             "fg_join": self.join,
-            "fg_note": _note_field,
+            "fg_note": note_field,
         }
 
     # -- templates
@@ -416,14 +337,6 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return calls.traced_result(__obj, args, result)
 
 
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """Returns the template's frame from which the macro of `frame` was called."""
-    frame = frame.f_back if frame else None
-    while frame is not None and "__jinja_template__" not in frame.f_globals:
-        frame = frame.f_back
-    return frame
-
-
 def _sets_of(
     names: tuple[str, ...],
     fields: tuple[tuple[str, str], ...],
@@ -448,8 +361,3 @@ def _last_span(piece: str) -> Span | None:
     owner, line, _ = piece.trails[-1][0][-1]
     span: Span = owner.span(line)
     return span
-
-
-def _note_field(space: Any, field: str, place: Place) -> None:
-    if type(space) is TracedNamespace:
-        space._fg_sets[field] = place

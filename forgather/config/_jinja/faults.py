@@ -16,10 +16,11 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.utils import internal_code, missing
 
-from forgather.config._jinja.compiler import UnclosedStatement, UnknownStatement
-from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate, PlacedMessage
+from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Definition, Library
+from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement
+from forgather.config._jinja.values import PlacedMessage
 from forgather.config.syntax import desugar
 from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, nearest
 from forgather.source import Span

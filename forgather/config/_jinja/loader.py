@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -281,11 +281,3 @@ def _unreadable(path: str, why: str, span: Span | None) -> RenderError:
         span=span or Span(path, 1),
         hint=f"the path is {path}",
     )
-
-
-def with_variables(*layers: Mapping[str, object]) -> dict[str, object]:
-    """Returns the layers as one dict, later ones first in precedence."""
-    merged: dict[str, object] = {}
-    for layer in layers:
-        merged.update(layer)
-    return merged

@@ -1,0 +1,116 @@
+"""The values of Jinja's runtime that know places.
+
+Takes what Jinja makes of names, namespaces and `super()`, gives the same with the lines that made them.
+Keeps true: to a template each behaves as Jinja's own does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from jinja2.runtime import BlockReference, Context, StrictUndefined, Undefined
+from jinja2.utils import Namespace
+
+from forgather.config._jinja import origins
+from forgather.config._jinja.origins import Place
+
+
+class PlacedMessage(str):
+    """What is undefined, and the template and line that read it."""
+
+    __slots__ = ("template", "line")
+
+    template: Any
+    line: int
+
+
+class UndefinedValue(StrictUndefined):
+    """A name or attribute that does not exist; it remembers the line that read it."""
+
+    __slots__ = ("_fg_code_line", "_fg_template")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        frame: FrameType | None = sys._getframe(1)
+        self._fg_template = frame.f_globals.get("__jinja_template__") if frame else None
+        if args and args[0] and "was not provided" in args[0]:
+            frame = _caller(frame)
+            self._fg_template = frame.f_globals["__jinja_template__"] if frame else None
+        self._fg_code_line = frame.f_lineno if frame else 0
+
+    @property
+    def _undefined_message(self) -> str:
+        message = super()._undefined_message
+        if self._fg_template is None:
+            return message
+        placed = PlacedMessage(message)
+        placed.template = self._fg_template
+        placed.line = placed.template.get_corresponding_lineno(self._fg_code_line)
+        return placed
+
+
+class TracedNamespace(Namespace):
+    """`namespace()` that remembers the line that set each attribute."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_fg_sets"] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "_Namespace__attrs", "_fg_sets", "__dict__"):
+            return object.__getattribute__(self, name)
+        return super().__getattribute__(name)
+
+
+class SuperReference(BlockReference):
+    """`super()`: its text keeps its own sites."""
+
+    @property
+    def super(self) -> BlockReference | Undefined:
+        """The next block outward."""
+        outer = super().super
+        if isinstance(outer, BlockReference):
+            return SuperReference(self.name, self._context, self._stack, self._depth + 1)
+        return outer
+
+    def __call__(self) -> str:
+        environment: Any = self._context.environment
+        return origins.through_super(environment.concat(self._stack[self._depth](self._context)))
+
+
+class RunContext(Context):
+    """Jinja's context, with the line of the last `set` of each name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fg_sets: dict[str, Place] = {}
+
+    def super(self, name: str, current: Callable[[Context], Any]) -> BlockReference | Undefined:
+        """Returns the parent's block."""
+        found = super().super(name, current)
+        if isinstance(found, BlockReference):
+            return SuperReference(name, self, found._stack, found._depth)
+        return found
+
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:
+        """Returns a context with further local variables."""
+        made = super().derived(locals)
+        made.fg_sets = self.fg_sets  # type: ignore[attr-defined]
+        return made
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Returns the template's frame from which the macro of `frame` was called."""
+    frame = frame.f_back if frame else None
+    while frame is not None and "__jinja_template__" not in frame.f_globals:
+        frame = frame.f_back
+    return frame
+
+
+def note_field(space: Any, field: str, place: Place) -> None:
+    """Remembers the line that set an attribute of a namespace."""
+    if type(space) is TracedNamespace:
+        space._fg_sets[field] = place
