@@ -19,8 +19,8 @@ LEVELS = {
     "forgather.config.traverse": 12,
     "forgather.config.environment": 10,
     "forgather.config.rendered": 11,
-    "forgather.config.syntax": 20,
-    "forgather.config.split": 21,
+    "forgather.config.split": 20,
+    "forgather.config.syntax": 21,
     "forgather.config._jinja": 30,
     "forgather.config.render": 31,
     "forgather.config.tags": 30,
@@ -31,13 +31,14 @@ LEVELS = {
     "forgather.project": 70,
     "forgather.launch": 80,
     "forgather.cli": 90,
+    "forgather.__main__": 99,
 }
 ML_LEVELS = {
     "forgather.ml": 0,
     "forgather.ml.types": 10,
     "forgather.ml.metrics": 10,
-    "forgather.ml.log": 12,
     "forgather.ml.distributed": 11,
+    "forgather.ml.log": 12,
     "forgather.ml.data": 20,
     "forgather.ml.losses": 20,
     "forgather.ml.optim": 20,
@@ -81,7 +82,7 @@ def is_ml(name):
     return name == "forgather.ml" or name.startswith("forgather.ml.")
 
 
-@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "file"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_module_imports_lower_layers_only(name, file):
     if name in FACADES:
         return
@@ -125,7 +126,7 @@ def test_no_two_modules_import_each_other():
         visit(name)
 
 
-@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "file"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
 def test_third_parties_enter_by_their_one_door(name, file):
     faults = []
     for imported, line in imports(file):

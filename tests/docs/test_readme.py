@@ -1,0 +1,55 @@
+"""The README tells the truth: its config is the file, its expansion is what `pp` prints, its commands run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forgather import Project
+from forgather.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FENCED = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    fgcli ")]
+STATIC = [command for command in COMMANDS if command.split()[1] != "new" and " train" not in command and "construct" not in command]
+
+
+def test_the_config_in_the_readme_is_the_file():
+    config = next(text for language, text in FENCED if language == "yaml")
+    assert (ROOT / "projects/tiny_llama/templates/configs/fast.yaml").read_text() == config
+
+
+def test_the_expansion_in_the_readme_is_what_the_config_expands_to():
+    expansion = [text for language, text in FENCED if language == "yaml"][1]
+    lines = [line for line in expansion.splitlines() if line.strip() and line.strip() != "..."]
+    text = Project("fast.yaml", str(ROOT / "projects/tiny_llama")).rendered.text.splitlines()
+    at = 0
+    for line in lines:
+        assert line in text[at:], line
+        at += text[at:].index(line)
+
+
+@pytest.mark.parametrize("command", STATIC)
+def test_a_static_command_of_the_readme_runs(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert 0 == main(shlex.split(command)[1:])
+    assert "" != capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if " train" in command and "my_project" not in command])
+def test_a_train_command_of_the_readme_would_run(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert 0 == main([*shlex.split(command)[1:], "--dry-run"])
+    assert "forgather.ml:Trainer" in capsys.readouterr().out
+
+
+def test_the_commands_were_found():
+    assert {"ls", "explain"} <= {command.split()[1] for command in STATIC}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "projects").glob("*/README.md"))], ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_relative_link_and_file_named_exists(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert [] == [link for link in links if not (page.parent / link).exists()]
