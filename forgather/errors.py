@@ -188,12 +188,6 @@ class ProjectError(ForgatherError):
     code = "FG400"
 
 
-class PlanError(ForgatherError):
-    """A plan that cannot be made."""
-
-    code = "FG500"
-
-
 class CheckpointError(ForgatherError):
     """A checkpoint that is missing, incomplete or corrupt."""
 
