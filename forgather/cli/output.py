@@ -125,6 +125,12 @@ def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = Non
     return bool(errors)
 
 
+def near_path(path: str) -> str:
+    """Returns a path as one would type it here: relative below the working folder, absolute elsewhere."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith(os.pardir) else relative
+
+
 def print_note(text: str) -> None:
     """Prints one line on the error stream, for people."""
     _print_lines([text])

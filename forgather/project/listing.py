@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import stat
 import tempfile
 from collections.abc import Callable
@@ -163,7 +162,7 @@ def _entry_file(project_dir: str) -> str | None:
     folder = cache_dir("listings")
     if folder is None:
         return None
-    host = os.uname().nodename if hasattr(os, "uname") else platform.node()
+    host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
     key = "\0".join((str(_FORM), __version__, library_dir(), host, project_dir))
     return os.path.join(folder, _digest(os.fsencode(key)) + ".json")
 

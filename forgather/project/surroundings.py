@@ -7,7 +7,6 @@ no library and starts no process (the host's name comes from the kernel, not fro
 from __future__ import annotations
 
 import os
-import platform
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.project.locations import cache_dir
@@ -40,5 +39,7 @@ def _uname() -> dict[str, str]:
     if hasattr(os, "uname"):
         facts = os.uname()
         return dict(zip(("system", "node", "release", "version", "machine"), facts, strict=True))
+    import platform
+
     names = ("system", "node", "release", "version", "machine")
     return {name: str(getattr(platform, name)()) for name in names}

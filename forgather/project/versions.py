@@ -6,7 +6,7 @@ making and listing the table imports nothing; only reading a value does.
 
 from __future__ import annotations
 
-import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 TEMPLATE_KEYS = ("python", "torch", "transformers", "accelerate")
@@ -41,12 +41,12 @@ class VersionTable(Mapping[str, str | None]):
 
 def installed_versions(names: Iterable[str] = RECORD_KEYS) -> dict[str, str | None]:
     """Returns Python's version and that of each named distribution, None where it is not installed."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+    return {"python": sys.version.split()[0]} | {name: _version(name) for name in names}
 
 
 def _version(name: str) -> str | None:
     if name == "python":
-        return platform.python_version()
+        return sys.version.split()[0]
     # Costs more than all of `fgcli --help`, and most templates never ask.
     from importlib.metadata import PackageNotFoundError, version
 

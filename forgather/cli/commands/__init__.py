@@ -1,4 +1,5 @@
 """The commands. Each module has `configure(parser)` and `run(invocation) -> int`, the exit status.
 
-`CONFIG_OPTIONS = True` says that a command takes the options that the config declares, and `--set`.
+`CONFIG_OPTIONS = True` says that a command takes the options that the config declares, and `--set`;
+`EXECUTES = True` that it imports and calls what the config names.
 """

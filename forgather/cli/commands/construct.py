@@ -11,6 +11,7 @@ from forgather.cli.output import print_findings, write_json, write_text
 from forgather.errors import Severity
 
 CONFIG_OPTIONS = True
+EXECUTES = True
 DESCRIPTION = """Build targets of a config, in one construction, and print them.
 This imports and calls what the config names."""
 EXAMPLES = """examples:

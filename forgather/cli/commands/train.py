@@ -7,13 +7,16 @@ import os
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
-from forgather.cli.output import print_findings, print_note, write_json, write_text
+from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
 from forgather.errors import Severity
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.project.display import Display
 
 CONFIG_OPTIONS = True
+EXECUTES = True
+# Written by the callback that ends a run with its own list of places.
+_SUMMARY = "summary.json"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder."""
 EXAMPLES = """examples:
@@ -40,7 +43,7 @@ def run(invocation: Invocation) -> int:
         _print_plan(plan, command, as_json=invocation.options.json)
         return 0
     run_dir = prepare_run(plan, command)
-    print_note(f"run folder {os.path.relpath(run_dir)}")
+    print_note(f"run folder {near_path(run_dir)}")
     outcome = run_plan(plan, run_dir)
     _print_outcome(outcome, as_json=invocation.options.json)
     return outcome.status
@@ -89,10 +92,7 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         )
         return
     if outcome.interrupted:
-        saved = outcome.checkpoint and f"the state is saved in {os.path.relpath(outcome.checkpoint)}"
+        saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
         print_note(f"interrupted; {saved or 'nothing was saved'}")
-    if outcome.model_dir:
-        print_note(f"model      {os.path.relpath(outcome.model_dir)}")
-    metrics = os.path.join(outcome.run_dir, "metrics.jsonl")
-    if os.path.exists(metrics):
-        print_note(f"metrics    {os.path.relpath(metrics)}")
+    if outcome.model_dir and not os.path.exists(os.path.join(outcome.run_dir, _SUMMARY)):
+        print_note(f"model      {near_path(outcome.model_dir)}")
