@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
-from forgather.config.events import ALIAS, END, SCALAR, SEQUENCE, Event, Refusal
+from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
 from forgather.config.forms import (
     STANDARD_CONTAINERS,
     STANDARD_SCALARS,
@@ -21,6 +21,7 @@ from forgather.config.forms import (
     tagged_sequence,
 )
 from forgather.config.graph import ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.indents import Indents
 from forgather.config.merge import MERGE_KEY, Repeat, settle
 from forgather.config.places import Places
 from forgather.config.repeats import Verdict
@@ -46,16 +47,21 @@ class Composer:
         places: origins and errors.
         budget: limits.
         anchors: nodes that aliases may name although the document does not define them.
+        is_config: whether the root is a config, in which keys that begin with a dot are definitions.
     """
 
-    def __init__(self, places: Places, budget: Budget, anchors: Mapping[str, Node] | None = None) -> None:
+    def __init__(
+        self, places: Places, budget: Budget, anchors: Mapping[str, Node] | None = None, *, is_config: bool = True
+    ) -> None:
         self.anchors: dict[str, Node] = dict(anchors or {})
         self.names: dict[int, str] = {}
         self.anchored: list[Node] = []
         self.diagnostics: list[Diagnostic] = []
+        self.indents = Indents()
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
         self.definitions: tuple[Entry, ...] = ()
+        self._is_config = is_config
         self._places = places
         self._budget = budget
         self._frames: list[_Frame] = []
@@ -98,6 +104,10 @@ class Composer:
         event = frame.event
         node = self._guarded(event, lambda: self._sequence(frame) if event.kind is SEQUENCE else self._mapping(frame))
         self._weigh(frame, node)
+        if event.kind is MAPPING and not event.flow and frame.events and self._frames:
+            above = self._frames[-1]
+            if above.event.kind is MAPPING and len(above.events) % 2:
+                self.indents.note(above.events[-1], frame.events[0])
         self._add(self._named(event, node), event)
 
     def _add(self, node: Node, event: Event) -> None:
@@ -136,7 +146,10 @@ class Composer:
         if event.tag is None:
             if event.value[:1] == "<" and event.value == MERGE_KEY:
                 return Scalar(origin=origin, value=MERGE_KEY)
-            return self._guarded(event, lambda: Scalar(origin=origin, value=resolve_scalar(event.value, digits)))
+            try:
+                return Scalar(origin=origin, value=resolve_scalar(event.value, digits))
+            except Refusal as refusal:
+                raise self._refused(event, refusal) from None
         if event.tag in STANDARD_SCALARS:
             return self._guarded(event, lambda: standard_scalar(event.tag or "", event, origin, digits))
         return self._guarded(event, lambda: self._tagged_scalar(event, origin))
@@ -162,7 +175,7 @@ class Composer:
 
     def _mapping(self, frame: _Frame) -> Node:
         event = frame.event
-        is_root = not self._frames
+        is_root = self._is_config and not self._frames
         entries = self._settled(frame, is_root)
         origin = self._places.origin(event)
         if event.tag is None or event.tag in STANDARD_CONTAINERS:
@@ -271,9 +284,12 @@ class Composer:
         try:
             return make()
         except Refusal as refusal:
-            if refusal.code == "FG220":
-                raise self._over(event, refusal.message, refusal.hint) from None
-            raise self._fault(event, refusal.message, refusal.code, refusal.hint) from None
+            raise self._refused(event, refusal) from None
+
+    def _refused(self, event: Event, refusal: Refusal) -> LoadError | BudgetError:
+        if refusal.code == "FG220":
+            return self._over(event, refusal.message, refusal.hint)
+        return self._fault(event, refusal.message, refusal.code, refusal.hint)
 
     def _fault(self, event: Event, message: str, code: str, hint: str | None) -> LoadError:
         return self._places.fault_at(event, message, code=code, hint=hint)

@@ -59,7 +59,8 @@ def _character(problem: YamlProblem) -> _Finding | None:
         return None
     number = re.search(r"#x([0-9a-fA-F]+)", problem.problem)
     name = f"U+{number[1].upper()}" if number else "a control character"
-    hint = 'write it as an escape in double quotes: "\\x1b"'
+    escape = f"\\x{int(number[1], 16):02x}" if number else "\\x1b"
+    hint = f'remove it, or write it as an escape in double quotes: "{escape}"'
     return _Finding("FG216", f"the character {name} cannot stand in a document", hint, problem.line, problem.column)
 
 
@@ -151,7 +152,7 @@ _WORDS = (
     ("scanning an alias", "an alias name that YAML cannot read", "letters, digits, '_' and '-' only: *name"),
     ("flow sequence", "a '[' that is not closed, or a missing ','", "close it with ']'"),
     ("flow mapping", "a '{{' that is not closed, or a missing ','", "close it with '}}'"),
-    ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' behind the key"),
+    ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' behind its key"),
     ("'-' indicator", "a line that is no '- item' of the sequence above", "give it the indent of what it belongs to"),
     ("expected key", "a line that is no 'key: value' of the mapping above", "give it the indent of its neighbours"),
     ("block sequence entries", "'- ' where no item can begin", "put it on a line of its own"),
@@ -163,7 +164,7 @@ def _known(problem: YamlProblem, lines: list[str]) -> _Finding:
     char = _line(lines, problem.line)[problem.column - 1 : problem.column]
     for words, message, hint in _WORDS:
         if words in problem.problem:
-            opened = ("quote", "'['", "'{")
+            opened = ("quote", "'['", "'{", "neither")
             at_start = problem.start is not None and any(word in message for word in opened)
             line, column = (problem.start or 1, 1) if at_start else (problem.line, problem.column)
             return _Finding("FG200", message.format(char=char), hint.format(), line, column)

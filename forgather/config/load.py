@@ -49,7 +49,7 @@ def load(rendered: RenderedText) -> Graph:
         targets=_targets(composer.root_entries, places),
         definitions=composer.definitions,
         anchors=composer.names,
-        diagnostics=tuple(composer.diagnostics),
+        diagnostics=(*composer.diagnostics, *composer.indents.findings(places)),
         kept=tuple(composer.anchored),
     )
 
@@ -67,20 +67,20 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
     """
     origin = Origin((Site(Span(file, 1), file),))
     rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
-    composer = _compose(rendered, Places(rendered), anchors or {})
-    if composer.definitions and isinstance(composer.root, Mapped):
-        return Mapped(origin=origin, kind=composer.root.kind, entries=(*composer.definitions, *composer.root_entries))
+    composer = _compose(rendered, Places(rendered), anchors or {}, is_config=False)
     return composer.root or Scalar(origin=origin, value=None)
 
 
-def _compose(rendered: RenderedText, places: Places, anchors: Mapping[str, Node]) -> Composer:
+def _compose(
+    rendered: RenderedText, places: Places, anchors: Mapping[str, Node], *, is_config: bool = True
+) -> Composer:
     text, budget = rendered.text, rendered.budget
     if len(text) > budget.max_output_chars:
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
     _refuse_characters(text, places)
     read_events = import_module("forgather.config._yaml").read_events
-    composer = Composer(places, budget, anchors)
+    composer = Composer(places, budget, anchors, is_config=is_config)
     try:
         event: Event
         for event in read_events(text):

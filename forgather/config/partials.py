@@ -57,7 +57,7 @@ def built(value: Any, memo: dict[int, Any]) -> Any:
     return value.build(memo) if isinstance(value, Recipe) else value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshCall(Recipe):
     """A factory inside a partial: called at every place, in every call."""
 
@@ -67,6 +67,9 @@ class FreshCall(Recipe):
     latent: Mapping[str, Any]
     place: CallPlace
 
+    def __repr__(self) -> str:
+        return f"<{self.place.constructor} anew>"
+
     def build(self, memo: dict[int, Any]) -> Any:
         """Returns what the function returns for newly built arguments."""
         args = tuple(built(value, memo) for value in self.args)
@@ -74,7 +77,7 @@ class FreshCall(Recipe):
         return call_noted(self.function, args, kwargs, self.place)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshContainer(Recipe):
     """A container that holds a factory: one object per call where it is shared, else one per place."""
 
@@ -82,6 +85,9 @@ class FreshContainer(Recipe):
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
     shared: bool
+
+    def __repr__(self) -> str:
+        return f"<{assemble(self.kind, self.keys, self.values)!r} anew>"
 
     def build(self, memo: dict[int, Any]) -> Any:
         """Returns a new container."""
