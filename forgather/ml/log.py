@@ -17,7 +17,9 @@ from forgather.ml.distributed.env import process_facts
 class RankLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that speaks on rank 0 only, and names the rank where several ranks speak."""
 
-    def log(self, level: int, msg: object, *args: Any, all_ranks: bool = False, **kwargs: Any) -> None:
+    def log(  # type: ignore[override]
+        self, level: int, msg: object, *args: Any, all_ranks: bool = False, **kwargs: Any
+    ) -> None:
         """Logs `msg` on rank 0, or on every rank with its number in front."""
         if not self.isEnabledFor(level):
             return
@@ -26,7 +28,7 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
             return
         if all_ranks and facts.world_size > 1:
             msg = f"[rank {facts.rank}] {msg}"
-        self.logger.log(level, msg, *args, **kwargs)
+        self.logger.log(level, msg, *args, **{"stacklevel": 2, **kwargs})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Returns message and keywords as they are."""

@@ -120,7 +120,7 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
     return int(valid) if valid.device.type == "cpu" else valid
 
 
-def call_model(model: nn.Module, batch: Any, **extra: Any) -> Any:
+def call_model(model: Callable[..., Any], batch: Any, **extra: Any) -> Any:
     """Calls the model with a batch: keywords of a mapping, positions of a tuple, or one tensor."""
     if isinstance(batch, Mapping):
         return model(**batch, **extra)
@@ -217,20 +217,21 @@ class UserLoss:
         total = self.weight.to(labels.device)[labels[labels != self.ignore_index]].sum()
         return float(total) if total.device.type == "cpu" else total
 
-    def total(self, model: nn.Module, batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the sum of this loss, in float32."""
         labels = labels_of(batch)
-        output = call_model(model, _without_labels(model, batch))
+        output = call_model(model, _without_labels(batch))
         logits = _logits(output)
         if self.causal and labels is not None:
             logits, labels = shifted_logits(logits, labels)
         logits = logits.float() if logits.is_floating_point() else logits
         targets = () if labels is None else (labels,)
         if not self.divides:
-            loss = self.call(logits, *targets)
+            loss: Tensor = self.call(logits, *targets)
             return (loss if loss.ndim == 0 else loss.sum()).float()
         divisor = self.count(batch) if denom is None else denom
-        return self.call(logits, *targets, num_items_in_batch=divisor).float() * divisor
+        share: Tensor = self.call(logits, *targets, num_items_in_batch=divisor)
+        return share.float() * divisor
 
 
 _PER_TARGET = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -272,7 +273,7 @@ def _as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]
 
 def _summing_copy(loss_fn: nn.Module) -> nn.Module:
     summing = copy.deepcopy(loss_fn)
-    summing.reduction = "sum"
+    setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors
     return summing
 
 
@@ -305,7 +306,7 @@ def _needed_labels(batch: Any) -> Tensor:
     return labels
 
 
-def _without_labels(model: nn.Module, batch: Any) -> Any:
+def _without_labels(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in ("labels", "label")}
     if isinstance(batch, tuple | list) and len(batch) > 1:

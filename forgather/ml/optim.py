@@ -74,7 +74,7 @@ class MuonWithAdamW(Optimizer):
         groups = [group for group in groups if group["params"]]
         parts: list[Optimizer] = [muon]
         if groups:
-            parts.append(AdamW(groups, lr=lr if adamw_lr is None else adamw_lr, betas=tuple(betas), eps=eps))
+            parts.append(AdamW(groups, lr=lr if adamw_lr is None else adamw_lr, betas=(betas[0], betas[1]), eps=eps))
         tagged = [{**group, "algorithm": type(part).__name__.lower()} for part in parts for group in part.param_groups]
         super().__init__(tagged, {"lr": lr, "weight_decay": weight_decay})
         self._parts = parts
@@ -88,7 +88,7 @@ class MuonWithAdamW(Optimizer):
             part.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps both parts; returns what `closure` returned."""
         loss = None
         if closure is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,29 @@ def test_a_save_that_fails_is_loud_and_leaves_the_last_one_untouched(tmp_path, m
     monkeypatch.undo()
     assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
     assert 1 == verify(tmp_path / "checkpoint-1")
+
+
+def test_a_full_disk_under_the_weights_is_the_same_error(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"FG609.*step 2"):
+            write_checkpoint(tmp_path, 2, lambda folder: write_state(folder, "state", torch.zeros(10_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_best_model_is_found_after_the_output_folder_was_moved(settings, tmp_path):
+    job = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True, "learning_rate": 0.0}
+    data = {"train_dataset": rows(), "eval_dataset": rows()}
+    first = Trainer(tiny_llama(), settings(**job), **data)
+    first.train()
+    moved = Path(first.args.output_dir).rename(tmp_path / "moved")
+    trainer = Trainer(tiny_llama(seed=1), settings(**job, output_dir=str(moved), num_train_epochs=3), **data)
+    trainer.train("auto")
+    assert 4 == trainer.state.best_global_step
+    assert_same_weights(weights(first.model), weights(trainer.model))
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_never_seen(tmp_path):

@@ -125,6 +125,17 @@ def test_a_learning_rate_that_nobody_set_is_not_mentioned(caplog):
     assert [] == caplog.messages
 
 
+def test_arguments_of_transformers_do_as_well(tmp_path, caplog):
+    import transformers
+
+    args = transformers.TrainingArguments(str(tmp_path), learning_rate=0.5, use_cpu=True, warmup_steps=0.5)
+    optimizer = make_optimizer(Regression(), args, functools.partial(torch.optim.SGD, lr=0.125))
+    assert 0.125 == optimizer.defaults["lr"]
+    assert 1 == len(caplog.messages)
+    schedule = make_schedule(optimizer, args, 10, functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3))
+    assert 3 == schedule.step_size
+
+
 @pytest.mark.parametrize("name", ["adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"])
 def test_every_default_optimizer_trains(settings, name):
     model = Regression()

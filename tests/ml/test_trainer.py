@@ -40,6 +40,17 @@ class At(TrainerCallback):
             self.action()
 
 
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.base = regression_rows()
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        return self.base[index]
+
+
 def plain(row):
     return {name: value.tolist() for name, value in row.items()}
 
@@ -237,6 +248,7 @@ BAD = {
     "no callback": ("FG815", {"callbacks": [object()]}, {}),
     "no metric": ("FG821", {"eval_dataset": rows()}, {"eval_strategy": "epoch", "metric_for_best_model": "accuracy"}),
     "no evaluation data": ("FG824", {}, {"eval_strategy": "epoch"}),
+    "nothing to start with": ("FG824", {}, {"eval_on_start": True}),
     "no compiler": ("FG823", {}, {"torch_compile": True, "torch_compile_backend": "induktor"}),
 }
 
@@ -323,6 +335,29 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     resumed = make()
     resumed.train("auto")
     assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_ctrl_c_reaches_loader_workers_without_failing_the_step(settings):
+    class Interrupting(Rows):
+        def __getitem__(self, index):
+            worker = torch.utils.data.get_worker_info()
+            os.kill(os.getpid(), signal.SIGINT) if worker is not None else None
+            return super().__getitem__(index)
+
+    args = settings(dataloader_num_workers=1)
+    assert 4 == Trainer(Regression(), args, train_dataset=Interrupting()).train().global_step
+
+
+def test_a_tokenizer_that_writes_folders_is_saved_twice(settings, tmp_path):
+    class Processor:
+        def save_pretrained(self, folder):
+            (Path(folder) / "templates").mkdir()
+            (Path(folder) / "templates" / "chat.jinja").write_text("x")
+
+    trainer = Trainer(Regression(), settings(), processing_class=Processor())
+    for _ in range(2):
+        trainer.save_model(tmp_path / "model")
+    assert "x" == (tmp_path / "model" / "templates" / "chat.jinja").read_text()
 
 
 def test_ctrl_c_without_saving_writes_nothing(settings):

@@ -68,7 +68,8 @@ class CallbackDispatcher:
             try:
                 answer = listener(args, state, control, **self.scene, **details)
             except Exception as error:
-                error.add_note(f"in the callback {type(listener.__self__).__name__}.{event}, step {state.global_step}")
+                owner = type(getattr(listener, "__self__", listener)).__name__
+                error.add_note(f"in the callback {owner}.{event}, step {state.global_step}")
                 raise
             control = control if answer is None else answer
         return control

@@ -15,13 +15,14 @@ import torch
 
 def capture_rng() -> dict[str, Any]:
     """Returns the state of every source of randomness. Waits for the devices."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    legacy: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = legacy
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": [str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

@@ -99,8 +99,10 @@ def missing_file(file: Path) -> CheckpointError:
 def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
     if isinstance(value, Tensor):
         return {_TENSOR: _store(value, path or root, tensors, seen)}
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str):
-        return value.item() if type(value).__module__ == "numpy" else value
+        return value
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
@@ -108,8 +110,6 @@ def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: di
     if isinstance(value, list | tuple):
         items = [_pack(item, root, f"{path}.{i}", tensors, seen) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {_TUPLE: items}
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return value.item()
     raise CheckpointError(
         f"{root}{path} is a {type(value).__name__}, which a checkpoint cannot hold",
         code="FG606",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.state import corrupt_file, missing_file
@@ -63,9 +64,10 @@ def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) 
             os.replace(final, replaced)
         os.replace(draft, final)
         _sync_folder(output_dir)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written to {str(final)!r}: {error.strerror or error}",
+            f"the checkpoint of step {step} could not be written to {str(final)!r}: "
+            f"{getattr(error, 'strerror', None) or error}",
             code="FG609",
             hint="free space or change output_dir; earlier checkpoints are untouched",
         ) from error

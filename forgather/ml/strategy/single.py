@@ -84,7 +84,7 @@ class SingleDevice:
             with self._autocast():
                 loss = self.rule.total(self.model, placed, denom=denom)
             loss = loss / denom
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
             if after_micro_batch is not None and position != last:
                 after_micro_batch()

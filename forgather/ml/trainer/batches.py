@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
@@ -205,4 +206,11 @@ def loader_options(args: TrainingArguments, collate: Collate, *, pin_memory: boo
     if args.dataloader_num_workers:
         options["persistent_workers"] = args.dataloader_persistent_workers
         options["prefetch_factor"] = args.dataloader_prefetch_factor
+        options["worker_init_fn"] = _leave_interrupts_to_the_parent
     return options
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
+    # Ctrl-C reaches every process of a terminal; a worker that died of it would fail the step that the trainer
+    # wants to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -19,18 +19,22 @@ from transformers.optimization import Adafactor, get_scheduler
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS
 
 _log = get_logger(__name__)
 
 _NAMED = ("named_parameters", "named_params")
 
 
-def make_optimizer(model: nn.Module, args: TrainingArguments, factory: Callable[..., Any] | None = None) -> Optimizer:
+def make_optimizer(
+    model: nn.Module, args: TrainingArguments | Any, factory: Callable[..., Any] | None = None
+) -> Optimizer:
     """Returns the optimizer of a run.
 
     Args:
         model: the model where it lies.
-        args: learning rate, weight decay, and the name of the default optimizer.
+        args: learning rate, weight decay, and the name of the default optimizer; with a factory, those of
+            transformers do as well.
         factory: called with the trainable parameters (with (name, parameter) pairs where its first
             parameter is called `named_parameters`), and with `lr` and `weight_decay` where it accepts
             them and does not set them itself.
@@ -62,9 +66,11 @@ def make_optimizer(model: nn.Module, args: TrainingArguments, factory: Callable[
     return optimizer
 
 
-def _warn_of_conflict(optimizer: Optimizer, args: TrainingArguments) -> None:
+def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if "learning_rate" in getattr(args, "explicit", ()) and args.learning_rate not in rates:
+    by_default = TRANSFORMERS_DEFAULTS["learning_rate"]
+    chosen = "learning_rate" in args.explicit if hasattr(args, "explicit") else args.learning_rate != by_default
+    if chosen and args.learning_rate not in rates:
         _log.warning(
             "learning_rate is %g, but the optimizer_factory sets its own (%s), which is used",
             args.learning_rate,
@@ -80,7 +86,7 @@ def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArgu
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
-        return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)
+        return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
     kinds: dict[str, Callable[..., Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
@@ -101,7 +107,10 @@ def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[d
 
 
 def make_schedule(
-    optimizer: Optimizer, args: TrainingArguments, num_training_steps: int, factory: Callable[..., Any] | None = None
+    optimizer: Optimizer,
+    args: TrainingArguments | Any,
+    num_training_steps: int,
+    factory: Callable[..., Any] | None = None,
 ) -> Any:
     """Returns the learning rate schedule of a run.
 

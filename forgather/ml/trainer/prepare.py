@@ -61,8 +61,8 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         unit.forward = _recomputed(unit, unit.forward, settings)
 
 
-def _outermost_blocks(module: nn.Module) -> list[nn.Module]:
-    blocks = []
+def _outermost_blocks(module: nn.Module) -> list[nn.ModuleList | nn.Sequential]:
+    blocks: list[nn.ModuleList | nn.Sequential] = []
     for child in module.children():
         blocks += [child] if isinstance(child, nn.ModuleList | nn.Sequential) else _outermost_blocks(child)
     return blocks

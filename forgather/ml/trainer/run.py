@@ -230,11 +230,16 @@ class Run:
                 self._export_callbacks()
                 write_checkpoint(self.output_dir, state.global_step, self._fill)
                 self._saved_step = state.global_step
-                best = None if state.best_model_checkpoint is None else Path(state.best_model_checkpoint)
-                prune(self.output_dir, self.args.save_total_limit, best=best, newest=folder)
+                prune(self.output_dir, self.args.save_total_limit, best=self.best_folder, newest=folder)
         self.session.control.should_save = False
         self.session.send("on_save")
         return folder
+
+    @property
+    def best_folder(self) -> Path | None:
+        """The best checkpoint; found by its name, so that an output folder can be moved."""
+        best = self.session.state.best_model_checkpoint
+        return None if best is None else self.output_dir / Path(best).name
 
     def _export_callbacks(self) -> None:
         states: dict[str, Any] = {}
@@ -246,7 +251,8 @@ class Run:
                     states[name] = part.state()
                 else:
                     states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), part.state()]
-        self.session.state.stateful_callbacks = states
+        # transformers declares a list, and keeps a dict by the names of classes.
+        self.session.state.stateful_callbacks = states  # type: ignore[assignment]
 
     def _fill(self, folder: Path) -> None:
         captured = self.strategy.capture()
@@ -281,7 +287,7 @@ class Run:
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
         if self.args.restore_callback_states_from_checkpoint:
-            self._import_callbacks(saved.stateful_callbacks)
+            self._import_callbacks(saved.stateful_callbacks)  # type: ignore[arg-type]
 
     def _import_callbacks(self, states: dict[str, Any]) -> None:
         waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}

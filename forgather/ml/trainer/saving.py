@@ -72,8 +72,10 @@ def export_model(model: nn.Module, folder: Path, processing_class: Any) -> None:
             write_weights(model.state_dict(), draft)
         if callable(save := getattr(processing_class, "save_pretrained", None)):
             save(draft)
-        for file in sorted(draft.iterdir()):
-            os.replace(file, folder / file.name)
+        for entry in sorted(draft.iterdir()):
+            if entry.is_dir():
+                shutil.rmtree(folder / entry.name, ignore_errors=True)
+            os.replace(entry, folder / entry.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -82,12 +84,12 @@ def export_model(model: nn.Module, folder: Path, processing_class: Any) -> None:
 def _without_progress_bars() -> Iterator[None]:
     """Keeps transformers from drawing over what the callbacks show."""
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def write_weights(state: Mapping[str, Any], folder: Path) -> None:
@@ -137,7 +139,8 @@ def read_trainer_state(folder: Path) -> TrainerState:
     """
     file = folder / TRAINER_STATE
     try:
-        return TrainerState.load_from_json(str(file))
+        state: TrainerState = TrainerState.load_from_json(str(file))
+        return state
     except FileNotFoundError:
         raise CheckpointError(
             f"the checkpoint file {str(file)!r} is missing", code="FG604", hint="resume from another checkpoint"
@@ -182,21 +185,21 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
         folder = Path(request).expanduser()
         verify(folder)
         return folder
-    folder, skipped = newest_verified(output_dir)
+    newest, skipped = newest_verified(output_dir)
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
-    if folder is None and skipped:
+    if newest is None and skipped:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; "
             f"of the newest, {skipped[0].message}",
             code="FG607",
             hint="remove them to begin anew, or give resume_from_checkpoint: false",
         )
-    if folder is None:
+    if newest is None:
         _log.info("no checkpoint in %s: the run begins anew", output_dir)
     else:
-        _log.info("resuming from %s", folder)
-    return folder
+        _log.info("resuming from %s", newest)
+    return newest
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

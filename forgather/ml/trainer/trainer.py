@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ class Trainer:
             try:
                 session.send("on_train_begin")
                 if args.eval_on_start:
-                    run.evaluate()
+                    self.evaluate()
                 run.meter.start()
                 train_loop(run)
                 return self._finish(run)
@@ -199,7 +200,7 @@ class Trainer:
             is_world_process_zero=self.strategy.topology.is_writer,
             is_local_process_zero=self.strategy.topology.is_writer,
         )
-        state.compute_steps(self.args, steps)
+        state.compute_steps(self.args, steps)  # type: ignore[no-untyped-call]
         self._session.dispatcher.scene |= {
             "optimizer": optimizer,
             "lr_scheduler": self.lr_scheduler,
@@ -207,9 +208,12 @@ class Trainer:
             "eval_dataloader": None,
         }
         evaluates = self.eval_dataset is not None
-        if self.args.eval_strategy != "no" and not evaluates:
+        if (self.args.eval_strategy != "no" or self.args.eval_on_start) and not evaluates:
+            asked = (
+                "eval_on_start is true" if self.args.eval_on_start else f"eval_strategy is {self.args.eval_strategy!r}"
+            )
             raise TrainingError(
-                f"eval_strategy is {self.args.eval_strategy!r}, and there is no eval_dataset",
+                f"{asked}, and there is no eval_dataset",
                 code="FG824",
                 hint='give an eval_dataset, or set eval_strategy: "no"',
             )
@@ -246,10 +250,9 @@ class Trainer:
         run.guard.poll(wait=True)
         metrics = run.meter.summary()
         self._session.log(metrics)
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None:
+        if self.args.load_best_model_at_end and run.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            saving.load_weights(self.model, Path(best))
+            saving.load_weights(self.model, run.best_folder)
         if self.args.save_strategy != "no":
             self.save_model()
         self._session.send("on_train_end")
@@ -316,9 +319,9 @@ def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: in
 def _trackers(args: TrainingArguments) -> list[Any]:
     if not args.report_to:
         return []
-    from transformers.integrations import get_reporting_integration_callbacks
-
-    return list(get_reporting_integration_callbacks(args.report_to))
+    # Looked up when it is needed: it brings every tracker that is installed.
+    integrations = import_module("transformers.integrations")
+    return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
 
 
 def _extent(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
