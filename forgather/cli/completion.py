@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import argcomplete
@@ -31,11 +32,9 @@ def complete() -> None:
     parser, chosen, module = build_parser(words[at] if at is not None and words[at] != "" else None)
     before = _before(words if at is None else words[:at])
     if chosen is not None and getattr(module, "CONFIG_OPTIONS", False):
-        try:
+        # A broken config has no options to offer; the command itself will say what is wrong.
+        with suppress(ForgatherError):
             add_declared_options(chosen, Invocation(options=before))
-        except ForgatherError:
-            # A broken config has no options to offer; the command itself will say what is wrong.
-            before.config = None
     _attach(parser, before)
     if chosen is not None:
         _attach(chosen, before)

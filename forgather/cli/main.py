@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forgather.cli.output import print_crash, print_error
+from forgather.cli.output import print_crash, print_error, print_note
 from forgather.cli.parsing import parse
 from forgather.errors import ForgatherError
 
@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
         print_error(error, project_dir)
         return 1
     except KeyboardInterrupt:
-        print_crash(KeyboardInterrupt("interrupted"), project_dir)
+        print_note("interrupted")
         return 130
     except BrokenPipeError:
         raise

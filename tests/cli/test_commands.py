@@ -311,7 +311,7 @@ def test_new_project_makes_one_that_lists_and_prints(tmp_path, out, monkeypatch)
     monkeypatch.chdir(tmp_path)
     printed = out("new", "project", "my_project")
 
-    assert "now: fgcli -p my_project train" in printed
+    assert "now: cd my_project && fgcli train" in printed
     assert ["default.yaml"] == [
         c["name"] for c in json.loads(out("ls", "my_project", "--json"))["projects"][0]["configs"]
     ]

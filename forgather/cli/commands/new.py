@@ -33,7 +33,7 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     if options.what == "project":
         files = new_project(options.name)
-        next_step = f"fgcli -p {shlex.quote(options.name)} train"
+        next_step = f"cd {shlex.quote(options.name)} && fgcli train"
     else:
         meta = load_meta(find_project(invocation.project_dir))
         files = [new_config(meta, options.name, options.extends or DEFAULT_PARENT)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 
 from forgather.cli.invocation import Invocation
@@ -15,8 +16,6 @@ from forgather.project.display import Display
 
 CONFIG_OPTIONS = True
 EXECUTES = True
-# Written by the callback that ends a run with its own list of places.
-_SUMMARY = "summary.json"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder."""
 EXAMPLES = """examples:
@@ -94,5 +93,14 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     if outcome.interrupted:
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
         print_note(f"interrupted; {saved or 'nothing was saved'}")
-    if outcome.model_dir and not os.path.exists(os.path.join(outcome.run_dir, _SUMMARY)):
+    if outcome.model_dir and not _names_the_model(outcome.run_dir):
         print_note(f"model      {near_path(outcome.model_dir)}")
+
+
+def _names_the_model(run_dir: str) -> bool:
+    """Whether a callback has ended the run with its own list of places, and the model is in it."""
+    try:
+        with open(os.path.join(run_dir, "summary.json"), encoding="utf-8") as stream:
+            return "model" in json.load(stream)["places"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
