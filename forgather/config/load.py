@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import import_module
 
 from forgather.config.compose import Composer
-from forgather.config.events import Event, YamlProblem
+from forgather.config.events import YamlProblem
 from forgather.config.explain import explain
 from forgather.config.forms import describe
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
@@ -79,10 +78,10 @@ def _compose(
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
     _refuse_characters(text, places)
-    read_events = import_module("forgather.config._yaml").read_events
+    from forgather.config._yaml import read_events  # ruamel.yaml enters with the first document
+
     composer = Composer(places, budget, anchors, is_config=is_config)
     try:
-        event: Event
         for event in read_events(text):
             composer.feed(event)
     except YamlProblem as problem:
