@@ -112,12 +112,13 @@ def run(plan: RunPlan, run_dir: str) -> Outcome:
     main: Any = None
     try:
         main = plan.project(MAIN, run_dir=run_dir)
-        if _is_trainer(main):
-            main.train()
-            return Outcome(status=0, run_dir=run_dir, model_dir=_save(main), checkpoint=_newest_checkpoint(plan, main))
-        if callable(main) and not _is_module(main):
-            result = main()
-            return Outcome(status=_status(result), run_dir=run_dir)
+        with plan.project.located():
+            if _is_trainer(main):
+                main.train()
+                saved = _save(main)
+                return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
+            if callable(main) and not _is_module(main):
+                return Outcome(status=_status(main()), run_dir=run_dir)
     except KeyboardInterrupt:
         checkpoint = _newest_checkpoint(plan, main)
         return Outcome(status=130, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,7 @@ from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
 from forgather.project.meta import ProjectMeta, load_meta
+from forgather.project.pinpoint import pinpoint
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 
@@ -99,7 +101,7 @@ class Project:
         from forgather.config.check import check
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
-        return tuple(dict.fromkeys(found))
+        return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ class Project:
         for folder in self.meta.system_path:
             if folder not in sys.path:
                 sys.path.append(folder)
-        with self._under_way(targets), self._named_in_errors():
+        with self._under_way(targets), self.located():
             return materialize(self.graph, targets=targets, variables=variables, project_dir=self.meta.project_dir)
 
     @contextmanager
@@ -173,9 +175,22 @@ class Project:
         try:
             yield
         except ForgatherError as error:
-            template = f"config {template_name(self.meta, self.config_name)}"
-            named = [f"config {self.config_name}" if part == template else part for part in error.context]
-            error.context = tuple(named) or self.lineage
+            error.context = self._context(error.context) or self.lineage
+            raise
+
+    def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
+        """The context of a finding, with the config under the name that `-t` takes."""
+        template = f"config {template_name(self.meta, self.config_name)}"
+        return tuple(f"config {self.config_name}" if part == template else part for part in context)
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Gives errors of ours that leave this block their place in the config, where they name a setting."""
+        try:
+            yield
+        except ForgatherError as error:
+            pinpoint(error, self.graph)
+            error.context = self._context(error.context) or self.lineage
             raise
 
 

@@ -1,0 +1,57 @@
+"""The place in a config that an error of a constructor or a run speaks of.
+
+Takes an error that names a setting and the graph that holds it, gives the error a place. Keeps true: a place that is
+already there stays; nothing is guessed from words that are no setting of the call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from forgather.config.graph import Call, Entry, Graph
+from forgather.config.path import GraphPath, Key, format_path, parse_path
+from forgather.config.traverse import walk
+from forgather.errors import BuildNote, ForgatherError, GraphError
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def pinpoint(error: ForgatherError, graph: Graph) -> None:
+    """Gives an error without a place that of the setting that it names.
+
+    An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
+    all keywords of `main`, where only names with an underscore count: a bare word may be prose.
+    """
+    if error.span is not None:
+        return
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
+    settings = dict(_settings(graph, notes[0].path if notes else None))
+    for word in _WORD.findall(error.message):
+        if word in settings and (notes or "_" in word):
+            path, entry = settings[word]
+            error.span, error.path = entry.span, format_path(path)
+            return
+
+
+def _settings(graph: Graph, call: str | None) -> Iterator[tuple[str, tuple[GraphPath, Entry]]]:
+    main = graph.targets.get("main")
+    if call is not None:
+        top = _root(call)
+        main = graph.targets.get(top) if top else None
+    if main is None:
+        return
+    found: dict[str, tuple[GraphPath, Entry]] = {}
+    for path, node in walk([((Key(main.key),), main.value)]):
+        if isinstance(node, Call) and call in (None, format_path(path)):
+            for entry in node.kwargs:
+                found.setdefault(str(entry.key), ((*path, Key(entry.key)), entry))
+    yield from found.items()
+
+
+def _root(call: str) -> str | None:
+    try:
+        first = parse_path(call)[0]
+    except GraphError:
+        return None
+    return first.name if isinstance(first, Key) and isinstance(first.name, str) else None

@@ -1,0 +1,60 @@
+import pytest
+
+from forgather.errors import TrainingError
+from forgather.launch import plan_run, run
+from forgather.project.project import Project
+from tests.project.workbench import make_project
+
+TOY = """\
+from forgather.errors import ArgumentError, TrainingError
+
+class Arguments:
+    def __init__(self, **settings):
+        for name in settings:
+            if name.endswith("z"):
+                raise ArgumentError(f"Arguments has no setting {name!r}", code="FG810")
+
+class Trainer:
+    def __init__(self, args, data=None, message=""):
+        self.args, self.message = args, message
+
+    def train(self):
+        raise TrainingError(self.message, code="FG804")
+"""
+CONFIG = """\
+args: &args !singleton:toy.py:Arguments
+  max_steps: 3
+  {extra}
+main: !singleton:toy.py:Trainer
+  args: *args
+  data: 1
+  message: "{message}"
+"""
+
+
+def failure(tmp_path, extra="", message=""):
+    make_project(tmp_path, {"templates/configs/a.yaml": CONFIG.format(extra=extra, message=message), "toy.py": TOY})
+    project = Project("a", tmp_path)
+    with pytest.raises((TrainingError, TypeError)) as caught:
+        run(plan_run(project), str(tmp_path))
+    return caught.value
+
+
+def test_a_setting_that_a_constructor_refuses_is_shown_where_it_is_written(tmp_path):
+    error = failure(tmp_path, extra="max_stepz: 4")
+
+    assert (3, "main.args.max_stepz") == (error.span.line, error.path)
+    assert ("config a.yaml",) == error.context
+
+
+def test_a_setting_that_a_run_speaks_of_is_shown_where_it_is_written(tmp_path):
+    error = failure(tmp_path, message="max_steps is 3, and that is too few")
+
+    assert (2, "main.args.max_steps") == (error.span.line, error.path)
+
+
+@pytest.mark.parametrize("message", ["the data has no rows", "learning_rate is wrong"])
+def test_a_bare_word_and_an_unknown_name_are_not_taken_for_a_setting(tmp_path, message):
+    error = failure(tmp_path, message=message)
+
+    assert (None, ("config a.yaml",)) == (error.span, error.context)
