@@ -50,12 +50,12 @@ def mismatch(
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-        (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
+    try:
+        (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError:
-        if "signature" in locals():
-            return _diagnose(signature, name, args, kwargs, partial)
+        return _diagnose(signature, name, args, kwargs, partial)
     return None
 
 
