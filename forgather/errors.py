@@ -68,6 +68,8 @@ class ForgatherError(Exception):
     """
 
     code = "FG000"
+    argument: str | None = None
+    """Name of the keyword that a constructor's own error is about; the error is placed where it is written."""
 
     def __init__(
         self,

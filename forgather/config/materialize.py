@@ -46,6 +46,7 @@ from forgather.config.traverse import children, roots, shared_nodes
 from forgather.errors import (
     ArgumentError,
     BuildNote,
+    ForgatherError,
     GraphError,
     ResolveError,
     UnboundVarError,
@@ -159,7 +160,13 @@ class _Construction:
         self._check(function, node, path, args, {**kwargs, **latent})
         if node.kind is CallKind.PARTIAL:
             return PartialObject(function, args, kwargs, latent, place)
-        return call_noted(function, args, {**kwargs, **latent}, place)
+        try:
+            return call_noted(function, args, {**kwargs, **latent}, place)
+        except ForgatherError as error:
+            written = {str(entry.key): entry.span for entry in _keywords(node)}
+            if error.span is None and error.argument in written:
+                error.span, error.path = written[error.argument], format_path(path)
+            raise
 
     def _resolve(self, node: Call, path: GraphPath) -> Callable[..., Any]:
         searchpath = self._searchpath(node, path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from forgather.errors import ForgatherError
+
 
 class Part:
     """Remembers its arguments; `made` counts the parts of the process."""
@@ -71,3 +73,9 @@ def keep(*nodes, **named):
 
 
 NUMBER = 5
+
+
+def picky(**settings):
+    error = ForgatherError("second is 2", code="FG000")
+    error.argument = "second"
+    raise error

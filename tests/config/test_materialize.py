@@ -10,6 +10,7 @@ from forgather.config.materialize import materialize
 from forgather.errors import (
     ArgumentError,
     BuildNote,
+    ForgatherError,
     GraphError,
     ResolveError,
     UnboundVarError,
@@ -194,6 +195,12 @@ def test_arguments_that_cannot_fit_are_found_before_the_call(call, expected):
 def test_a_misspelt_keyword_is_located_at_its_own_line():
     error = error_of("a: !call:B:Strict\n  lr: 1\n  weigth_decay: 2\n", ArgumentError)
     assert 3 == error.span.line
+
+
+def test_a_constructors_own_error_about_an_argument_is_located_at_that_argument():
+    text = "main: !call:building_blocks:picky\n    first: 1\n    second: 2\n"
+    error = error_of(text, ForgatherError)
+    assert (3, "main") == (error.span.line, error.path)
 
 
 def test_a_type_error_inside_a_constructor_is_not_blamed_on_the_config():

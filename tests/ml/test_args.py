@@ -8,13 +8,13 @@ import pytest
 import transformers
 
 from forgather.ml import TrainingArguments
-from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS, ArgumentError
+from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS, SettingError
 
 OURS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
 
 def refused(code, **given):
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(SettingError) as caught:
         TrainingArguments(**given)
     assert code == caught.value.code
     assert "\n" not in str(caught.value)

@@ -21,7 +21,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer.arguments_check import ArgumentError
+from forgather.ml.trainer.arguments_check import SettingError
 
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd")
 
@@ -58,7 +58,7 @@ class TrainingArguments:
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
 
     Raises:
-        ArgumentError: FG810 to FG814.
+        SettingError: FG810 to FG814.
     """
 
     output_dir: str = "trainer_output"
@@ -156,41 +156,38 @@ class TrainingArguments:
 
     def _check_together(self) -> None:
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise self._conflict("neither max_steps nor num_train_epochs is positive", "give one of them")
-        if self.dataloader_num_workers == 0 and self.dataloader_prefetch_factor is not None:
-            raise self._conflict("dataloader_prefetch_factor needs workers", "set dataloader_num_workers above 0")
-        if self.dataloader_num_workers == 0 and self.dataloader_persistent_workers:
-            raise self._conflict("dataloader_persistent_workers needs workers", "set dataloader_num_workers above 0")
+            raise _conflict(
+                "num_train_epochs", "neither max_steps nor num_train_epochs is positive", "give one of them"
+            )
+        for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
+            if self.dataloader_num_workers == 0 and getattr(self, name):
+                raise _conflict(name, f"{name} needs workers", "set dataloader_num_workers above 0")
         if self.gradient_checkpointing_kwargs and not self.gradient_checkpointing:
-            raise self._conflict("gradient_checkpointing_kwargs are given but gradient_checkpointing is off", "set it")
-        if self.schedule_follows_metric and self.eval_strategy == "no":
-            raise self._conflict("lr_scheduler_type 'reduce_lr_on_plateau' follows a metric", "set eval_strategy")
-        if self.save_strategy == "best" and self.eval_strategy == "no":
-            raise self._conflict("save_strategy 'best' needs evaluations", "set eval_strategy")
-        if self.load_best_model_at_end:
+            name = "gradient_checkpointing_kwargs"
+            raise _conflict(
+                name, f"{name} are given but gradient_checkpointing is off", "set gradient_checkpointing: true"
+            )
+        if self.eval_strategy == "no" and self.schedule_follows_metric:
+            message = "lr_scheduler_type 'reduce_lr_on_plateau' follows a metric, and eval_strategy is 'no'"
+            raise _conflict("lr_scheduler_type", message, "set eval_strategy")
+        if self.eval_strategy == "no" and self.save_strategy == "best":
+            raise _conflict("save_strategy", "save_strategy 'best' needs evaluations", "set eval_strategy")
+        if self.load_best_model_at_end and self.save_strategy != "best":
             self._check_best_can_be_loaded()
 
     def _check_best_can_be_loaded(self) -> None:
-        if self.save_strategy == "best":
-            return
+        name = "load_best_model_at_end"
         if self.eval_strategy != self.save_strategy or self.eval_strategy == "no":
-            raise self._conflict(
-                f"load_best_model_at_end with eval_strategy {self.eval_strategy!r} and "
-                f"save_strategy {self.save_strategy!r}",
-                "set both to the same, or save_strategy: best",
-            )
+            message = f"{name} with eval_strategy {self.eval_strategy!r} and save_strategy {self.save_strategy!r}"
+            raise _conflict(name, message, "set both to the same, or save_strategy: best")
         if self.eval_strategy != "steps" or self.eval_steps is None:
             return
         ratio = self.save_steps / self.eval_steps
         if (self.save_steps < 1) != (self.eval_steps < 1) or abs(ratio - round(ratio)) > 1e-9 or ratio < 1:
-            raise self._conflict(
-                f"load_best_model_at_end with save_steps {self.save_steps!r} and eval_steps {self.eval_steps!r}",
-                "make save_steps a multiple of eval_steps, so that every saved model was evaluated",
+            message = f"{name} with save_steps {self.save_steps!r} and eval_steps {self.eval_steps!r}"
+            raise _conflict(
+                name, message, "make save_steps a multiple of eval_steps, so that every saved model was evaluated"
             )
-
-    @staticmethod
-    def _conflict(message: str, hint: str) -> ArgumentError:
-        return ArgumentError(message, code="FG814", hint=hint)
 
     @property
     def schedule_follows_metric(self) -> bool:
@@ -291,6 +288,10 @@ class TrainingArguments:
         if name in door.TRANSFORMERS_DEFAULTS:
             return door.TRANSFORMERS_DEFAULTS[name]
         raise AttributeError(f"TrainingArguments has no attribute {name!r}")
+
+
+def _conflict(argument: str, message: str, hint: str) -> SettingError:
+    return SettingError(message, code="FG814", hint=hint).about(argument)
 
 
 def _as_plain(value: Any) -> Any:

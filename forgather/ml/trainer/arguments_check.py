@@ -1,6 +1,6 @@
 """The door of `TrainingArguments`: names and values are checked here, and nowhere else.
 
-Takes what the user wrote; gives settings under their present names, or an `ArgumentError`. Keeps true:
+Takes what the user wrote; gives settings under their present names, or an `SettingError`. Keeps true:
 nothing is dropped in silence. An old spelling is translated with one warning line; a setting of
 transformers that this trainer does not have is refused by name, unless it asks for what happens anyway.
 """
@@ -19,10 +19,15 @@ from forgather.ml.log import get_logger
 _log = get_logger(__name__)
 
 
-class ArgumentError(TrainingError, ValueError):
+class SettingError(TrainingError, ValueError):
     """A training argument that does not exist, or that cannot have this value."""
 
     code = "FG810"
+
+    def about(self, argument: str) -> SettingError:
+        """Returns this error, marked as one about `argument`."""
+        self.argument = argument
+        return self
 
 
 RENAMED = {
@@ -72,7 +77,7 @@ def present_names(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, 
         known: names that exist.
 
     Raises:
-        ArgumentError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812
+        SettingError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812
             for one setting given under two names.
     """
     settings: dict[str, Any] = {}
@@ -89,7 +94,9 @@ def present_names(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, 
             _refuse(name, value, known)
             continue
         if target in settings:
-            raise ArgumentError(f"{target!r} is given twice, once as {name!r}", code="FG812", hint="keep one of them")
+            raise SettingError(
+                f"{target!r} is given twice, once as {name!r}", code="FG812", hint="keep one of them"
+            ).about(name)
         settings[target] = value
     return settings
 
@@ -100,20 +107,20 @@ def _refuse(name: str, value: Any, known: frozenset[str]) -> None:
         if harmless is None or value == harmless:
             _log.warning("TrainingArguments: %r has no effect: %s", name, reason)
             return
-        raise ArgumentError(f"{name}: {value!r} is not available", code="FG811", hint=reason)
+        raise SettingError(f"{name}: {value!r} is not available", code="FG811", hint=reason).about(name)
     if name in TRANSFORMERS_DEFAULTS:
         if value == TRANSFORMERS_DEFAULTS[name] or value is None:
             return
-        raise ArgumentError(
+        raise SettingError(
             f"{name!r} is a setting of transformers.Trainer that this trainer does not have (found {value!r})",
             code="FG811",
             hint=_INSTEAD.get(name, "remove it, or train with transformers.Trainer (trainers/hf_trainer.yaml)"),
-        )
-    raise ArgumentError(
+        ).about(name)
+    raise SettingError(
         f"TrainingArguments has no setting {name!r}",
         code="FG810",
         hint=nearest(name, sorted(known | set(RENAMED))) or "see the list in forgather.ml.trainer.args",
-    )
+    ).about(name)
 
 
 Check = Callable[[Any], str | None]
@@ -194,4 +201,5 @@ def check_value(name: str, value: Any, check: Check) -> None:
     hint = f"expected {expected}"
     if isinstance(value, str) and "number" in expected:
         hint += "; a number in quotes is a text"
-    raise ArgumentError(f"{name} is {repr(value)[:80]}", code="FG813", hint=hint, expected=expected, found=value)
+    message = f"{name} is {repr(value)[:80]}"
+    raise SettingError(message, code="FG813", hint=hint, expected=expected, found=value).about(name)
