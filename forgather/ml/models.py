@@ -84,11 +84,11 @@ def from_config(
     return model
 
 
-def from_pretrained(name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
+def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
     """Loads a trained causal language model from a folder or the Hub.
 
     Args:
-        name_or_path: a folder in Hugging Face layout, or a name of the Hub.
+        pretrained_model_name_or_path: a folder in Hugging Face layout, or a name of the Hub.
         **options: for `AutoModelForCausalLM.from_pretrained`, as in `revision` or `dtype`.
 
     Returns:
@@ -97,20 +97,20 @@ def from_pretrained(name_or_path: str | os.PathLike[str], **options: Any) -> Pre
     Raises:
         ModelSourceError: if the folder lacks `config.json`, or the name cannot be reached.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelSourceError(
             f"folder {str(folder)!r} holds no 'config.json'",
             code="FG841",
             hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
         )
-    source = str(folder) if folder.is_dir() else str(name_or_path)
+    source = str(folder) if folder.is_dir() else str(pretrained_model_name_or_path)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelSourceError(
-            f"model {str(name_or_path)!r} could not be loaded: {reason}",
+            f"model {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
             hint="check the name and the connection, or give an existing folder",
         ) from error
     model.train()

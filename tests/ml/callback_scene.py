@@ -69,9 +69,10 @@ def trainer(kind, folder, callbacks, **settings):
         from forgather.ml import Trainer, TrainingArguments
 
         return Trainer(tiny_model(), TrainingArguments(os.fspath(folder), **settings), **parts)
-    from transformers import Trainer, TrainingArguments
-
-    from forgather.ml.callbacks import without_builtin_progress
+    from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
     args = TrainingArguments(os.fspath(folder), include_num_input_tokens_seen="all", **settings)
-    return without_builtin_progress(Trainer(tiny_model(), args, **parts))
+    made = Trainer(tiny_model(), args, **parts)
+    made.remove_callback(PrinterCallback)
+    made.remove_callback(ProgressCallback)
+    return made

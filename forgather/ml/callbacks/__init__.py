@@ -19,7 +19,6 @@ _LAZY = {
     "TrainerCallback": "base",
     "TrainerControl": "base",
     "TrainerState": "base",
-    "without_builtin_progress": "speed",
 }
 
 __all__ = sorted(_LAZY)  # noqa: PLE0605

@@ -1,12 +1,11 @@
-"""What `transformers.Trainer` does not log itself: speed and memory of each step; and its own display put away."""
+"""What `transformers.Trainer` does not log itself: the speed of its steps, and memory."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from transformers import PrinterCallback, Trainer, TrainerCallback
-from transformers import ProgressCallback as BuiltinProgress
+from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic
 from forgather.ml.memory import peak_memory_bytes
@@ -23,6 +22,7 @@ class SpeedCallback(TrainerCallback):
         self._last = (0.0, 0, 0)
         self._paused_seconds = 0.0
         self._paused_at = 0.0
+        self._resumes_after_pause = False
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class SpeedCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leaves out what passed between two steps other than fetching data: evaluations and saves."""
         if self._paused_at and self._resumes_after_pause:
-            self._paused_seconds += time.perf_counter() - self._paused_at
+            self._paused_seconds += time.perf_counter() - max(self._paused_at, self._last[0])
         self._resumes_after_pause = False
 
     @cosmetic
@@ -65,15 +65,6 @@ class SpeedCallback(TrainerCallback):
         """Marks a pause."""
         self._resumes_after_pause = True
 
-    _resumes_after_pause = False
-
     def _restart(self, state: Any) -> None:
         self._last = (time.perf_counter(), state.global_step, state.num_input_tokens_seen)
         self._paused_seconds = 0.0
-
-
-def without_builtin_progress(trainer: Trainer) -> Trainer:
-    """Returns `trainer` without the progress bar and the printed dicts of transformers, for ours to replace them."""
-    for builtin in (BuiltinProgress, PrinterCallback):
-        trainer.remove_callback(builtin)
-    return trainer

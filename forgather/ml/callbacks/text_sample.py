@@ -116,6 +116,7 @@ class TextSampleCallback(TrainerCallback):
         prompt_ids = prompt_ids[-(longest - 1) :]
         inputs = torch.tensor([prompt_ids], device=next(model.parameters()).device)
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            use_cache=True,
             max_new_tokens=min(self.max_new_tokens, longest - len(prompt_ids)),
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,

@@ -76,6 +76,8 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
     if folder.exists():
         logger.warning("cache entry %s is damaged and is built again", folder)
         shutil.rmtree(folder)
+    for abandoned in folder.parent.glob(f".{folder.name}-*"):  # by a process that was killed: we hold the lock
+        shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         build(aside)

@@ -89,22 +89,22 @@ def train_bpe(
     )
 
 
-def load_tokenizer(name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub; one without a padding token pads with its end of text.
 
     Args:
-        name_or_path: a folder, or a name of the Hub.
+        pretrained_model_name_or_path: a folder, or a name of the Hub.
         **options: for `AutoTokenizer.from_pretrained`.
 
     Raises:
         DataFileError: if the folder or the name cannot be loaded.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataFileError(
-            f"tokenizer {str(name_or_path)!r} could not be loaded: {reason}",
+            f"tokenizer {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
             code="FG844",
             hint="check the name and the connection, or give a folder that holds 'tokenizer.json'",
         ) from error

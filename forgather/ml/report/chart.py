@@ -16,7 +16,7 @@ from forgather.ml.report.facts import Series
 from forgather.ml.report.scale import Scale, axis, counts_bytes, tick_text
 
 WIDTH, HEIGHT = 620, 280
-WIDE_WIDTH, WIDE_HEIGHT = 1264, 360
+WIDE_WIDTH, WIDE_HEIGHT = 1120, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 34
 _MOST_POINTS = 800
 _SMOOTHED_FROM = 60  # points; a shorter curve is read well as it is

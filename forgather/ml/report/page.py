@@ -209,10 +209,13 @@ def _settings(facts: RunFacts) -> str:
 
 
 def _table(values: Mapping[str, Any]) -> str:
+    """Returns names and values in columns; what is not set is left out."""
     rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(_cell(value))}</td></tr>" for name, value in _flat(values).items()
+        f"<div><span>{escape(name)}</span><code>{escape(_cell(value))}</code></div>"
+        for name, value in _flat(values).items()
+        if value is not None
     )
-    return f'<table class="facts"><tbody>{rows}</tbody></table>'
+    return f'<div class="facts">{rows}</div>'
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
