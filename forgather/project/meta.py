@@ -1,28 +1,21 @@
-"""`meta.yaml`: what a project says about itself.
+"""What a project says about itself, kept between commands.
 
-Takes a project folder, gives `ProjectMeta`. `meta.yaml` is a template of the same language, found along project
-folder, workspace folder, the user's templates and the packaged library. Keeps true: only plain data is read from
-it, an unknown key is an error, a search folder that is missing is a warning.
+Takes a project folder, gives `ProjectMeta`. Keeps true: a project that was read before and has not changed is not
+rendered again, and costs no import of the stages.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from forgather.config.environment import ConfigEnvironment
-from forgather.config.graph import Entry, Graph
-from forgather.config.load import load
-from forgather.config.render import render
-from forgather.config.rendered import RenderedText
-from forgather.errors import Diagnostic, ProjectError, Severity, nearest
-from forgather.project.locations import config_dir, library_dir
-from forgather.project.plain import plain_value
-from forgather.project.surroundings import surroundings
-from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
-from forgather.source import SourceFile, SourceMap, Span
+from forgather.errors import Diagnostic
+from forgather.project.kept import Dependencies, Digests, holds, keep_entry, read_entry, restore_dependencies
+from forgather.source import Span
 
-KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
+_PART = "projects"
+_TUPLES = ("searchdir", "system_path", "searchpath", "files", "diagnostics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +34,9 @@ class ProjectMeta:
         system_path: absolute folders that constructors may be imported from.
         searchpath: `searchdir`, then the workspace's shared templates, then the packaged library.
         diagnostics: warnings about the project.
-        rendered: meta.yaml as it was rendered, with the files it came from.
-        meta_searchpath: folders that meta.yaml and its parents are looked for in, missing ones included.
+        files: absolute paths of meta.yaml and the templates it came from.
+        env_reads: environment variables that they read, with the value they got.
+        dependencies: None where these facts must not be kept.
     """
 
     project_dir: str
@@ -56,8 +50,9 @@ class ProjectMeta:
     system_path: tuple[str, ...]
     searchpath: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
-    rendered: RenderedText
-    meta_searchpath: tuple[str, ...]
+    files: tuple[str, ...]
+    env_reads: dict[str, str]
+    dependencies: Dependencies | None
 
 
 def load_meta(project_dir: str) -> ProjectMeta:
@@ -69,129 +64,27 @@ def load_meta(project_dir: str) -> ProjectMeta:
     Raises:
         ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
     """
-    workspace = find_workspace(project_dir)
-    shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
-    candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), library_dir())
-    path = tuple(folder for folder in candidates if os.path.isdir(folder))
-    rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
-    graph = load(rendered) if rendered.text.strip() else Graph(targets={})
-    _refuse_unknown_keys(graph)
-    entries = graph.targets
-    searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir)
-    default = entries.get("default_config")
-    return ProjectMeta(
-        project_dir=project_dir,
-        workspace_root=workspace,
-        name=_text(entries.get("name")) or os.path.basename(project_dir),
-        description=_text(entries.get("description")) or "",
-        searchdir=searchdir,
-        config_prefix=_prefix(entries.get("config_prefix")),
-        default_config=_text(default),
-        default_config_span=default.value.span if default else None,
-        system_path=tuple(os.path.join(project_dir, item) for item in _texts(entries.get("system_path"))),
-        searchpath=tuple(dict.fromkeys([*searchdir, *shared, library_dir()])),
-        diagnostics=(*rendered.diagnostics, *graph.diagnostics, *warnings),
-        rendered=rendered,
-        meta_searchpath=candidates,
-    )
+    facts = read_entry(_PART, project_dir)
+    kept = _restore(facts) if facts is not None else None
+    if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
+        if all(os.path.isdir(folder) for folder in kept.searchdir):
+            return kept
+    # The stages are loaded for what is not known yet, and for nothing else.
+    from forgather.project.metafile import read_meta
+
+    meta = read_meta(project_dir)
+    if meta.dependencies is not None:
+        keep_entry(_PART, project_dir, asdict(meta))
+    return meta
 
 
-def _render(project_dir: str, environment: ConfigEnvironment) -> RenderedText:
-    file = os.path.join(project_dir, META_FILE)
-    # An empty meta.yaml is a project with every default, where an empty config would be a mistake.
-    with open(file, "rb") as stream:
-        blank = not stream.read().strip()
-    if blank:
-        sources = {file: SourceFile(file, "")}
-        return RenderedText(name=META_FILE, file=file, text="", source_map=SourceMap("", (), ()), sources=sources)
-    return render(environment, META_FILE)
-
-
-def _refuse_unknown_keys(graph: Graph) -> None:
-    unknown = [entry for name, entry in graph.targets.items() if name not in KEYS]
-    if unknown:
-        first, *rest = [_unknown_key(entry) for entry in unknown]
-        raise ProjectError(first.message, code=first.code, span=first.span, hint=first.hint, others=rest)
-
-
-def _unknown_key(entry: Entry) -> Diagnostic:
-    return Diagnostic(
-        code="FG402",
-        message=f"{META_FILE} has no key {entry.key!r}",
-        span=entry.span,
-        hint=nearest(str(entry.key), KEYS),
-    )
-
-
-def _search_folders(entry: Entry | None, project_dir: str) -> tuple[tuple[str, ...], list[Diagnostic]]:
-    if entry is None:
-        default = os.path.join(project_dir, "templates")
-        return ((default,) if os.path.isdir(default) else ()), []
-    folders: list[str] = []
-    warnings: list[Diagnostic] = []
-    for item in _texts(entry):
-        folder = os.path.normpath(os.path.join(project_dir, item))
-        if os.path.isdir(folder):
-            folders.append(folder)
-        else:
-            warnings.append(_missing_folder(item, folder, entry))
-    return tuple(dict.fromkeys(folders)), warnings
-
-
-def _missing_folder(item: str, folder: str, entry: Entry) -> Diagnostic:
-    return Diagnostic(
-        code="FG404",
-        message=f"search folder {item!r} does not exist",
-        severity=Severity.WARNING,
-        span=entry.value.span,
-        hint=f"make {folder!r}, or take it out of 'searchdir'",
-    )
-
-
-def _prefix(entry: Entry | None) -> str:
-    prefix = _text(entry)
-    if prefix is None:
-        return "configs"
-    clean = os.path.normpath(prefix).replace(os.sep, "/")
-    if os.path.isabs(prefix) or clean.split("/")[0] == "..":
-        raise ProjectError(
-            f"'config_prefix' {prefix!r} leads out of the search folders",
-            code="FG407",
-            span=entry.value.span if entry else None,
-            hint="name a folder inside the search folders, as in 'configs'",
-        )
-    return "" if clean == "." else clean
-
-
-def _text(entry: Entry | None) -> str | None:
-    value = _value(entry)
-    if value is None or isinstance(value, str):
-        return value
-    raise _wrong_type(entry, "a text", value)
-
-
-def _texts(entry: Entry | None) -> list[str]:
-    value = _value(entry)
-    if value is None:
-        return []
-    items = value if isinstance(value, list) else [value]
-    folders = [item for item in items if isinstance(item, str)]
-    if len(folders) == len(items):
-        return folders
-    raise _wrong_type(entry, "a folder or a list of folders", value)
-
-
-def _value(entry: Entry | None) -> object:
-    return None if entry is None else plain_value(entry.value, f"{str(entry.key)!r} in {META_FILE}")
-
-
-def _wrong_type(entry: Entry | None, expected: str, value: object) -> ProjectError:
-    key, span = (str(entry.key), entry.value.span) if entry else ("", None)
-    return ProjectError(
-        f"{key!r} in {META_FILE} is {repr(value)[:80]}, and must be {expected}",
-        code="FG403",
-        span=span,
-        hint=f"write {key}: followed by {expected}",
-        expected=expected,
-        found=value,
-    )
+def _restore(facts: dict[str, Any]) -> ProjectMeta | None:
+    try:
+        span = facts["default_config_span"]
+        changes = {name: tuple(facts[name]) for name in _TUPLES} | {
+            "default_config_span": Span(**span) if span else None,
+            "dependencies": restore_dependencies(facts["dependencies"]),
+        }
+        return ProjectMeta(**{**facts, **changes})
+    except (TypeError, ValueError, KeyError):
+        return None

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forgather.config.graph import Graph
-from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
 from forgather.project.meta import ProjectMeta, load_meta
-from forgather.project.pinpoint import pinpoint
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
+
+if TYPE_CHECKING:
+    from forgather.config.graph import Graph
 
 _Construction = tuple[str, str, tuple[str, ...]]
 # Constructions that are under way in this context, outermost first: what `from_project` is relative to.
@@ -75,6 +75,8 @@ class Project:
     @cached_property
     def declared_graph(self) -> Graph:
         """The graph as the config's files say it, before overrides."""
+        from forgather.config.load import load
+
         rendered = self.rendered
         with self._named_in_errors():
             return load(rendered)
@@ -189,6 +191,8 @@ class Project:
         try:
             yield
         except ForgatherError as error:
+            from forgather.project.pinpoint import pinpoint
+
             pinpoint(error, self.graph)
             error.context = self._context(error.context) or self.lineage
             raise

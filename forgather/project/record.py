@@ -74,8 +74,14 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
 
 def _template_files(project: Project) -> dict[str, str]:
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
-    sources = {**project.meta.rendered.sources, **project.rendered.sources}
-    return {f"templates/{display.archive_name(file)}": source.text for file, source in sources.items()}
+    texts = {file: _text(file) for file in project.meta.files}
+    texts |= {file: source.text for file, source in project.rendered.sources.items()}
+    return {f"templates/{display.archive_name(file)}": text for file, text in texts.items()}
+
+
+def _text(file: str) -> str:
+    with open(file, encoding="utf-8") as stream:
+        return stream.read()
 
 
 def _overrides_text(project: Project) -> str:
@@ -102,7 +108,7 @@ def _facts(project: Project, command: Sequence[str], started: datetime) -> dict[
         "platform": platform.platform(),
         "versions": installed_versions(),
         "git": git_state(project.meta.project_dir),
-        "environment_read": dict(sorted({**project.meta.rendered.env_reads, **project.rendered.env_reads}.items())),
+        "environment_read": dict(sorted({**project.meta.env_reads, **project.rendered.env_reads}.items())),
         "search_path": list(project.meta.searchpath),
         "seeds": _seeds(project.graph),
     }

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
-from forgather.project import describe, listing
+from forgather.project import describe
+from forgather.project.kept import sealed
 from forgather.project.locations import cache_dir
 from tests.project.workbench import fgcli, make_project
 
@@ -151,7 +152,7 @@ def test_a_damaged_or_foreign_entry_is_as_good_as_none(bench, described, capsys,
 
 def _resealed(content):
     body = content.partition(b"\n")[2]
-    return listing._digest(body).encode() + b"\n" + body
+    return sealed(body)
 
 
 def test_a_sound_entry_with_unknown_fields_is_as_good_as_none(bench, described, capsys):

@@ -1,0 +1,190 @@
+"""`meta.yaml`, read.
+
+Takes a project folder, gives `ProjectMeta`. `meta.yaml` is a template of the same language, found along project
+folder, workspace folder, the user's templates and the packaged library. Keeps true: only plain data is read from
+it, an unknown key is an error, a search folder that is missing is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.graph import Entry, Graph
+from forgather.config.load import load
+from forgather.config.render import render
+from forgather.config.rendered import RenderedText
+from forgather.errors import Diagnostic, ProjectError, Severity, nearest
+from forgather.project.kept import Dependencies
+from forgather.project.locations import config_dir, library_dir
+from forgather.project.madefrom import made_from
+from forgather.project.meta import ProjectMeta
+from forgather.project.plain import plain_value
+from forgather.project.surroundings import surroundings
+from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
+from forgather.source import SourceFile, SourceMap
+
+KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
+# What these give changes without any file changing.
+_MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(?:user|site|forgather)_\w+)\b")
+
+
+def read_meta(project_dir: str) -> ProjectMeta:
+    """Returns what the `meta.yaml` of a project says, without looking at what is kept.
+
+    Raises:
+        ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
+    """
+    workspace = find_workspace(project_dir)
+    shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
+    candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), library_dir())
+    path = tuple(folder for folder in candidates if os.path.isdir(folder))
+    rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
+    graph = load(rendered) if rendered.text.strip() else Graph(targets={})
+    _refuse_unknown_keys(graph)
+    entries = graph.targets
+    searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir)
+    default = entries.get("default_config")
+    meta = ProjectMeta(
+        project_dir=project_dir,
+        workspace_root=workspace,
+        name=_text(entries.get("name")) or os.path.basename(project_dir),
+        description=_text(entries.get("description")) or "",
+        searchdir=searchdir,
+        config_prefix=_prefix(entries.get("config_prefix")),
+        default_config=_text(default),
+        default_config_span=default.value.span if default else None,
+        system_path=tuple(os.path.join(project_dir, item) for item in _texts(entries.get("system_path"))),
+        searchpath=tuple(dict.fromkeys([*searchdir, *shared, library_dir()])),
+        diagnostics=(*rendered.diagnostics, *graph.diagnostics, *warnings),
+        files=tuple(rendered.sources),
+        env_reads=dict(rendered.env_reads),
+        dependencies=None,
+    )
+    return replace(meta, dependencies=_dependencies(meta, rendered, candidates))
+
+
+def _dependencies(meta: ProjectMeta, rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
+    if meta.diagnostics or any(_MOVING.search(source.text) for source in rendered.sources.values()):
+        return None
+    found = made_from(rendered, searchpath)
+    if found is None:
+        return None
+    appearing = _nearer_workspaces(meta)
+    if not meta.searchdir:
+        appearing.append(os.path.join(meta.project_dir, "templates"))
+    return replace(found, absent=(*found.absent, *appearing))
+
+
+def _nearer_workspaces(meta: ProjectMeta) -> list[str]:
+    nearer: list[str] = []
+    folder = meta.project_dir
+    while folder != meta.workspace_root:
+        nearer.append(os.path.join(folder, WORKSPACE_FOLDER))
+        if folder == os.path.dirname(folder):
+            break
+        folder = os.path.dirname(folder)
+    return nearer
+
+
+def _render(project_dir: str, environment: ConfigEnvironment) -> RenderedText:
+    file = os.path.join(project_dir, META_FILE)
+    # An empty meta.yaml is a project with every default, where an empty config would be a mistake.
+    with open(file, "rb") as stream:
+        blank = not stream.read().strip()
+    if blank:
+        sources = {file: SourceFile(file, "")}
+        return RenderedText(name=META_FILE, file=file, text="", source_map=SourceMap("", (), ()), sources=sources)
+    return render(environment, META_FILE)
+
+
+def _refuse_unknown_keys(graph: Graph) -> None:
+    unknown = [entry for name, entry in graph.targets.items() if name not in KEYS]
+    if unknown:
+        first, *rest = [_unknown_key(entry) for entry in unknown]
+        raise ProjectError(first.message, code=first.code, span=first.span, hint=first.hint, others=rest)
+
+
+def _unknown_key(entry: Entry) -> Diagnostic:
+    return Diagnostic(
+        code="FG402",
+        message=f"{META_FILE} has no key {entry.key!r}",
+        span=entry.span,
+        hint=nearest(str(entry.key), KEYS),
+    )
+
+
+def _search_folders(entry: Entry | None, project_dir: str) -> tuple[tuple[str, ...], list[Diagnostic]]:
+    if entry is None:
+        default = os.path.join(project_dir, "templates")
+        return ((default,) if os.path.isdir(default) else ()), []
+    folders: list[str] = []
+    warnings: list[Diagnostic] = []
+    for item in _texts(entry):
+        folder = os.path.normpath(os.path.join(project_dir, item))
+        if os.path.isdir(folder):
+            folders.append(folder)
+        else:
+            warnings.append(_missing_folder(item, folder, entry))
+    return tuple(dict.fromkeys(folders)), warnings
+
+
+def _missing_folder(item: str, folder: str, entry: Entry) -> Diagnostic:
+    return Diagnostic(
+        code="FG404",
+        message=f"search folder {item!r} does not exist",
+        severity=Severity.WARNING,
+        span=entry.value.span,
+        hint=f"make {folder!r}, or take it out of 'searchdir'",
+    )
+
+
+def _prefix(entry: Entry | None) -> str:
+    prefix = _text(entry)
+    if prefix is None:
+        return "configs"
+    clean = os.path.normpath(prefix).replace(os.sep, "/")
+    if os.path.isabs(prefix) or clean.split("/")[0] == "..":
+        raise ProjectError(
+            f"'config_prefix' {prefix!r} leads out of the search folders",
+            code="FG407",
+            span=entry.value.span if entry else None,
+            hint="name a folder inside the search folders, as in 'configs'",
+        )
+    return "" if clean == "." else clean
+
+
+def _text(entry: Entry | None) -> str | None:
+    value = _value(entry)
+    if value is None or isinstance(value, str):
+        return value
+    raise _wrong_type(entry, "a text", value)
+
+
+def _texts(entry: Entry | None) -> list[str]:
+    value = _value(entry)
+    if value is None:
+        return []
+    items = value if isinstance(value, list) else [value]
+    folders = [item for item in items if isinstance(item, str)]
+    if len(folders) == len(items):
+        return folders
+    raise _wrong_type(entry, "a folder or a list of folders", value)
+
+
+def _value(entry: Entry | None) -> object:
+    return None if entry is None else plain_value(entry.value, f"{str(entry.key)!r} in {META_FILE}")
+
+
+def _wrong_type(entry: Entry | None, expected: str, value: object) -> ProjectError:
+    key, span = (str(entry.key), entry.value.span) if entry else ("", None)
+    return ProjectError(
+        f"{key!r} in {META_FILE} is {repr(value)[:80]}, and must be {expected}",
+        code="FG403",
+        span=span,
+        hint=f"write {key}: followed by {expected}",
+        expected=expected,
+        found=value,
+    )
