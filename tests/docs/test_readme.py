@@ -24,7 +24,8 @@ def test_the_config_in_the_readme_is_the_file():
 def test_the_expansion_in_the_readme_is_what_the_config_expands_to():
     expansion = [text for language, text in FENCED if language == "yaml"][1]
     lines = [line for line in expansion.splitlines() if line.strip() and line.strip() != "..."]
-    text = Project("fast.yaml", str(ROOT / "projects/tiny_llama")).rendered.text.splitlines()
+    rendered = Project("fast.yaml", str(ROOT / "projects/tiny_llama")).rendered.text
+    text = rendered.replace(str(ROOT), "/...").splitlines()
     at = 0
     for line in lines:
         assert line in text[at:], line
