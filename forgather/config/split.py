@@ -8,6 +8,7 @@ parts with their header lines gives the file back.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,7 +48,8 @@ def split(text: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     name, line, begin = None, 1, 0
     for match in _HEADER.finditer(text):
-        if any(start <= match.start() < end for start, end in raw):
+        inside = bisect_right(raw, (match.start(), len(text))) - 1
+        if inside >= 0 and match.start() < raw[inside][1]:
             continue
         part = text[begin : match.start()]
         parts.append(Part(name, line, part))

@@ -15,16 +15,18 @@ from forgather.config.split import is_header
 _MARK = re.compile(r"[ \t]*(--|<<|>>|==|=>)[ \t](.*)")
 _COMMENT = re.compile(r"[ \t]*##")
 _BLOCK = re.compile(r"([ \t]*)\[([A-Za-z_][A-Za-z0-9_]*)(!?)\][ \t]*(?:[ \t]##.*)?")
-_TAG = re.compile(r"\{%[-+]?\s*(\w*)(.*?)\s*[-+]?%\}", re.S)
+_WORD = re.compile(r"\{%[-+]?\s*(\w*)")
 _ALONE_INCLUDE = re.compile(r"[ \t]*\{%[-+]?\s*include\b(?:(?!%\}|\{%).)*?(?<![-+])%\}[ \t]*")
 _POINTS = re.compile(r"\{\{|\{%|\{#|#|['\"]")
-_CODE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[-+]?[}%]\}|[()\[\]{}]|\s##", re.S)
+_STRING = r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)"
+_CODE = re.compile(_STRING + r"|[-+]?[}%]\}|[()\[\]{}]|\s##", re.S)
 _ENDRAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}|^[ \t]*--[ \t]+endraw[ \t]*$", re.M)
 _TOKEN_START = re.compile(r"(?:^|[\[{(,]|[:?-][ \t])[ \t]*(?:[!&][^ \t]*[ \t]+)*$")
-_STRINGS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.S)
-_CLOSERS = {")": "(", "]": "[", "}": "{"}
+_ASSIGN = re.compile(_STRING + r"|[()\[\]{}=]", re.S)
 _OPENERS = frozenset({"if", "for", "macro", "call", "filter", "with", "block", "autoescape", "set"})
 _LOOKAHEAD = 200
+_MAX_LOOKAHEAD = 2_000
+_MAX_OPEN = 500
 
 
 def desugar(text: str) -> str:
@@ -55,6 +57,7 @@ class _Rewriter:
         self.pos = 0
         self.out: list[str] = []
         self.open: list[_Open] = []
+        self.lookahead = _MAX_LOOKAHEAD
 
     def run(self) -> str:
         size = len(self.text)
@@ -108,7 +111,7 @@ class _Rewriter:
         closing = ""
         while self.open and self.open[-1].indent is not None and self.open[-1].indent >= indent:
             closing += _end_of(self.open.pop())
-        self.open.append(_Open("block", name, indent, bool(mark)))
+        self._push(_Open("block", name, indent, bool(mark)))
         return f"{closing}{{% block {name} {'-' if mark else ''}%}}"
 
     def _statement(self, mark: str, rest: str, end: int) -> None:
@@ -134,9 +137,10 @@ class _Rewriter:
         if depth <= 0:
             return code.rstrip(), end
         lines, stop = [code.rstrip()], end
-        for _ in range(_LOOKAHEAD):
+        for _ in range(min(_LOOKAHEAD, self.lookahead)):
             if stop >= len(self.text):
                 break
+            self.lookahead -= 1
             begin = stop + 1
             stop = self.text.find("\n", begin)
             stop = len(self.text) if stop < 0 else stop
@@ -144,6 +148,7 @@ class _Rewriter:
             lines.append(more.rstrip())
             depth += change
             if depth <= 0:
+                self.lookahead += len(lines) - 1
                 return "\n".join(lines), stop
         return code.rstrip(), end
 
@@ -154,7 +159,7 @@ class _Rewriter:
         if word in _OPENERS:
             if word != "set" or _is_set_block(rest):
                 name = rest.split()[0] if word == "block" and rest.split() else ""
-                self.open.append(_Open(word, name))
+                self._push(_Open(word, name))
             return ""
         if word in ("else", "elif"):
             return self._close_until({"if", "for"} if word == "else" else {"if"}, keep=True)
@@ -163,6 +168,10 @@ class _Rewriter:
         if word.startswith("end"):
             return self._close_until({word[3:]}, keep=False)
         return ""
+
+    def _push(self, opened: _Open) -> None:
+        if len(self.open) < _MAX_OPEN:
+            self.open.append(opened)
 
     def _close_until(self, words: set[str], *, keep: bool) -> str:
         for position in range(len(self.open) - 1, -1, -1):
@@ -202,10 +211,11 @@ class _Rewriter:
     def _data_line(self) -> None:
         """Copies text up to the next line that begins outside every tag; cuts its comments."""
         begin, quote, in_comment = self.pos, "", False
-        scan = self.pos
+        scan, newline = self.pos, -1
         while True:
-            newline = self.text.find("\n", scan)
-            newline = len(self.text) if newline < 0 else newline
+            if scan > newline:
+                newline = self.text.find("\n", scan)
+                newline = len(self.text) if newline < 0 else newline
             # Bounded by the line: without the bound a long text without quotes or tags takes quadratic time.
             point = _POINTS.search(self.text, scan, newline)
             if point is None:
@@ -251,14 +261,15 @@ class _Rewriter:
         return "", at + 1
 
     def _opens_token(self, at: int) -> bool:
-        line = self.text.rfind("\n", 0, at) + 1
-        return _TOKEN_START.search(self.text[max(line, at - 200) : at]) is not None
+        begin = max(0, at - 60)
+        line = self.text.rfind("\n", begin, at) + 1
+        return _TOKEN_START.search(self.text[max(line, begin) : at]) is not None
 
     def _closes(self, quote: str, at: int) -> bool:
         """Says whether a YAML quote is closed before its line, or a near line of plain text, ends."""
         stop = self.text.find("\n", at)
         stop = len(self.text) if stop < 0 else stop
-        if quote in self.text[at + 1 : stop]:
+        if self.text.find(quote, at + 1, stop) >= 0:
             return True
         found = self.text.find(quote, stop, stop + 2000)
         return found >= 0 and not any(_is_special(line) for line in self.text[stop + 1 : found].split("\n"))
@@ -278,16 +289,16 @@ class _Rewriter:
             return begin, self.pos
         if mark != "{%":
             return begin, end
-        tag = _TAG.fullmatch(self.text, at, end)
-        if tag is None:
+        word = _WORD.match(self.text, at, end)
+        if word is None:
             return begin, end
-        if tag.group(1) == "raw":
+        if word.group(1) == "raw":
             stop = _ENDRAW.search(self.text, end)
             if stop is None or not stop.group().lstrip().startswith("--"):
                 return begin, stop.end() if stop else len(self.text)
             self.out.append(self.text[begin : stop.start()] + "{% endraw %}")
             return stop.end(), stop.end()
-        closing = self._statement_word(tag.group(1), tag.group(2))
+        closing = self._statement_word(word.group(1), self.text[word.end() : end - 2].rstrip(" \t\n-+"))
         if closing:
             self.out.append(self.text[begin:at] + closing)
             begin = at
@@ -335,10 +346,14 @@ def _end_of(block: _Open) -> str:
 
 
 def _is_set_block(rest: str) -> bool:
-    bare = _STRINGS.sub("", rest)
-    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", bare)) != bare:
-        bare = shorter
-    return "=" not in bare
+    """Says whether `set` captures lines: it has no `=` outside of brackets and texts."""
+    depth = 0
+    for token in _ASSIGN.finditer(rest):
+        found = token.group()
+        if found == "=" and depth <= 0:
+            return False
+        depth += (found in "([{") - (found in ")]}")
+    return True
 
 
 def _cut_code(code: str) -> tuple[str, int]:

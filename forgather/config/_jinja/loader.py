@@ -20,6 +20,7 @@ from forgather.source import SourceFile, Span
 
 MAX_FILE_CHARS = 1_000_000
 _MAX_LISTED = 2_000
+_MAX_PARTS = 500
 _BAD_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^[/~]|^\w+:")
 
 
@@ -88,6 +89,13 @@ class Library:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         self.sources[file] = SourceFile(file, text)
         own, *parts = split(text)
+        if len(parts) > _MAX_PARTS:
+            raise SyntaxFault(
+                f"the file holds {len(parts):,} sub-templates; at most {_MAX_PARTS:,} are read",
+                code="FG124",
+                span=Span(file, parts[_MAX_PARTS].line - 1),
+                hint="spread them over several files",
+            )
         seen: dict[str, int] = {}
         for part in parts:
             found = Definition(part.name or "", file, part.line, part.text)
