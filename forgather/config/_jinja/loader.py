@@ -18,7 +18,7 @@ from forgather.config.split import split
 from forgather.errors import RenderError, SyntaxFault
 from forgather.source import SourceFile, Span
 
-MAX_FILE_CHARS = 1_000_000
+MAX_FILE_CHARS = 500_000
 _MAX_LISTED = 2_000
 _MAX_PARTS = 500
 _BAD_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^[/~]|^\w+:")
