@@ -37,7 +37,7 @@ class Meter:
         self._loss: float | Tensor = 0.0
         self._steps = 0
         self._tokens = 0
-        self._resumed = 0
+        self._resumed_loss, self._resumed = 0.0, 0
         self._began = self._line_began = time.perf_counter()
 
     def start(self) -> None:
@@ -83,10 +83,11 @@ class Meter:
         return values
 
     def _close_line(self, loss: float) -> None:
-        self.total_loss = self.total_loss + loss
+        self.total_loss = self.total_loss + loss - self._resumed_loss
         self.total_steps += self._steps - self._resumed
         self.total_tokens += self._tokens
-        self._loss, self._steps, self._tokens, self._resumed = 0.0, 0, 0, 0
+        self._loss, self._steps, self._tokens = 0.0, 0, 0
+        self._resumed_loss, self._resumed = 0.0, 0
 
     def memory(self) -> dict[str, float]:
         """Returns the memory of this process: of the accelerator where there is one, else resident."""
@@ -108,13 +109,15 @@ class Meter:
         if self.has_steps:
             self._close_line(float(self._loss))
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        return {
+        values = {
             "train_runtime": seconds,
             "train_samples_per_second": self.total_rows / seconds,
             "train_steps_per_second": self.total_steps / seconds,
             "train_tokens_per_second": self.total_tokens / seconds,
-            "train_loss": float(self.total_loss) / max(self.total_steps, 1),
         }
+        if self.total_steps:
+            values["train_loss"] = float(self.total_loss) / self.total_steps
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums of an unfinished line. Waits for the device."""
@@ -122,5 +125,5 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with an unfinished line; its rates count the steps of this process alone."""
-        self._loss = state["loss"]
+        self._loss = self._resumed_loss = state["loss"]
         self._steps = self._resumed = state["steps"]

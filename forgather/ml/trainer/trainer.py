@@ -256,7 +256,7 @@ class Trainer:
         if self.args.save_strategy != "no":
             self.save_model()
         self._session.send("on_train_end")
-        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        return TrainOutput(self.state.global_step, metrics.get("train_loss", math.nan), metrics)
 
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""

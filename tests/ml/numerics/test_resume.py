@@ -1,5 +1,6 @@
 """A run that stops and goes on ends with the bits of one that did not stop."""
 
+import math
 import shutil
 
 import pytest
@@ -121,10 +122,21 @@ def test_each_row_is_met_once_an_epoch_across_a_resume(settings):
     assert data.order[:8] != data.order[8:]
 
 
+def test_the_mean_loss_of_a_resumed_run_is_that_of_its_own_steps(settings):
+    whole = make(settings, logging_steps=1)
+    whole.train()
+    losses = [line["loss"] for line in whole.state.log_history if "loss" in line]
+    shutil.rmtree(whole.args.output_dir)
+    make(settings, StopAt(5), logging_steps=4).train()
+    output = make(settings, logging_steps=4).train(resume_from_checkpoint=True)
+    assert sum(losses[5:]) / len(losses[5:]) == pytest.approx(output.training_loss)
+
+
 def test_a_finished_run_that_is_resumed_takes_no_step(settings):
     make(settings).train()
     recorder = Recorder()
     resumed = make(settings, recorder)
     before = resumed.train(resume_from_checkpoint=True)
     assert STEPS == before.global_step
+    assert math.isnan(before.training_loss) and "train_loss" not in before.metrics
     assert "on_step_begin" not in {event for event, _ in recorder.events}
