@@ -100,6 +100,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     namespace, rest = parser.parse_known_args(arguments)
     if rest:
         chosen.error(_unknown(rest, chosen))
+    _refuse_unused(namespace, module, chosen)
     variables = {name: getattr(namespace, f"declared_{name}") for name in declared}
     given = {name: value for name, value in variables.items() if value is not None}
     return module, Invocation(options=namespace, arguments=tuple(arguments), variables=given)
@@ -133,6 +134,13 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
     if not {"-h", "--help", "--version"}.isdisjoint(arguments):
         return arguments
     parser.error(f"no command: one of {', '.join(COMMANDS)}")
+
+
+def _refuse_unused(namespace: argparse.Namespace, module: ModuleType, chosen: Parser) -> None:
+    if namespace.config is not None and not getattr(module, "CONFIG_OPTIONS", False):
+        chosen.error(f"-t {namespace.config} means nothing to {namespace.command!r}, which is not about one config")
+    if namespace.project is not None and getattr(namespace, "folders", None):
+        chosen.error(f"both -p {namespace.project} and {namespace.folders[0]!r} name a folder")
 
 
 def _unknown(rest: list[str], chosen: Parser) -> str:

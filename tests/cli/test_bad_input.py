@@ -115,6 +115,8 @@ COMMAND_LINES = {
     "wrong_format": ["-t", "unbound_var", "graph", "--format", "xml"],
     "unwritable_output": ["-t", "unbound_var", "pp", "-o", "missing/out.yaml"],
     "no_such_code": ["explain", "FG999"],
+    "config_of_a_command_about_none": ["-t", "unbound_var", "ls"],
+    "two_folders": ["-p", ".", "ls", "templates"],
 }
 
 

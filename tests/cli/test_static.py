@@ -51,6 +51,7 @@ def project(tmp_path_factory):
         "templates/configs/escape.yaml": "main: {{ ''.__class__.__mro__[1].__subclasses__() }}\n",
         "templates/configs/cycler.yaml": "main: {{ cycler.__init__.__globals__.os.system('touch CANARY') }}\n",
     }
+    files["templates/configs/local.yaml"] = f"meta: {{output_dir: {folder}-out}}\nmain: !partial:builtins:int [0]\n"
     for name in ("evil_mod", "canary", "torch", "transformers", "json_", "conftest", "setup"):
         files[f"{name}.py"] = CANARY
     files["templates/canary.py"] = files["templates/configs/evil.py"] = CANARY
@@ -137,6 +138,13 @@ def test_with_the_cache_off_nothing_is_written(project, tmp_path):
     run(project, ["ls"], tmp_path, FORGATHER_CACHE="off")
 
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_local_run_opens_no_socket(project, tmp_path):
+    audit, done = run(project, ["-t", "local", "train"], tmp_path)
+
+    assert 0 == audit["status"], done.stderr
+    assert [] == [event for event in audit["found"] if event.startswith("socket.")]
 
 
 def test_the_hook_sees_what_an_executing_command_does(project, tmp_path):
