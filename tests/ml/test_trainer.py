@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import signal
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import DataCollatorForLanguageModeling, TrainerCallback
 
 import forgather.ml
-from forgather.errors import DistributedError, TrainingError
+from forgather.errors import CheckpointError, DistributedError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import list_checkpoints, verify
 from forgather.ml.trainer.finite import FiniteGuard
@@ -335,6 +336,30 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     resumed = make()
     resumed.train("auto")
     assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_ctrl_c_on_a_full_disk_says_that_the_state_is_lost(settings, caplog):
+    args, recorder = settings(save_strategy="epoch"), Recorder()
+
+    def interrupt():
+        Path(args.output_dir).rmdir()
+        Path(args.output_dir).write_text("in the way")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows(), callbacks=[At(2, interrupt), recorder])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert "interrupted at step 2, and its state is lost: [FG609]" in caplog.text
+    assert ("on_train_end", 2) == recorder.events[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(CheckpointError, "FG600"), (DistributedError, "FG700"), (TrainingError, "FG800")]
+)
+def test_each_family_of_errors_has_a_code_of_its_own_and_survives_pickling(kind, code):
+    with pytest.raises(kind, match=code) as caught:
+        raise pickle.loads(pickle.dumps(kind("found", hint="do")))
+    assert ("found", "do") == (caught.value.message, caught.value.hint)
 
 
 def test_ctrl_c_reaches_loader_workers_without_failing_the_step(settings):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from forgather.errors import TrainingError
+from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.rng import seed_everything
@@ -261,15 +261,22 @@ class Trainer:
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""
         if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
-            if run.in_update or self.state.global_step == 0:
-                _log.warning("interrupted at step %d; nothing was saved", self.state.global_step)
-            else:
-                run.strategy.discard()
-                _log.warning("interrupted; the state of step %d lies in %s", self.state.global_step, run.save())
+            self._save_interrupted(run)
         try:
             self._session.send("on_train_end", error=error)
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
             error.add_note(f"on_train_end failed too: {failure!r}")
+
+    def _save_interrupted(self, run: Run) -> None:
+        step = self.state.global_step
+        run.strategy.discard()
+        if run.in_update or step == 0:
+            _log.warning("interrupted at step %d; nothing was saved", step)
+            return
+        try:
+            _log.warning("interrupted; the state of step %d lies in %s", step, run.save())
+        except CheckpointError as failure:
+            _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 
     def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Returns metrics of the evaluation data, and sends them to the callbacks.
