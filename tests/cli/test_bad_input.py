@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
-from tests.cli.goldens import assert_golden
+from tests.golden import check_golden
 from tests.project.workbench import make_project
 
 CASES = Path(__file__).with_name("cases")
@@ -86,17 +86,17 @@ def report_of(arguments, capsys, folder):
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_config_that_cannot_be_read(name, bench, capsys):
-    assert_golden(CASES / f"{name}.txt", report_of(["-t", name, "graph"], capsys, bench))
+    check_golden(CASES / f"{name}.txt", report_of(["-t", name, "graph"], capsys, bench))
 
 
 @pytest.mark.parametrize("name", CONSTRUCTED)
 def test_a_config_that_cannot_be_built(name, bench, capsys):
-    assert_golden(CASES / f"{name}.txt", report_of(["-t", name, "construct", "main"], capsys, bench))
+    check_golden(CASES / f"{name}.txt", report_of(["-t", name, "construct", "main"], capsys, bench))
 
 
 @pytest.mark.parametrize("name", ["binary", "latin", "folder"])
 def test_a_file_that_is_no_text(name, bench, capsys):
-    assert_golden(CASES / f"{name}.txt", report_of(["-t", name, "pp"], capsys, bench))
+    check_golden(CASES / f"{name}.txt", report_of(["-t", name, "pp"], capsys, bench))
 
 
 COMMAND_LINES = {
@@ -122,7 +122,7 @@ COMMAND_LINES = {
 
 @pytest.mark.parametrize("name", COMMAND_LINES)
 def test_a_command_line_that_cannot_be_followed(name, bench, capsys):
-    assert_golden(CASES / f"{name}.txt", report_of(COMMAND_LINES[name], capsys, bench))
+    check_golden(CASES / f"{name}.txt", report_of(COMMAND_LINES[name], capsys, bench))
 
 
 def test_a_run_folder_that_cannot_be_written(tmp_path, monkeypatch, capsys):
@@ -132,7 +132,7 @@ def test_a_run_folder_that_cannot_be_written(tmp_path, monkeypatch, capsys):
 
     text = report_of(["train"], capsys, folder)
 
-    assert_golden(CASES / "unwritable_run_folder.txt", _without_time(text))
+    check_golden(CASES / "unwritable_run_folder.txt", _without_time(text))
 
 
 def _without_time(text):
