@@ -87,7 +87,7 @@ def test_ctrl_c_ends_with_130_and_says_what_was_saved(bench):
 
 
 def test_a_reader_that_leaves_is_no_error(bench):
-    big = "\n".join(f"k{n}: {"x" * 100}" for n in range(1000))
+    big = "\n".join(f"k{n}: {'x' * 100}" for n in range(1000))
     (bench / "templates/configs/big.yaml").write_text(big)
     process = subprocess.Popen(
         [sys.executable, "-m", "forgather", "-t", "big", "pp"],
