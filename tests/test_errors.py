@@ -5,7 +5,15 @@ import pickle
 import pytest
 
 from forgather import errors
-from forgather.errors import Diagnostic, ForgatherError, ResolveError, Severity, UnboundVarError, UnknownTargetError, nearest
+from forgather.errors import (
+    Diagnostic,
+    ForgatherError,
+    ResolveError,
+    Severity,
+    UnboundVarError,
+    UnknownTargetError,
+    nearest,
+)
 from forgather.source import Span
 
 LEAVES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, ForgatherError)]

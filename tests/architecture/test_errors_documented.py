@@ -33,5 +33,7 @@ def test_a_page_starts_with_its_code():
 
 
 def test_every_code_occurs_in_a_test():
-    tests = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("*") if file.suffix in {".py", ".txt", ".md", ".json"})
+    tests = "\n".join(
+        file.read_text() for file in (ROOT / "tests").rglob("*") if file.suffix in {".py", ".txt", ".md", ".json"}
+    )
     assert [] == sorted(code for code in codes_in_source() if code not in tests)

@@ -52,9 +52,20 @@ ML_LEVELS = {
     "forgather.ml.trainer": 60,
 }
 HEAVY = {"torch", "numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "tensorboard"}
-ONLY_IMPORTER = {"jinja2": "forgather.config._jinja", "markupsafe": "forgather.config._jinja", "ruamel": "forgather.config._yaml"}
+ONLY_IMPORTER = {
+    "jinja2": "forgather.config._jinja",
+    "markupsafe": "forgather.config._jinja",
+    "ruamel": "forgather.config._yaml",
+}
 # Facades whose whole job is to point upward, lazily.
-FACADES = {"forgather", "forgather.ml", "forgather.ml.callbacks", "forgather.ml.data", "forgather.project", "forgather.config"}
+FACADES = {
+    "forgather",
+    "forgather.ml",
+    "forgather.ml.callbacks",
+    "forgather.ml.data",
+    "forgather.project",
+    "forgather.config",
+}
 
 
 def modules():
@@ -118,7 +129,11 @@ def same_stage(name, imported):
 
 def test_no_two_modules_import_each_other():
     exists = {module for module, _ in modules()}
-    edges = {name: {i for i, _ in imports(file) if i in exists and i != name} for name, file in modules() if name not in FACADES}
+    edges = {
+        name: {i for i, _ in imports(file) if i in exists and i != name}
+        for name, file in modules()
+        if name not in FACADES
+    }
     done, path = set(), []
 
     def visit(name):

@@ -46,7 +46,11 @@ def test_a_function_takes_few_parameters(file):
 def test_only_the_command_line_prints(file):
     if "cli" in file.parts or file.name == "launch.py":
         return
-    calls = [n.lineno for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
+    calls = [
+        n.lineno
+        for n in ast.walk(ast.parse(file.read_text()))
+        if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"
+    ]
     assert [] == calls
 
 

@@ -13,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 FENCED = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
 COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    fgcli ")]
-STATIC = [command for command in COMMANDS if command.split()[1] != "new" and " train" not in command and "construct" not in command]
+STATIC = [
+    command
+    for command in COMMANDS
+    if command.split()[1] != "new" and " train" not in command and "construct" not in command
+]
 
 
 def test_the_config_in_the_readme_is_the_file():
@@ -39,7 +43,9 @@ def test_a_static_command_of_the_readme_runs(command, monkeypatch, capsys):
     assert "" != capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if " train" in command and "my_project" not in command])
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if " train" in command and "my_project" not in command]
+)
 def test_a_train_command_of_the_readme_would_run(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert 0 == main([*shlex.split(command)[1:], "--dry-run"])
@@ -50,7 +56,16 @@ def test_the_commands_were_found():
     assert {"ls", "explain"} <= {command.split()[1] for command in STATIC}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "projects").glob("*/README.md"))], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("**/*.md")),
+        *sorted((ROOT / "projects").glob("*/README.md")),
+    ],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
 def test_every_relative_link_and_file_named_exists(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     assert [] == [link for link in links if not (page.parent / link).exists()]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
 from forgather.config.load import load
 from forgather.config.render import render, render_text
 from forgather.config.show import to_json
-from forgather.codegen.emit_yaml import emit_yaml
 from tests.golden import check_golden
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,9 @@ def test_a_trainer_template_is_a_whole_run(trainer):
 
 @pytest.mark.parametrize("trainer", ["trainers/trainer.yaml", "trainers/hf_trainer.yaml"])
 def test_an_included_trainer_template_is_the_trainer_alone(trainer):
-    own = "".join(f"{key}: &{key} 1\n" for key in ("model", "tokenizer", "train_dataset", "eval_dataset", "sample_prompts"))
+    own = "".join(
+        f"{key}: &{key} 1\n" for key in ("model", "tokenizer", "train_dataset", "eval_dataset", "sample_prompts")
+    )
     graph = graph_of(f"-- set ns = namespace()\n{own}-- include '{trainer}'\n")
     assert {"main", "trainer", "trainer_args"} <= set(graph.targets)
     assert "meta" not in graph.targets

@@ -8,7 +8,7 @@ the letter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -58,15 +58,15 @@ class HFTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Returns the factory's optimizer, or that of transformers."""
         if self.optimizer is None and self._optimizer_factory is not None:
-            self.optimizer = make_optimizer(model or self.model, self.args, self._optimizer_factory)
+            trained = cast(nn.Module, self.model if model is None else model)
+            self.optimizer = make_optimizer(trained, self.args, self._optimizer_factory)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         """Returns the factory's schedule, or that of transformers."""
         if self.lr_scheduler is None and self._scheduler_factory is not None:
-            self.lr_scheduler = make_schedule(
-                optimizer or self.optimizer, self.args, num_training_steps, self._scheduler_factory
-            )
+            scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
+            self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
         return super().create_scheduler(num_training_steps, optimizer)
 
 
