@@ -25,19 +25,22 @@ def first_step(*_):
 from torch.optim.optimizer import register_optimizer_step_post_hook
 register_optimizer_step_post_hook(first_step)
 """
-OURS = "import sys\nfrom forgather.cli.main import main\n" + HOOK + "sys.exit(main({arguments!r}))"
-RAW = (
-    HOOK
-    + """
+OURS = HOOK + """
+import sys
+from forgather.cli.main import main
+sys.exit(main({arguments!r}))
+"""
+RAW = HOOK + """
 import accelerate, datasets, transformers
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.callbacks import ProgressCallback, RunSummaryCallback, TextSampleCallback
 from forgather.ml.json_logger import JsonLogger
+from forgather.ml.tb_logger import TBLogger
 from torch.utils.data import DataLoader
 rows = datasets.load_from_disk({data!r}).with_format("torch")
 tokenizer = transformers.AutoTokenizer.from_pretrained({tokenizer!r})
-config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384,
-    num_hidden_layers=5, num_attention_heads=4, tie_word_embeddings=True, initializer_range=0.06, use_cache=False)
+config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=5,
+    num_attention_heads=4, tie_word_embeddings=True, initializer_range=0.06, use_cache=False)
 model = transformers.AutoModelForCausalLM.from_config(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
 schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 30, 300)
@@ -47,12 +50,12 @@ for batch in DataLoader(rows, batch_size=32, shuffle=True, collate_fn=transforme
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 """
-)
 
 
 def seconds(code: str, cwd: str) -> float:
     """Runs `code` in a new process; returns the seconds to its first optimizer step."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(ROOT)
     start = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=cwd)
     for line in done.stdout.splitlines():
