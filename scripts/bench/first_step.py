@@ -25,12 +25,17 @@ def first_step(*_):
 from torch.optim.optimizer import register_optimizer_step_post_hook
 register_optimizer_step_post_hook(first_step)
 """
-OURS = HOOK + """
+OURS = (
+    HOOK
+    + """
 import sys
 from forgather.cli.main import main
 sys.exit(main({arguments!r}))
 """
-RAW = HOOK + """
+)
+RAW = (
+    HOOK
+    + """
 import accelerate, datasets, transformers
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.callbacks import ProgressCallback, RunSummaryCallback, TextSampleCallback
@@ -50,6 +55,7 @@ for batch in DataLoader(rows, batch_size=32, shuffle=True, collate_fn=transforme
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 """
+)
 
 
 def seconds(code: str, cwd: str) -> float:
