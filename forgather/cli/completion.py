@@ -21,7 +21,7 @@ from forgather.cli.options import add_declared_options
 from forgather.cli.parsing import Parser, build_parser, split_command
 from forgather.errors import ForgatherError
 from forgather.project.configfiles import config_files
-from forgather.project.meta import load_meta
+from forgather.project.metastore import load_meta
 from forgather.project.workspace import find_project
 
 

@@ -12,7 +12,7 @@ from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.display import Display
 from forgather.project.listing import ConfigListing, ProjectListing
 from forgather.project.madefrom import made_from
-from forgather.project.meta import load_meta
+from forgather.project.metastore import load_meta
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
 

@@ -21,7 +21,8 @@ from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
-from forgather.project.meta import ProjectMeta, load_meta
+from forgather.project.meta import ProjectMeta
+from forgather.project.metastore import load_meta
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 

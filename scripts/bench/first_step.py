@@ -44,7 +44,8 @@ from forgather.ml.tb_logger import TBLogger
 from torch.utils.data import DataLoader
 rows = datasets.load_from_disk({data!r}).with_format("torch")
 tokenizer = transformers.AutoTokenizer.from_pretrained({tokenizer!r})
-config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=5,
+config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384,
+    num_hidden_layers=5,
     num_attention_heads=4, tie_word_embeddings=True, initializer_range=0.06, use_cache=False)
 model = transformers.AutoModelForCausalLM.from_config(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)

@@ -3,7 +3,7 @@
 import pytest
 
 from forgather.project import metafile
-from forgather.project.meta import load_meta
+from forgather.project.metastore import load_meta
 from tests.project.workbench import make_project
 
 

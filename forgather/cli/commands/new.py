@@ -9,7 +9,7 @@ import shlex
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
-from forgather.project.meta import load_meta
+from forgather.project.metastore import load_meta
 from forgather.project.scaffold import DEFAULT_PARENT, new_config, new_project
 from forgather.project.workspace import find_project
 

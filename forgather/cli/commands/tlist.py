@@ -9,7 +9,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.project.display import Display
-from forgather.project.meta import load_meta
+from forgather.project.metastore import load_meta
 from forgather.project.workspace import find_project
 
 DESCRIPTION = """List the templates on the project's search path: its own, the workspace's, and the packaged library.
