@@ -209,6 +209,25 @@ def test_a_save_that_fails_is_loud_and_leaves_the_last_one_untouched(tmp_path, m
     assert 1 == verify(tmp_path / "checkpoint-1")
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_replacement_that_fails_between_its_renames_brings_the_older_one_back(tmp_path, monkeypatch, error):
+    write_checkpoint(tmp_path, 1, fill)
+    rename, calls = os.replace, []
+
+    def second_fails(*places):
+        calls.append(places)
+        if len(calls) == 2:
+            raise error
+        rename(*places)
+
+    monkeypatch.setattr(os, "replace", second_fails)
+    with pytest.raises((CheckpointError, KeyboardInterrupt)):
+        write_checkpoint(tmp_path, 1, lambda folder: (folder / "new").write_text("new"))
+    assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
+    assert 1 == verify(tmp_path / "checkpoint-1")
+    assert (tmp_path / "checkpoint-1" / "a.bin").exists()
+
+
 def test_a_full_disk_under_the_weights_is_the_same_error(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))

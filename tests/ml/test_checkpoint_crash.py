@@ -20,17 +20,19 @@ DIED = 77
 WATCHED = ("open", "os.", "shutil.")
 
 
-def save(folder, step):
+def save(folder, step, content=None):
+    content = step if content is None else content
+
     def fill(draft):
-        write_state(draft, "optimizer", {"step": step, "weight": torch.full((64,), float(step))})
-        write_state(draft, "training_state", {"schedule": {"last_epoch": step}})
+        write_state(draft, "optimizer", {"step": content, "weight": torch.full((64,), float(content))})
+        write_state(draft, "training_state", {"schedule": {"last_epoch": content}})
 
     newest = write_checkpoint(folder, step, fill)
     prune(folder, 1, newest=newest)
 
 
-def dies_at(folder, operation):
-    """Saves step 2 in a process that dies before operation number `operation`; tells whether it died."""
+def dies_at(folder, operation, step):
+    """Saves content 2 as `step` in a process that dies before operation number `operation`; tells whether it died."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -45,23 +47,25 @@ def dies_at(folder, operation):
                     os._exit(DIED)
 
         sys.addaudithook(die)
-        save(folder, 2)
+        save(folder, step, 2)
         os._exit(0)
     return DIED == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_every_point_of_death_leaves_a_whole_checkpoint(tmp_path):
+@pytest.mark.parametrize("step", [2, 1], ids=["next", "same"])
+def test_every_point_of_death_leaves_a_whole_checkpoint(tmp_path, step):
     points = 0
     for operation in range(1000):
         folder = tmp_path / str(operation)
         folder.mkdir()
         save(folder, 1)
-        died = dies_at(folder, operation)
+        died = dies_at(folder, operation, step)
         newest, skipped = newest_verified(folder)
         assert [] == skipped
         state = read_state(newest, "optimizer")
-        assert state["step"] == verify(newest) == read_state(newest, "training_state")["schedule"]["last_epoch"]
+        assert state["step"] == read_state(newest, "training_state")["schedule"]["last_epoch"]
+        assert verify(newest) == (1 if step == 1 else state["step"])
         assert torch.equal(torch.full((64,), float(state["step"])), state["weight"])
         save(folder, 3)
         assert ["checkpoint-3"] == [entry.name for entry in folder.iterdir()]

@@ -2,11 +2,13 @@
 
 Takes a function that fills a folder; gives the folder under its final name. Keeps true: files are
 written beside, synced, listed in a manifest with size and digest, and the folder is renamed last, so a
-crash at any point leaves either the whole checkpoint or none. A checkpoint is verified before it is used.
+crash at any point leaves either the whole checkpoint or none. A checkpoint that is replaced by one of the same
+step stays until the new one has its place. A checkpoint is verified before it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +26,7 @@ from forgather.ml.checkpoint.state import corrupt_file, missing_file
 MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
-_TEMPORARY = re.compile(r"\.(?:saving|replaced)-checkpoint-\d+-(\d+)\Z")
+_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-(\d+)\Z")
 _FORMAT = 1
 
 
@@ -54,15 +56,12 @@ def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) 
     """
     final = checkpoint_folder(output_dir, step)
     draft = output_dir / f".saving-{final.name}-{os.getpid()}"
-    replaced = output_dir / f".replaced-{final.name}-{os.getpid()}"
     try:
-        _remove_leftovers(output_dir)
+        _tidy(output_dir)
         draft.mkdir(parents=True)
         fill(draft)
         _seal(draft, step)
-        if final.exists():
-            os.replace(final, replaced)
-        os.replace(draft, final)
+        _put_in_place(draft, final)
         _sync_folder(output_dir)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -72,22 +71,43 @@ def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) 
             hint="free space or change output_dir; earlier checkpoints are untouched",
         ) from error
     finally:
-        for leftover in (draft, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     return final
+
+
+def _put_in_place(draft: Path, final: Path) -> None:
+    if not final.exists():
+        os.replace(draft, final)
+        return
+    # A folder that is not empty cannot be renamed over. Whatever happens between the two renames, the older
+    # checkpoint comes back: here, or by `_tidy` where the process died.
+    replaced = final.with_name(f".replaced-{final.name}-{os.getpid()}")
+    os.replace(final, replaced)
+    try:
+        os.replace(draft, final)
+    except BaseException:
+        os.replace(replaced, final)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def discard_folder(folder: Path) -> None:
     """Removes a checkpoint; it is out of sight before the first of its files is gone."""
-    hidden = folder.with_name(f".replaced-{folder.name}-{os.getpid()}")
+    hidden = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
     os.replace(folder, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _remove_leftovers(output_dir: Path) -> None:
-    for folder in output_dir.iterdir() if output_dir.is_dir() else ():
+def _tidy(output_dir: Path) -> None:
+    """Brings back what a dead process was about to replace, and removes what else it left."""
+    for folder in sorted(output_dir.iterdir()) if output_dir.is_dir() else ():
         match = _TEMPORARY.match(folder.name)
-        if match and not _is_running(int(match[1])):
+        if match is None or _is_running(int(match[3])):
+            continue
+        final = output_dir / match[2]
+        if match[1] == "replaced" and not final.exists():
+            os.replace(folder, final)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -197,6 +217,8 @@ def _verify_file(file: Path, fact: dict[str, Any]) -> None:
 def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
     """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
     skipped = []
+    with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
+        _tidy(output_dir)
     for _, folder in reversed(list_checkpoints(output_dir)):
         try:
             verify(folder)
