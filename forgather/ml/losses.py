@@ -41,8 +41,14 @@ class LossRule(Protocol):
         """Returns the number of valid targets; a number on the host where the batch lies there."""
         ...
 
-    def total(self, model: nn.Module, batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32."""
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+        """Returns the sum of the losses of the valid targets, in float32.
+
+        Args:
+            model: called with the inputs; whoever has the outputs already gives a callable that returns them.
+            batch: one micro-batch.
+            denom: what the sum will be divided by; that of the batch by default.
+        """
         ...
 
 
@@ -152,7 +158,7 @@ class CausalTokenLoss:
         """Returns the number of labels that are predicted and not ignored."""
         return count_valid(_needed_labels(batch)[..., 1:], batch)
 
-    def total(self, model: nn.Module, batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the sum of the token losses, in float32."""
         labels = _needed_labels(batch)
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -166,7 +172,7 @@ class CausalTokenLoss:
             label_smoothing=self.label_smoothing,
         )
         auxiliary = getattr(output, "aux_loss", None)
-        if auxiliary is not None and model.training:
+        if auxiliary is not None and torch.is_grad_enabled():
             total = total + self._aux_weight * auxiliary.float() * count_valid(labels[..., 1:], batch)
         return total
 
@@ -178,7 +184,7 @@ class ModelLoss:
         """Returns the number of labels that are not ignored, or of rows."""
         return count_valid(labels_of(batch), batch)
 
-    def total(self, model: nn.Module, batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the model's mean times the number of targets, in float32."""
         targets = self.count(batch)
         mean = _returned_loss(call_model(model, batch)).float()
@@ -198,8 +204,10 @@ class UserLoss:
     def __init__(self, loss_fn: Callable[..., Any], *, causal: bool) -> None:
         self.causal = causal
         self.call, self.divides, self.unit = _as_sum(loss_fn)
-        self.weight = getattr(loss_fn, "weight", None) if self.unit == "classes" else None
-        self.ignore_index = int(getattr(loss_fn, "ignore_index", IGNORE_INDEX))
+        self.weight = _setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
+        if not isinstance(self.weight, Tensor | None):
+            raise _unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
+        self.ignore_index = int(_setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns what the mean of this loss divides by: targets, their class weights, or elements."""
@@ -208,7 +216,7 @@ class UserLoss:
             return num_rows(batch)
         if self.unit == "elements":
             return labels.numel()
-        if labels.is_floating_point():  # class probabilities: one target a position
+        if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target a position
             return labels.numel() // (labels.shape[1] if labels.ndim > 1 else labels.shape[0])
         if self.causal:
             labels = labels[..., 1:]
@@ -245,7 +253,18 @@ _PER_ELEMENT = (
     nn.SoftMarginLoss,
     nn.PoissonNLLLoss,
 )
-_PER_TARGET_FUNCTIONS = ("cross_entropy", "nll_loss")
+_UNIT_OF_FUNCTION = {
+    F.cross_entropy: "classes",
+    F.nll_loss: "classes",
+    F.mse_loss: "elements",
+    F.l1_loss: "elements",
+    F.smooth_l1_loss: "elements",
+    F.huber_loss: "elements",
+    F.binary_cross_entropy: "elements",
+    F.binary_cross_entropy_with_logits: "elements",
+    F.soft_margin_loss: "elements",
+    F.poisson_nll_loss: "elements",
+}
 
 
 def _as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
@@ -262,13 +281,28 @@ def _as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]
     if _accepts(function, "num_items_in_batch"):
         return loss_fn, True, "targets"
     if _accepts(function, "reduction"):
-        root = function
-        while isinstance(root, functools.partial):
-            root = root.func
-        name = getattr(root, "__name__", "")
-        unit = "classes" if name in _PER_TARGET_FUNCTIONS else "elements" if hasattr(F, name) else "targets"
-        return functools.partial(loss_fn, reduction="sum"), False, unit
+        root = _layers(function)[-1]
+        if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
+            raise _unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
+        return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
     raise _unknown_reduction(loss_fn, "nothing says whether it returns a sum or a mean, and of what")
+
+
+def _layers(function: Any) -> list[Any]:
+    """Returns a partial, what it calls, what that calls, ...; any other callable alone."""
+    layers = [function]
+    while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
+        layers.append(inner)
+    return layers
+
+
+def _setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
+    """Returns a setting of a loss: the outermost partial's keyword, or an attribute of the module."""
+    for layer in _layers(loss_fn):
+        found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
+        if found is not None:
+            return found
+    return default
 
 
 def _summing_copy(loss_fn: nn.Module) -> nn.Module:

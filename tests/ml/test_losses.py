@@ -1,6 +1,7 @@
 """Sums and counts: whatever the model and the loss, batches add up to the whole."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -18,6 +19,17 @@ def number(value):
 
 def stack(batch):
     return {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+
+
+class Configured:
+    """A partial as a configuration makes one: it has `func` and `keywords`, and is no functools.partial."""
+
+    def __init__(self, func, **keywords):
+        self.func, self.keywords = func, keywords
+        self.__signature__ = inspect.signature(functools.partial(func, **keywords))
+
+    def __call__(self, *args, **kwargs):
+        return self.func(*args, **{**self.keywords, **kwargs})
 
 
 class Classifier(nn.Module):
@@ -76,13 +88,16 @@ def test_token_losses_of_parts_add_up(sizes):
         nn.CrossEntropyLoss(ignore_index=2),
         F.cross_entropy,
         functools.partial(F.cross_entropy, label_smoothing=0.2),
+        functools.partial(F.cross_entropy, weight=torch.tensor([1.0, 2.0, 0.5])),
+        functools.partial(functools.partial(F.cross_entropy, ignore_index=0), ignore_index=2),
+        Configured(F.cross_entropy, weight=torch.tensor([1.0, 2.0, 0.5]), ignore_index=2),
     ],
-    ids=["plain", "weighted", "smooth", "ignoring", "function", "partial"],
+    ids=["plain", "weighted", "smooth", "ignoring", "function", "partial", "partial-w", "partial-i", "configured"],
 )
 @pytest.mark.parametrize("form", ["tensor", "tuple", "mapping"])
 def test_a_mean_of_classes_becomes_an_exact_sum(loss_fn, form):
     model, batch = Classifier(form), class_batch()
-    if getattr(loss_fn, "ignore_index", None) == 2:
+    if 2 in (getattr(loss_fn, "ignore_index", None), getattr(loss_fn, "keywords", {}).get("ignore_index")):
         batch["labels"][1] = 2
     rule = loss_rule(model, loss_fn)
     expected = number(loss_fn(model.layer(batch["x"]), batch["labels"]))
@@ -91,7 +106,7 @@ def test_a_mean_of_classes_becomes_an_exact_sum(loss_fn, form):
     assert "mean" == getattr(loss_fn, "reduction", "mean")
 
 
-@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), F.mse_loss])
+@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), F.mse_loss, Configured(F.mse_loss)])
 def test_a_mean_of_elements_becomes_an_exact_sum(loss_fn):
     model = Classifier()
     batch = {"x": class_batch()["x"], "labels": torch.randn(6, 3)}
@@ -129,7 +144,28 @@ def test_a_loss_that_divides_by_itself_gets_the_number_of_the_whole_update():
     assert [11] == seen
 
 
-@pytest.mark.parametrize("loss_fn", [nn.KLDivLoss(reduction="batchmean"), lambda logits, labels: logits.mean()])
+def own_squares(logits, labels, reduction="mean"):
+    return F.mse_loss(logits.squeeze(-1), labels, reduction=reduction)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 4), (1, 1, 4)])
+def test_a_loss_of_the_user_counts_rows_where_labels_are_numbers(sizes):
+    torch.manual_seed(0)
+    model, batch = nn.Linear(4, 1), {"input": torch.randn(6, 4), "labels": torch.randn(6)}
+    rule = loss_rule(model, own_squares)
+    expected = number(own_squares(model(batch["input"]), batch["labels"]))
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, *sizes)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        nn.KLDivLoss(reduction="batchmean"),
+        lambda logits, labels: logits.mean(),
+        F.multilabel_soft_margin_loss,
+        functools.partial(F.cross_entropy, weight=[1.0, 2.0]),
+    ],
+)
 def test_a_loss_whose_sum_cannot_be_known_is_refused(loss_fn):
     with pytest.raises(TrainingError, match=r"FG806.*cannot be summed over micro-batches"):
         loss_rule(Classifier(), loss_fn)
