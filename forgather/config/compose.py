@@ -210,7 +210,7 @@ class Composer:
             self.definitions = tuple(definitions)
         if not merges and len({entry.key for entry in explicit}) == len(explicit):
             return tuple(explicit)
-        return settle(explicit, merges, self._places.chain, lambda repeat: self._repeated(repeat, lines))
+        return settle(explicit, merges, self._places.descents, lambda repeat: self._repeated(repeat, lines))
 
     def _key(self, node: Node, event: Event) -> PlainScalar | tuple[PlainScalar, ...]:
         if isinstance(node, Scalar):

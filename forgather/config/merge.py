@@ -8,10 +8,11 @@ one, within one `<<: [*a, *b]` the earlier wins; whatever is overridden is remem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from forgather.config.graph import Entry
-from forgather.config.repeats import Verdict, judge
+from forgather.config.repeats import Template, Verdict, judge
 
 MERGE_KEY = "<<"
 _REMEMBERED = 20
@@ -29,7 +30,7 @@ class Repeat:
 def settle(
     explicit: Iterable[Entry],
     merges: Iterable[Iterable[tuple[Entry, ...]]],
-    chain: tuple[str, ...],
+    descents: AbstractSet[tuple[Template, Template]],
     report: Callable[[Repeat], None],
 ) -> tuple[Entry, ...]:
     """Returns the entries that count, merged keys first, each in the place where it was first met.
@@ -37,7 +38,7 @@ def settle(
     Args:
         explicit: entries written in the mapping itself.
         merges: for each `<<` line, the entries of each mapping named there.
-        chain: the config and the templates it extends, nearest first.
+        descents: pairs of a template and one that it extends.
         report: called for each repeated explicit key.
     """
     merged: dict[object, Entry] = {}
@@ -53,7 +54,7 @@ def settle(
         if earlier is None:
             own[entry.key] = entry
         else:
-            report(_repeat(earlier, entry, chain))
+            report(_repeat(earlier, entry, descents))
             own[entry.key] = overriding(entry, earlier)
     if not merged:
         return tuple(own.values())
@@ -72,8 +73,8 @@ def _put_all(into: dict[object, Entry], entries: Iterable[Entry]) -> None:
         into[entry.key] = entry if earlier is None or earlier is entry else overriding(entry, earlier)
 
 
-def _repeat(earlier: Entry, later: Entry, chain: tuple[str, ...]) -> Repeat:
+def _repeat(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Repeat:
     for other in earlier.replaced:
-        if judge(other, later, chain) is Verdict.CONFLICT:
+        if judge(other, later, descents) is Verdict.CONFLICT:
             return Repeat(other, later, Verdict.CONFLICT)
-    return Repeat(earlier, later, judge(earlier, later, chain))
+    return Repeat(earlier, later, judge(earlier, later, descents))

@@ -8,10 +8,12 @@ rendered line is the line of the file.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 from forgather.config.events import Event
 from forgather.config.rendered import RenderedText
+from forgather.config.repeats import Template
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
 from forgather.source import Origin, Span
 
@@ -25,12 +27,17 @@ class Places:
         self._rendered = rendered
         self._at = rendered.source_map.at
 
-    @property
-    def chain(self) -> tuple[str, ...]:
-        """The config and the templates that it extends, nearest first."""
-        rendered = self._rendered
-        first = rendered.templates[0].name if rendered.templates else rendered.name
-        return (first, *rendered.extends_chain)
+    @cached_property
+    def descents(self) -> frozenset[tuple[Template, Template]]:
+        """Pairs of a template and one that it extends, directly or not."""
+        uses = self._rendered.templates
+        pairs: set[tuple[Template, Template]] = set()
+        for use in uses:
+            extended = use
+            while extended.why == "extends" and extended.parent is not None:
+                extended = uses[extended.parent]
+                pairs.add(((extended.file, extended.name), (use.file, use.name)))
+        return frozenset(pairs)
 
     def origin(self, event: Event) -> Origin | None:
         """Returns who wrote the text of `event`."""
@@ -85,8 +92,9 @@ class Places:
 
     def context(self, line: int, column: int) -> tuple[str, ...]:
         """Returns the lines that say how a rendered place was reached."""
-        config, *parents = self.chain
-        lines = [", ".join([f"config {config}", *(f"extends {name}" for name in parents)])]
+        rendered = self._rendered
+        config = rendered.templates[0].name if rendered.templates else rendered.name
+        lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
         origin = self._at(line, column)
         if origin is not None:
             lines.extend(f"printed at {site.template}:{site.span.line}" for site in origin.sites[-2::-1])

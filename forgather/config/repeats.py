@@ -1,17 +1,21 @@
 """Repeated keys: is the second an override, a slip, or a mistake?
 
-Takes two entries of one key and the chain of templates, gives a verdict. Keeps true: the rule of the
+Takes two entries of one key and which template extends which, gives a verdict. Keeps true: the rule of the
 language on repeated keys. A key's writer chain is its origin's sites; two chains are compared from the
-outermost site, and the first difference of template or block makes the later key an override.
+outermost site, and the first difference of template or block makes the later key an override. Sub-templates
+of one name in two files are two templates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 
 from forgather.config.equality import same_value
 from forgather.config.graph import Entry
-from forgather.source import Origin
+from forgather.source import Origin, Site
+
+Template = tuple[str, str]
 
 
 class Verdict(StrEnum):
@@ -24,26 +28,24 @@ class Verdict(StrEnum):
     CONFLICT = "conflict"
 
 
-def judge(earlier: Entry, later: Entry, chain: tuple[str, ...]) -> Verdict:
+def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Verdict:
     """Returns what the later of two entries of one key is to the earlier one.
 
     Args:
         earlier: the entry met first.
         later: the entry met second.
-        chain: the config and the templates it extends, nearest first.
+        descents: pairs of a template and one that it extends, directly or not; a template is its file and name.
     """
     a, b = earlier.origin, later.origin
     difference = _first_difference(a, b) if a and b else None
     if difference is not None:
-        ours, theirs = difference
-        buried = ours in chain and theirs in chain and chain.index(ours) < chain.index(theirs)
-        return Verdict.BURIED if buried else Verdict.OVERRIDE
+        return Verdict.BURIED if difference in descents else Verdict.OVERRIDE
     if (a and a.approximate) or (b and b.approximate):
         return Verdict.UNSURE
     return Verdict.SAME if same_value(earlier.value, later.value) else Verdict.CONFLICT
 
 
-def _first_difference(a: Origin, b: Origin) -> tuple[str, str] | None:
+def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
     """Returns the two templates at the first site that differs by template or block; None without one.
 
     A chain that ends goes on with its last line: text printed by a macro of the same block of the same
@@ -51,6 +53,10 @@ def _first_difference(a: Origin, b: Origin) -> tuple[str, str] | None:
     """
     for position in range(max(len(a.sites), len(b.sites))):
         ours, theirs = a.sites[min(position, len(a.sites) - 1)], b.sites[min(position, len(b.sites) - 1)]
-        if (ours.template, ours.block) != (theirs.template, theirs.block):
-            return ours.template, theirs.template
+        if _template(ours) != _template(theirs) or ours.block != theirs.block:
+            return _template(ours), _template(theirs)
     return None
+
+
+def _template(site: Site) -> Template:
+    return site.span.file, site.template

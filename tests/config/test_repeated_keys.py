@@ -1,0 +1,92 @@
+"""Repeated keys from the templates to the graph: writer chains as real templates make them."""
+
+import pytest
+
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.load import load
+from forgather.config.materialize import materialize
+from forgather.config.render import render
+from forgather.errors import LoadError
+
+MACRO = "-- macro m(v)\na: {{ v }}\n-- endmacro\n"
+BASE = "main:\n  [args]\n  a: 1\n  b: 2\n"
+CONFLICT = r"\[FG206\] the key 'a' stands twice in one block with different values; the first is at "
+
+
+@pytest.fixture
+def values(tmp_path):
+    """Returns the targets of the template `main`, and its findings as (severity, file, line)."""
+
+    def run(**files):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        graph = load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main"))
+        places = [(str(item.severity), item.span.file.rpartition("/")[2], item.span.line) for item in graph.diagnostics]
+        return materialize(graph), places
+
+    return run
+
+
+def test_a_child_overrides_through_super_over_three_levels(values):
+    middle = "-- extends 'base'\n[args]\n    == super()\n  a: 3\n"
+    made = values(base=BASE, middle=middle, main="-- extends 'middle'\n[args]\n    == super()\n  a: 5\n")
+    assert ({"main": {"a": 5, "b": 2}}, []) == made
+
+
+def test_a_child_that_repeats_itself_below_super_is_an_error(values):
+    with pytest.raises(LoadError, match=rf"main:5: {CONFLICT}\S+main:4"):
+        values(base=BASE, main="-- extends 'base'\n[args]\n    == super()\n  a: 5\n  a: 6\n")
+
+
+def test_super_printed_twice_is_a_lint_for_each_line(values):
+    made = values(base=BASE, main="-- extends 'base'\n[args]\n    == super()\n    == super()\n")
+    assert ({"main": {"a": 1, "b": 2}}, [("lint", "base", 3), ("lint", "base", 4)]) == made
+
+
+def test_each_level_of_a_sub_template_that_extends_its_own_name_is_a_template_of_its_own(values):
+    outer = "main:\n-- include 'part'\n#--- part ---\n  [b]\n  a: 1\n  c: 1\n"
+    override = "#--- part ---\n-- extends 'part'\n[b]\n  == super()\n  a: {}\n"
+    made = values(
+        base=outer,
+        middle="-- extends 'base'\n" + override.format(2),
+        main="-- extends 'middle'\n" + override.format(3),
+    )
+    assert ({"main": {"a": 3, "c": 1}}, []) == made
+
+
+def test_a_line_above_super_in_a_sub_template_is_a_lint_too(values):
+    outer = "main:\n-- include 'part'\n#--- part ---\n  [b]\n  a: 1\n"
+    main = "-- extends 'base'\n#--- part ---\n-- extends 'part'\n[b]\n  a: 2\n  == super()\n"
+    assert ({"main": {"a": 1}}, [("lint", "base", 5)]) == values(base=outer, main=main)
+
+
+def test_includes_of_two_templates_override_and_one_template_twice_does_not(values):
+    made, found = values(one="a: 1\n", two="a: 2\n", main="-- include 'one'\n-- include 'two'\n")
+    assert ({"a": 2}, []) == (made, found)
+    assert [("lint", "one", 1)] == values(main="-- include 'one'\n-- include 'one'\n")[1]
+    with pytest.raises(LoadError, match=CONFLICT):
+        values(one="a: {{ x }}\n", main="-- set x = 1\n-- include 'one'\n-- set x = 2\n-- include 'one'\n")
+
+
+def test_a_line_beside_the_include_beats_the_included_one_where_it_stands_later(values):
+    assert {"a": 2} == values(one="a: 1\n", main="-- include 'one'\na: 2\n")[0]
+    assert {"a": 1} == values(one="a: 1\n", main="a: 2\n-- include 'one'\n")[0]
+
+
+def test_a_macro_of_another_file_can_be_overridden_and_one_of_this_block_cannot(values):
+    assert {"a": 3} == values(macros=MACRO, main="-- from 'macros' import m\n== m(1)\na: 3\n")[0]
+    with pytest.raises(LoadError, match=CONFLICT):
+        values(main="-- from 'macros' import m\n== m(1)\n== m(2)\n")
+    with pytest.raises(LoadError, match=CONFLICT):
+        values(main=MACRO + "== m(1)\na: 3\n")
+
+
+def test_a_loop_may_repeat_a_value_but_not_change_it(values):
+    assert ({"a": 0}, [("lint", "main", 2)]) == values(main="-- for i in [1, 2]\na: 0\n-- endfor\n")
+    with pytest.raises(LoadError, match=CONFLICT):
+        values(main="-- for i in [1, 2]\na: {{ i }}\n-- endfor\n")
+
+
+def test_what_a_filter_took_apart_is_a_lint_only(values):
+    main = "-- set text\na: {}\n-- endset\n-- for i in [1, 2]\n== text | replace('{}', i) | upper\n-- endfor\n"
+    assert ({"A": 2}, [("lint", "main", 5)]) == values(main=main)
