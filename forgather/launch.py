@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -118,12 +118,12 @@ def run(plan: RunPlan, run_dir: str) -> Outcome:
                 saved = _save(main)
                 return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
             if callable(main) and not _is_module(main):
-                return Outcome(status=_status(main()), run_dir=run_dir)
+                return Outcome(status=_called(main), run_dir=run_dir)
     except KeyboardInterrupt:
         checkpoint = _newest_checkpoint(plan, main)
         return Outcome(status=130, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
     raise ProjectError(
-        f"{MAIN!r} is a {type(main).__name__}, which can neither train nor be called",
+        f"{MAIN!r} is of type {type(main).__name__}, which can neither train nor be called",
         code="FG412",
         span=plan.project.graph.targets[MAIN].span,
         path=MAIN,
@@ -169,8 +169,21 @@ def _newest_checkpoint(plan: RunPlan, trainer: object) -> str | None:
     return max(fresh)[1] if fresh else None
 
 
+def _called(main: Callable[[], object]) -> int:
+    """The status of a callable, which may end as a script does, by `sys.exit`."""
+    try:
+        return _status(main())
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            raise
+        return _status(ended.code)
+
+
 def _status(result: object) -> int:
-    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+    if not isinstance(result, int) or isinstance(result, bool):
+        return 0
+    # A system keeps eight bits of a status: 256 would read as success.
+    return result if 0 <= result <= 255 else 1
 
 
 def _refuse_several_processes() -> None:

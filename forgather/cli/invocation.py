@@ -68,4 +68,4 @@ class Invocation:
     @property
     def _folder(self) -> str:
         # Project(".") means "the nearest above"; -p . means this very folder.
-        return "." if self.project_dir is None else os.path.join(self.project_dir, "")
+        return "." if self.project_dir is None else self.project_dir and os.path.join(self.project_dir, "")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from forgather.cli.output import print_crash, print_error, print_note
 from forgather.cli.parsing import parse
-from forgather.errors import ForgatherError
+from forgather.errors import BuildNote, ForgatherError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +52,12 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print_note("interrupted")
         return 130
+    except SystemExit as ended:
+        if not any(isinstance(note, BuildNote) for note in getattr(ended, "__notes__", ())):
+            raise
+        # A constructor that ends the process has built nothing: no success, whatever status it asked for.
+        print_crash(ended, project_dir)
+        return ended.code if isinstance(ended.code, int) and ended.code else 1
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the top: whatever a constructor or a run raised is drawn for its user

@@ -61,10 +61,17 @@ def construction_variables(invocation: Invocation) -> dict[str, object]:
         ForgatherError: a value is not plain YAML.
     """
     from forgather.config.load import load_value
+    from forgather.errors import ForgatherError
     from forgather.project.plain import plain_value
 
-    given = invocation.options.construction_variables or ()
-    return {name: plain_value(load_value(text), f"--var {name}") for name, text in given}
+    found: dict[str, object] = {}
+    for name, text in invocation.options.construction_variables or ():
+        try:
+            found[name] = plain_value(load_value(text), f"--var {name}")
+        except ForgatherError as error:
+            error.context = (f"--var {name}={text}",)
+            raise
+    return found
 
 
 def path_and_value(text: str) -> tuple[str, str]:

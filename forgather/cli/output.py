@@ -22,7 +22,7 @@ MAX_LINES = 15
 _WIDTH = 160
 _COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "lint": "\x1b[1;36m"}
 _DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def report(findings: Sequence[Diagnostic], display: Display) -> list[str]:
@@ -68,7 +68,7 @@ def source_line(span: Span) -> str | None:
     if not os.path.isabs(span.file):
         return None
     try:
-        with open(span.file, encoding="utf-8", errors="replace", newline=None) as stream:
+        with open(span.file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
             for number, line in enumerate(stream, start=1):
                 if number == span.line:
                     return line.rstrip("\n")

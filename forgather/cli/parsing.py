@@ -7,6 +7,7 @@ imported; a config is read only when its options are needed (an argument we do n
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -49,8 +50,29 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints a usage error and ends with status 2."""
-        sys.stderr.write(f"error: {message}\n  help: {self.prog} --help\n")
+        sys.stderr.write(f"error: {reworded(message)}\n  help: {self.prog} --help\n")
         sys.exit(2)
+
+
+_KINDS = {"int": "a whole number", "float": "a number"}
+
+
+def reworded(message: str) -> str:
+    """Returns what argparse says about an argument, in our words; they do not change with Python's version.
+
+    Example:
+        >>> reworded("argument --steps/-n: invalid int value: 'many'")
+        "--steps: 'many' is not a whole number"
+    """
+    about = re.fullmatch(r"argument ([^:/]+)(?:/[^:]*)?: (.*)", message, re.DOTALL)
+    if about is None:
+        return message
+    name, problem = about.groups()
+    if choice := re.fullmatch(r"invalid choice: (.*) \(choose from (.*)\)", problem, re.DOTALL):
+        return f"{name}: {choice[1]} is not one of {choice[2].replace(chr(39), '')}"
+    if kind := re.fullmatch(r"invalid (\w+) value: (.*)", problem, re.DOTALL):
+        return f"{name}: {kind[2]} is not {_KINDS.get(kind[1], kind[1])}"
+    return f"{name} needs a value" if problem == "expected one argument" else f"{name}: {problem}"
 
 
 def split_command(arguments: Sequence[str]) -> int | None:
@@ -133,6 +155,8 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
         parser.error(f"no command {command!r}: {nearest(command, list(COMMANDS)) or 'one of ' + ', '.join(COMMANDS)}")
     if not {"-h", "--help", "--version"}.isdisjoint(arguments):
         return arguments
+    if arguments and arguments[-1] in _VALUED:
+        parser.error(f"{arguments[-1]} needs a value, and a command behind it")
     parser.error(f"no command: one of {', '.join(COMMANDS)}")
 
 

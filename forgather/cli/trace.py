@@ -17,6 +17,7 @@ from forgather.source import Span
 _MAX_FRAMES = 3
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch.py"))
+_IMPORTING = ("<frozen", os.path.join(os.path.dirname(os.__file__), "importlib"))
 
 
 def crash_lines(error: BaseException, display: Display, *, place: Callable[[Span, Display], list[str]]) -> list[str]:
@@ -30,6 +31,11 @@ def crash_lines(error: BaseException, display: Display, *, place: Callable[[Span
     message = str(error).strip().split("\n")
     lines = [f"error: {type(error).__name__}: {message[0]}" if message[0] else f"error: {type(error).__name__}"]
     lines += [f"  {line}" for line in message[1:3]]
+    if isinstance(error, SystemExit):
+        lines[:1] = [f"error: the process was ended by sys.exit({'' if error.code is None else repr(error.code)})"]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        lines[0] = f"error: {type(error).__name__}: {error.msg}"
+        lines += place(Span(os.path.abspath(error.filename), error.lineno), display)
     for note in getattr(error, "__notes__", ()):
         lines += _note_lines(note, display, place)
     if error.__cause__ is not None:
@@ -49,7 +55,9 @@ def _frames(error: BaseException, display: Display) -> list[str]:
     if os.environ.get("FORGATHER_TRACEBACK") == "full":
         return ["".join(traceback.format_exception(error)).rstrip("\n")]
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)] or list(frames)[-1:]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS + _IMPORTING)]
+    if not theirs and not isinstance(error, SyntaxError):
+        theirs = list(frames)[-1:]
     lines: list[str] = []
     if len(theirs) > _MAX_FRAMES:
         hidden = len(theirs) - _MAX_FRAMES

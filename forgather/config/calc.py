@@ -32,6 +32,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
+_EXPRESSIONS = (ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call, ast.Tuple,
+                ast.List)  # fmt: skip
 _ALLOWED = "numbers, names, + - * / // % **, comparisons, and/or/not, x if c else y, " + " ".join(sorted(FUNCTIONS))
 
 
@@ -39,16 +41,21 @@ def parse_calc(expression: str) -> ast.expr:
     """Returns the syntax tree of an expression.
 
     Raises:
-        Refusal: it is not an expression, or too long or deep to be one.
+        Refusal: it is not an expression, too long or deep to be one, or holds what is not allowed.
     """
     if len(expression) > MAX_CHARS:
         raise Refusal("FG305", f"a !calc expression of {len(expression)} characters", f"the limit is {MAX_CHARS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(expression.strip(), mode="eval").body
+            tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Refusal("FG305", f"{_cut(expression)} is not an expression", f"allowed: {_ALLOWED}") from None
+    for node in (found for found in ast.walk(tree) if isinstance(found, ast.expr)):
+        called = isinstance(node, ast.Call) and getattr(node.func, "id", None) not in FUNCTIONS
+        if called or not isinstance(node, _EXPRESSIONS):
+            raise Refusal("FG305", f"!calc {_cut(expression)}: {_what(node)} is not allowed", f"allowed: {_ALLOWED}")
+    return tree
 
 
 def names_in(tree: ast.expr) -> list[str]:

@@ -26,9 +26,11 @@ from forgather.config.merge import MERGE_KEY, Repeat, settle
 from forgather.config.places import Places
 from forgather.config.repeats import Verdict
 from forgather.config.scalars import resolve_scalar
-from forgather.config.tags import parse_tag
+from forgather.config.tags import TAGS, parse_tag
 from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
 from forgather.source import Origin
+
+_ODD_BLANKS = tuple("\u00a0\u1680\u2000\u2002\u2003\u2007\u2009\u200b\u202f\u205f\u3000\ufeff")
 
 
 @dataclass(slots=True)
@@ -143,6 +145,9 @@ class Composer:
         if event.tag is None and not event.plain:
             return Scalar(origin=origin, value=event.value)
         digits = self._budget.max_integer_digits
+        if event.tag == "!" and event.value.split(":")[0] in TAGS:
+            message = f"a blank behind '!': the tag ends before {event.value[:60]!r}"
+            raise self._fault(event, message, "FG211", "write the tag without blanks: !" + event.value.split()[0])
         if event.tag is None:
             if event.value[:1] == "<" and event.value == MERGE_KEY:
                 return Scalar(origin=origin, value=MERGE_KEY)
@@ -214,6 +219,9 @@ class Composer:
 
     def _key(self, node: Node, event: Event) -> PlainScalar | tuple[PlainScalar, ...]:
         if isinstance(node, Scalar):
+            if event.plain and event.value[:1] in _ODD_BLANKS:
+                message = f"U+{ord(event.value[0]):04X} before a key looks like a blank, and is a part of the key"
+                raise self._fault(event, message, "FG219", "indent with plain blanks")
             return node.value
         if isinstance(node, Sequence) and not node.tagged and all(isinstance(item, Scalar) for item in node.items):
             return tuple(item.value for item in node.items if isinstance(item, Scalar))
@@ -289,7 +297,9 @@ class Composer:
     def _refused(self, event: Event, refusal: Refusal) -> LoadError | BudgetError:
         if refusal.code == "FG220":
             return self._over(event, refusal.message, refusal.hint)
-        return self._fault(event, refusal.message, refusal.code, refusal.hint)
+        fault = self._fault(event, refusal.message, refusal.code, refusal.hint)
+        fault.span = refusal.span or fault.span
+        return fault
 
     def _fault(self, event: Event, message: str, code: str, hint: str | None) -> LoadError:
         return self._places.fault_at(event, message, code=code, hint=hint)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from forgather.source import Span
+
 SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping", "end"
 
 
@@ -42,11 +44,12 @@ class Refusal(ValueError):
         code: stable code.
         message: what was found.
         hint: what can be done.
+        span: the place, where it is known better than by whoever catches this.
     """
 
-    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+    def __init__(self, code: str, message: str, hint: str | None = None, *, span: Span | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.hint = code, message, hint
+        self.code, self.message, self.hint, self.span = code, message, hint, span
 
 
 class YamlProblem(Exception):

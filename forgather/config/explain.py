@@ -32,9 +32,13 @@ def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
     finding = (
         _document(problem)
         or _character(problem)
+        or _mark(problem, lines)
         or _tab(problem, lines)
         or _tag(problem, lines)
         or _column_zero(problem, lines)
+        or _stray(problem, lines)
+        or _open_quote(problem, lines)
+        or _no_key(problem, lines)
         or _indent(problem, lines, places)
         or _known(problem, lines)
     )
@@ -62,6 +66,14 @@ def _character(problem: YamlProblem) -> _Finding | None:
     escape = f"\\x{int(number[1], 16):02x}" if number else "\\x1b"
     hint = f'remove it, or write it as an escape in double quotes: "{escape}"'
     return _Finding("FG216", f"the character {name} cannot stand in a document", hint, problem.line, problem.column)
+
+
+def _mark(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    column = _line(lines, problem.line).find("\ufeff")
+    if column < 0:
+        return None
+    message = "a byte order mark (U+FEFF) in the middle of the text"
+    return _Finding("FG216", message, "remove the invisible character", problem.line, column + 1)
 
 
 def _tab(problem: YamlProblem, lines: list[str]) -> _Finding | None:
@@ -103,6 +115,70 @@ def _column_zero(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     return None
 
 
+def _stray(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    """A bracket that closes nothing, or an alias behind a tag."""
+    line, place = _line(lines, problem.line), (problem.line, problem.column)
+    char = line[problem.column - 1 : problem.column]
+    if "expected key" not in problem.problem and "'-' indicator" not in problem.problem:
+        return None
+    if char in ("]", "}"):
+        return _Finding("FG200", f"a {char!r} that closes nothing", "remove it, or open it before", *place)
+    if char == "*" and re.search(r"![^\s]+\s+$", line[: problem.column - 1]):
+        hint = "an alias is the value as it stands at its anchor: tag it there, or merge its keys with <<: *name"
+        return _Finding("FG200", "a tag before an alias", hint, *place)
+    return None
+
+
+def _open_quote(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    """A quote that runs on to the next one, some lines below."""
+    quote = _line(lines, problem.line)[: problem.column - 1].rstrip()[-1:]
+    if quote not in ("'", '"') or not any(words in problem.problem for words in ("expected key", "'-' indicator")):
+        return None
+    for number in range(problem.line - 1, max(problem.line - 100, 0), -1):
+        if _line(lines, number).count(quote) % 2:
+            message = f"a quote that opens here is closed only on the line of {_name(_line(lines, problem.line))}"
+            return _Finding("FG200", message, "close the quote", number, _line(lines, number).rfind(quote) + 1)
+    return None
+
+
+def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    """A line that is no `key: value`, which YAML notices only at a line below; or a second `: ` in one line."""
+    if "mapping values" in problem.problem:
+        before = _line(lines, problem.line)[: problem.column - 1]
+        if re.search(r"[^\s:]:\s+[^\s'\"{\[#]", before):
+            hint = 'quote the value: key: "a: b"'
+            return _Finding("FG200", "a second ': ' in one line", hint, problem.line, problem.column)
+        number = problem.line - 1
+        while number > 1 and not _line(lines, number).strip():
+            number -= 1
+    elif "could not find expected ':'" in problem.problem:
+        number = problem.start or problem.line
+    else:
+        return None
+    line = _line(lines, number)
+    if not line.strip() or line.lstrip()[0] in "#-'\"[{|>" or _KEY.match(line):
+        if not line.lstrip().startswith("--"):
+            return None
+    return _Finding("FG200", "a line that is neither 'key: value' nor '- item'", no_key_hint(line), number)
+
+
+_NO_KEY_HINTS = (
+    (r"(<{7}|={7}|>{7}|\|{7})(\s|$)", "a mark of a merge conflict: choose one side and remove it"),
+    (r"--(\w+)", "a statement has a blank behind its mark: -- {0}"),
+    (r"[\w.-]+：", "this colon is no ASCII colon: write ':'"),
+    (r"([\w.-]+)\s*=", "write ':' in place of '='"),
+    (r"([A-Za-z_][\w.-]*):\S", "put a blank behind the ':'"),
+)
+
+
+def no_key_hint(line: str) -> str:
+    """Returns what to do about a line that is no `key: value`."""
+    for pattern, hint in _NO_KEY_HINTS:
+        if match := re.match(pattern, line.strip()):
+            return hint.format(*match.groups())
+    return "add the ':' behind its key"
+
+
 def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding | None:
     if not any(words in problem.problem for words in ("mapping values", "expected key", "'-' indicator", "block")):
         return None
@@ -121,7 +197,10 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
         f"{_name(line)} is indented by {indent}, its neighbour {_name(_line(lines, neighbour))} "
         f"({places.span(neighbour, other + 1)}) by {other}"
     )
-    return _Finding("FG201", message, "give both lines the same indent", number, indent + 1)
+    hint = "give both lines the same indent"
+    if indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
+        hint += f", or move the value of {_name(_line(lines, neighbour))} off its line"
+    return _Finding("FG201", message, hint, number, indent + 1)
 
 
 def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
@@ -156,6 +235,7 @@ _WORDS = (
     ("'-' indicator", "a line that is no '- item' of the sequence above", "give it the indent of what it belongs to"),
     ("expected key", "a line that is no 'key: value' of the mapping above", "give it the indent of its neighbours"),
     ("block sequence entries", "'- ' where no item can begin", "put it on a line of its own"),
+    ("flow node", "the text ends inside a '[' or '{{'", "close it"),
     ("node content", "nothing where a value should stand", "write the value"),
 )
 

@@ -142,7 +142,8 @@ def _keywords(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     for entry in entries:
         if not isinstance(entry.key, str):
             message = f"the key {entry.key!r} among keyword arguments"
-            raise Refusal("FG213", message, "keyword arguments are strings; quote the key, or use the explicit args:")
+            hint = "keyword arguments are strings; quote the key, or use the explicit args:"
+            raise Refusal("FG213", message, hint, span=entry.span)
     return entries
 
 
@@ -155,6 +156,7 @@ def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
         "FG213",
         f"'args' of the explicit form is {describe(entry.value)}; it is a sequence of positional arguments",
         "for a keyword argument named args write kwargs: {args: ...}",
+        span=entry.span,
     )
 
 
@@ -167,6 +169,7 @@ def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
         "FG213",
         f"{entry.key!r} is {describe(entry.value)}; it is a mapping of keyword arguments",
         f"for a keyword argument of that name write kwargs: {{{entry.key}: ...}}",
+        span=entry.span,
     )
 
 

@@ -85,7 +85,10 @@ def materialize(
     wanted = list(graph.targets) if targets is None else list(targets)
     for name in wanted:
         if name not in graph.targets:
-            raise UnknownTargetError(f"no target {name!r}", hint=nearest(name, list(graph.targets)), found=name)
+            hint = nearest(name, list(graph.targets)) or "'fgcli targets' lists the targets"
+            if name.startswith(".") and any(entry.key == name for entry in graph.definitions):
+                hint = "a name that begins with '.' is a definition: give it another name to make it a target"
+            raise UnknownTargetError(f"no target {name!r}", hint=hint, found=name)
     construction = _Construction(graph, dict(variables or {}), resolver or Resolver(project_dir), hook)
     return {name: construction.build(graph.targets[name].value, (Key(name),)) for name in wanted}
 
@@ -176,7 +179,7 @@ class _Construction:
             if error.span is None:
                 error.span, error.path = node.span, format_path(path)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             note_once(error, BuildNote(node.constructor, format_path(path), node.span, act="importing"))
             raise
         if not callable(function):
@@ -234,7 +237,9 @@ class _Construction:
             return self._variables[node.variable]
         if node.default is not None:
             return self.build(node.default, (*path, Key("default")))
-        hint = nearest(node.variable, list(self._variables)) or f"pass {node.variable}=..., or give it a default"
+        hint = nearest(node.variable, list(self._variables)) or (
+            f"give it a value ({node.variable}=... in Python, --var {node.variable}=... with construct), or a default"
+        )
         raise UnboundVarError(f"!var {node.variable!r} has no value", span=node.span, path=format_path(path), hint=hint)
 
     def _environment(self, node: Env, path: GraphPath) -> Any:

@@ -21,7 +21,7 @@ from forgather.config.load import COMMAND_LINE, load_value
 from forgather.config.merge import overriding
 from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
 from forgather.config.traverse import Step, children, paths_to, rebuild, roots, shared_nodes, walk
-from forgather.errors import Diagnostic, GraphError, Severity, nearest
+from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 
 _MAX_DEPTH = 100
@@ -73,7 +73,7 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     adds = text.startswith("+")
     path = _path(text.removeprefix("+"))
     anchors = {graph.anchors[id(node)]: node for _, node in walk(roots(graph)) if id(node) in graph.anchors}
-    edit = _Edit(text, path, load_value(value, anchors=anchors), adds)
+    edit = _Edit(text, path, _value(text, value, anchors), adds)
     if len(path) == 1:
         return _assign_root(graph, edit)
     holder = _follow(graph, edit)
@@ -86,6 +86,14 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
         return _announced(changed, edit, _places(graph, swaps))
     swaps = {id(holder): _added(edit, holder) if present is None else _set(holder, step, edit.value)}
     return _announced(_rebuilt(graph, swaps, edit), edit, _places(graph, swaps, (step,)))
+
+
+def _value(text: str, value: str, anchors: Mapping[str, Node]) -> Node:
+    try:
+        return load_value(value, anchors=anchors)
+    except ForgatherError as error:
+        error.context = (f"--set {text}={value}",)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

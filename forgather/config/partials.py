@@ -31,7 +31,7 @@ def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     """Returns `function(*args, **kwargs)`; an exception gets one `BuildNote`, at the innermost place."""
     try:
         return function(*args, **kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         note_once(error, BuildNote(place.constructor, place.path, place.span))
         raise
 

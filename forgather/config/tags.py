@@ -129,6 +129,16 @@ def _split_name(body: str, text: str) -> tuple[str, str | None]:
     return body[:at].removesuffix(":"), name
 
 
+def _refuse_odd(module: str, symbol: str, text: str) -> None:
+    if "(" in symbol:
+        hint = "arguments stand behind the tag: !kind:module:symbol [1, 2]"
+        raise Refusal("FG211", f"{text!r}: {symbol!r} is not the name of a class or function", hint)
+    if ":" in module and not module.endswith(".py"):
+        first, _, rest = module.partition(":")
+        hint = f"parts of a symbol are joined by dots: {first}:{rest.replace(':', '.')}.{symbol}"
+        raise Refusal("FG211", f"{text!r} has more than one ':' behind its kind", hint)
+
+
 def _constructor(body: str, text: str) -> str:
     module, colon, symbol = body.rpartition(":")
     if not body:
@@ -136,6 +146,7 @@ def _constructor(body: str, text: str) -> str:
     if colon:
         if not module or not symbol:
             raise Refusal("FG211", f"{text!r}: the constructor needs both sides of its ':'", "write module:symbol")
+        _refuse_odd(module, symbol, text)
         return body
     if body in BUILTIN_NAMES:
         return body

@@ -37,9 +37,11 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
             code="FG406",
             hint=f"name one, as in -t {next(iter(available))}",
         )
+    lost = meta.diagnostics[0] if meta.diagnostics else None
     raise ProjectError(
-        f"project {meta.name!r} has no config",
+        f"project {meta.name!r} has no config" + (f": {lost.message}" if lost else ""),
         code="FG406",
+        span=lost.span if lost else None,
         hint=f"put one under {_config_folder(meta)!r}, or make one with 'fgcli new config NAME'",
     )
 

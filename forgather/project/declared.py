@@ -6,7 +6,7 @@ options, and nothing in it is constructed; the default stays with the template a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, Sequence
@@ -86,23 +86,41 @@ def _option(key: str | None, node: Node) -> DeclaredOption:
     fields = fields if isinstance(fields, dict) else {}
     for field in fields:
         if field not in FIELDS:
-            raise _malformed(f"an option in {TARGET!r} has no field {field!r}", node, nearest(str(field), FIELDS))
+            where = _field(node, field)
+            raise _malformed(f"an option in {TARGET!r} has no field {field!r}", where, nearest(str(field), FIELDS))
     names = _names(fields.get("names", key), node)
     choices = fields.get("choices")
     if choices is not None and not isinstance(choices, list):
-        raise _malformed(f"'choices' of option {names[0]!r} is not a list", node)
+        where = _field(node, "choices")
+        raise _malformed(f"'choices' of option {names[0]!r} is not a list", where, "write choices: [a, b]")
     kind = fields.get("type") or "str"
-    if kind not in TYPES:
-        raise _malformed(f"option {names[0]!r} has the unknown type {kind!r}", node, nearest(str(kind), list(TYPES)))
+    if not isinstance(kind, str) or kind not in TYPES:
+        hint = nearest(str(kind), list(TYPES)) or f"one of: {', '.join(TYPES)}"
+        raise _malformed(f"option {names[0]!r} has the unknown type {kind!r}", _field(node, "type"), hint)
+    _refuse_unreadable(choices or (), kind, names[0], _field(node, "choices"))
     return DeclaredOption(
         names=names,
         variable=_variable(names),
-        type=TYPES[str(kind)],
+        type=TYPES[kind],
         choices=tuple(choices or ()),
         default=fields.get("default"),
         help=str(fields.get("help") or ""),
         span=node.span,
     )
+
+
+def _field(node: Mapped, field: object) -> Node:
+    """The value of a field, which stands where the field does; the whole option where there is none."""
+    return next((entry.value for entry in node.entries if entry.key == field), node)
+
+
+def _refuse_unreadable(choices: Iterable[object], kind: str, name: str, where: Node) -> None:
+    for choice in choices:
+        try:
+            TYPES[kind](choice)
+        except (TypeError, ValueError):
+            hint = f"give choices that are of type {kind}, or another type"
+            raise _malformed(f"the choice {choice!r} of option {name!r} is no {kind}", where, hint) from None
 
 
 def _names(value: object, node: Node) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from forgather.config.graph import Call, Entry, Graph
 from forgather.config.path import GraphPath, Key, format_path, parse_path
 from forgather.config.traverse import walk
-from forgather.errors import BuildNote, ForgatherError, GraphError
+from forgather.errors import BuildNote, ForgatherError, GraphError, UnknownTargetError
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -23,7 +23,7 @@ def pinpoint(error: ForgatherError, graph: Graph) -> None:
     An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
     all keywords of `main`, where only names with an underscore count: a bare word may be prose.
     """
-    if error.span is not None:
+    if error.span is not None or isinstance(error, UnknownTargetError):
         return
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     settings = dict(_settings(graph, notes[0].path if notes else None))

@@ -184,7 +184,11 @@ class Project:
     def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
         """The context of a finding, with the config under the name that `-t` takes."""
         template = f"config {template_name(self.meta, self.config_name)}"
-        return tuple(f"config {self.config_name}" if part == template else part for part in context)
+        named = f"config {self.config_name}"
+        return tuple(
+            named + part.removeprefix(template) if part == template or part.startswith(f"{template},") else part
+            for part in context
+        )
 
     @contextmanager
     def located(self) -> Iterator[None]:

@@ -50,6 +50,8 @@ def find_projects(folder: str) -> Iterator[str]:
 
 
 def _named_project(folder: str) -> str:
+    if not folder:
+        raise ProjectError("-p names no folder: it is empty", code="FG401", hint="leave -p out, or write -p .")
     path = os.path.abspath(folder)
     folder = folder.rstrip(os.sep) or folder
     if os.path.isfile(os.path.join(path, META_FILE)):

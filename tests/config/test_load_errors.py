@@ -178,15 +178,15 @@ HOSTILE = {
     ),
     "explicit args that are no sequence": (
         "a: !call:x:y\n  args: 3\n",
-        "LoadError /project/t.yaml:1: [FG213] 'args' of the explicit form is the value '3'; it is a sequence of positional arguments (for a keyword argument named args write kwargs: {args: ...})",
+        "LoadError /project/t.yaml:2: [FG213] 'args' of the explicit form is the value '3'; it is a sequence of positional arguments (for a keyword argument named args write kwargs: {args: ...})",
     ),
     "explicit kwargs that are no mapping": (
         "a: !call:x:y\n  kwargs: [1]\n",
-        "LoadError /project/t.yaml:1: [FG213] 'kwargs' is a sequence; it is a mapping of keyword arguments (for a keyword argument of that name write kwargs: {kwargs: ...})",
+        "LoadError /project/t.yaml:2: [FG213] 'kwargs' is a sequence; it is a mapping of keyword arguments (for a keyword argument of that name write kwargs: {kwargs: ...})",
     ),
     "keyword that is a number": (
         "a: !call:x:y\n  1: 2\n",
-        "LoadError /project/t.yaml:1: [FG213] the key 1 among keyword arguments (keyword arguments are strings; quote the key, or use the explicit args:)",
+        "LoadError /project/t.yaml:2: [FG213] the key 1 among keyword arguments (keyword arguments are strings; quote the key, or use the explicit args:)",
     ),
     "repeated key": (
         "a:\n  lr: 1\n  lr: 2\n",

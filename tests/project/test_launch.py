@@ -96,7 +96,7 @@ def test_a_callable_is_called_and_a_number_is_the_exit_status(tmp_path, value, s
 
 
 def test_what_can_neither_train_nor_be_called_is_an_error_with_its_place(tmp_path):
-    with pytest.raises(ProjectError, match="'main' is a dict, which can neither train nor be called") as caught:
+    with pytest.raises(ProjectError, match="'main' is of type dict, which can neither train nor be called") as caught:
         ended(project(tmp_path, "a: 1\nmain: {lr: 1}\n"))
 
     assert ("FG412", 2) == (caught.value.code, caught.value.span.line)
@@ -221,3 +221,16 @@ def test_overrides_are_kept_as_paths_and_yaml_text_that_apply_again(tmp_path):
     kept = plain_value(load_value((folder / "overrides.yaml").read_text()), "overrides")
 
     assert overrides == [(item["path"], item["value"]) for item in kept["overrides"]]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("sys.exit()", 0), ("sys.exit(3)", 3), ("return 4", 4), ("return 256", 1)]
+)
+def test_a_callable_may_end_as_a_script_does(tmp_path, ending, status):
+    files = {
+        "templates/configs/a.yaml": "main: !partial:script.py:main\n",
+        "script.py": f"import sys\n\ndef main():\n    {ending}\n",
+    }
+    make_project(tmp_path, files)
+
+    assert status == run(plan_run(Project("a", tmp_path)), str(tmp_path)).status

@@ -82,8 +82,10 @@ def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[
     elif callable(called) and not isinstance(called, type):
         return
     name = getattr(called, "__name__", type(called).__name__)
+    owner_name = type(getattr(called, "__self__", called)).__name__
+    what = f"a value of type {name}" if name == owner_name else f"'{name}' of {owner_name}"
     raise RenderError(
-        f"'{name}' of {type(getattr(called, '__self__', called)).__name__} cannot be called from a template",
+        f"{what} cannot be called from a template",
         code="FG117",
         hint="templates see plain values; compute the value in Python and pass it as a variable",
     )

@@ -55,7 +55,25 @@ _TOKENS = {
     "template data / text": "text",
     "end of template": "the end of the template",
 }
+_MEANT = {
+    "elseif": "did you mean 'elif'?",
+    "elsif": "did you mean 'elif'?",
+    "end": "write the whole word, as `-- endif`",
+}
 _EXPECTED = re.compile(r"expected token '(.+?)', got '(.+)'", re.S)
+_END = "the end of the statement"
+_HINTS = {
+    ("'='", _END): "compare with '=='",
+    ("'integer'", _END): "an assignment is written `-- set name = value`",
+    ("'float'", _END): "an assignment is written `-- set name = value`",
+    ("'for'", "','"): "there are no comprehensions: use filters, as in `range(3) | list`, or a loop",
+    ("'string'", "the end of the expression"): "join texts with `~`; there are no f-strings",
+    ("'of'", "'in'"): "write `-- for item in items`",
+}
+_ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’„«»`"} | {
+    "&": "write 'and'", "!": "write 'not', or compare with '!='", "$": "a variable is named without a '$'",
+    "?": "a choice is written `a if condition else b`", ";": "one statement a line", "\\": "a path has '/'",
+}  # fmt: skip
 _MISSING_NAME = re.compile(r"'([^']*)' is undefined")
 _NO_ATTRIBUTE = re.compile(r"'(.*)' has no attribute '(.*)'")
 _NO_FILTER = re.compile(r"No (filter|test) named '(.*)'\.?( found\.)?")
@@ -82,6 +100,10 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
                 span=found.span(at),
                 hint=f"end it with '{'}}' if mark == '{{' else '%}'}', or close a quote or bracket inside it",
             )
+        name = re.search(r"\bendblock\s+(\w+)", "".join(found.text.split("\n")[error.lineno - 1 :][:1]))
+        if name and "'end of statement block', got" in (error.message or ""):
+            text = f"'endblock {name[1]}' stands where another block is open"
+            return SyntaxFault(text, span=span, hint="name the block that it closes, or write `-- endblock` alone")
         message, code, hint = _reworded(error.message or "it cannot be read")
         return SyntaxFault(message, code=code, span=span, hint=hint)
     if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
@@ -128,15 +150,16 @@ def _unknown(error: UnknownStatement, span: Span) -> SyntaxFault:
         f"there is no statement '{error.tag}'",
         code="FG103",
         span=span,
-        hint=nearest(error.tag, _STATEMENTS)
-        or "a line that begins with `-- ` is a statement; quote it in YAML if it is text",
+        hint=_MEANT.get(error.tag)
+        or nearest(error.tag, _STATEMENTS)
+        or f"to set a variable write `-- set {error.tag} = ...`; a line that begins with `-- ` is a statement",
     )
 
 
 def _reworded(message: str) -> tuple[str, str, str | None]:
     if match := _EXPECTED.fullmatch(message):
         wanted, met = (_TOKENS.get(word, f"'{word}'") for word in match.groups())
-        return f"found {met} where {wanted} was expected", "FG101", None
+        return f"found {met} where {wanted} was expected", "FG101", _HINTS.get((met, wanted)) or _HINTS.get((met, ""))
     if match := _NO_FILTER.fullmatch(message):
         kind, name = match.group(1), match.group(2)
         return f"there is no {kind} '{name}'", "FG104", nearest(name, sorted(FILTERS if kind == "filter" else TESTS))
@@ -147,14 +170,19 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
     if match := re.fullmatch(r"block '(.*)' defined twice", message):
         return f"the block '{match.group(1)}' stands twice in one template", "FG105", "rename one of them"
     if match := re.fullmatch(r"Expected an expression, got '(.*)'", message, re.S):
-        return f"found {_TOKENS.get(match.group(1), match.group(1))} where a value was expected", "FG101", None
+        met = _TOKENS.get(match.group(1), match.group(1))
+        return f"found {met} where a value was expected", "FG101", "write the value, or take out what stands before it"
     if match := re.fullmatch(r"unexpected '(.*?)'(?:, expected '(.*)')?\.?", message, re.S):
         met, wanted = (word and _TOKENS.get(word, f"'{word}'") for word in match.groups())
-        return f"unexpected {met}" + (f"; {wanted} was expected" if wanted else ""), "FG101", None
+        if wanted:
+            return f"found {met} where {wanted} was expected", "FG101", None
+        return f"found {met} where a value was expected", "FG101", "write the value, or take out what stands before it"
     if match := re.fullmatch(r"unexpected end of template, expected '(.*)'\.?", message):
         return f"the template ends where {_TOKENS.get(match.group(1), match.group(1))} was expected", "FG102", None
     if match := re.fullmatch(r"unexpected char (.*) at \d+", message):
-        return f"unexpected character {match.group(1)}", "FG101", None
+        quote = match.group(1)[1:-1] in ("'", '"')
+        hint = "a quote that opens here is not closed" if quote else _ODD_CHARACTERS.get(match.group(1)[1:-1])
+        return f"unexpected character {match.group(1)}", "FG101", hint
     return message.rstrip(".").replace("Jinja", "the template language"), "FG101", None
 
 
@@ -169,6 +197,8 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     made = error if isinstance(error, ForgatherError) else _translated(error, frames)
     if made.span is None:
         made.span = _place(frames, library)
+    if made.code == "FG111" and frames and made.found:
+        made.hint = _unquoted_template(str(made.found), *frames[-1][:2]) or made.hint
     if not made.context:
         use = frames[-1][0].use if frames else 0
         if library.uses:
@@ -236,7 +266,7 @@ def _runtime(message: str) -> RenderError:
         return RenderError(
             "only an attribute of a namespace can be set",
             code="FG117",
-            hint="make one first: `-- set ns = namespace()`",
+            hint="make one before: `-- set ns = namespace()`; one of a parent template is there inside blocks only",
         )
     return RenderError(message or "the template fails", code="FG110")
 
@@ -244,11 +274,10 @@ def _runtime(message: str) -> RenderError:
 def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> RenderError:
     if match := _MISSING_NAME.fullmatch(message):
         name = match.group(1)
-        return RenderError(
-            f"'{name}' is not defined", code="FG111", found=name, hint=nearest(name, _known(frames)) or _define(name)
-        )
+        return RenderError(f"'{name}' is not defined", code="FG111", found=name, hint=_near_name(name, _known(frames)))
     if match := re.match(r"the template '(.*)' \(imported on .*\) does not export the requested name '(.*)'", message):
-        return RenderError(f"'{match.group(1)}' has no macro or variable '{match.group(2)}'", code="FG111")
+        hint = "it can import what stands outside blocks: macros, and variables that are set"
+        return RenderError(f"'{match.group(1)}' has no macro or variable '{match.group(2)}'", code="FG111", hint=hint)
     if match := re.match(r"parameter '(.*)' was not provided", message):
         return RenderError(f"the macro is called without '{match.group(1)}'", code="FG111", hint="give it a value")
     if match := re.match(r"there is no parent block called '(.*)'", message):
@@ -268,8 +297,20 @@ def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, A
         kind = {"TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template"}.get(
             kind, kind
         )
-        return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name)
+        hint = f"test it first, or give a default: `... | default(...)`; was '{name}' set before this line?"
+        return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name, hint=hint)
     return RenderError(message, code="FG111")
+
+
+def _unquoted_template(name: str, template: LoadedTemplate, line: int) -> str | None:
+    text = template.definition.text.split("\n")[line - 1 :][:1]
+    match = re.search(rf"\b(?:extends|include|import|from)\s+({re.escape(name)}[./][\w./-]*)", text[0] if text else "")
+    return f"quote the name of a template: '{match.group(1)}'" if match else None
+
+
+def _near_name(name: str, known: list[str]) -> str:
+    hint = nearest(name, known)
+    return hint if hint and hint.startswith("did") else _define(name)
 
 
 def _define(name: str) -> str:
@@ -285,7 +326,7 @@ def _known(frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> list[str
         names.update(
             key.split("_", 2)[2] for key, value in local.items() if re.match(r"l_\d+_", key) and value is not missing
         )
-    return sorted(names)
+    return sorted(names - {"super", "self", "caller", "varargs", "kwargs"})
 
 
 def _first_line(error: BaseException) -> str:

@@ -233,7 +233,7 @@ class Library:
                 code="FG113",
                 span=ask.span,
                 found=name,
-                hint=hint or None,
+                hint="name the template that this one builds on",
             )
         return RenderError(
             f"there is no template '{name}'",
