@@ -146,7 +146,10 @@ def _save(trainer: Any) -> str | None:
     folder = _output_dir(trainer)
     if folder is None or not callable(getattr(trainer, "save_model", None)):
         return None
-    trainer.save_model()
+    # Our trainer has written a large model once already, at the end of `train`; that of transformers has not.
+    saved_to = getattr(trainer, "saved_to", None)
+    if saved_to is None or os.path.abspath(saved_to) != folder:
+        trainer.save_model()
     return folder
 
 

@@ -33,6 +33,12 @@ class Trainer:
         with open(os.path.join(self.args.output_dir, "model"), "w") as stream:
             stream.write(" ".join(self.events))
 
+class Saving(Trainer):
+    def train(self):
+        super().train()
+        self.save_model()
+        self.saved_to = self.args.output_dir
+
 class Interrupted(Trainer):
     def train(self):
         os.makedirs(os.path.join(self.args.output_dir, "checkpoint-3"))
@@ -74,6 +80,13 @@ def test_a_trainer_is_trained_and_saved(tmp_path):
     outcome = ended(project(tmp_path))
 
     assert (0, str(tmp_path / "out"), False) == (outcome.status, outcome.model_dir, outcome.interrupted)
+    assert "train save_model" == (tmp_path / "out" / "model").read_text()
+
+
+def test_a_trainer_that_has_saved_is_not_made_to_save_again(tmp_path):
+    outcome = ended(project(tmp_path, kind="Saving"))
+
+    assert str(tmp_path / "out") == outcome.model_dir
     assert "train save_model" == (tmp_path / "out" / "model").read_text()
 
 

@@ -88,6 +88,7 @@ class Trainer:
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
+        self.saved_to: Path | None = None
         self._scheduler_factory = lr_scheduler_factory
         self._has_own_collator = data_collator is not None
         self.strategy: Strategy = SingleDevice(distributed_env or DistributedEnvironment(), use_cpu=self.args.use_cpu)
@@ -307,6 +308,7 @@ class Trainer:
         """
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         saving.export_model(self.model, folder, self.processing_class)
+        self.saved_to = folder
         return folder
 
 
