@@ -11,7 +11,9 @@ from torch.optim import AdamW, Muon
 from forgather.errors import TrainingError
 from forgather.ml import Trainer
 from forgather.ml.optim import MuonWithAdamW
+from forgather.ml.strategy import SingleDevice
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from forgather.ml.types import Update
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 
 
@@ -192,6 +194,26 @@ def test_the_last_learning_rate_is_that_of_the_last_update(settings, kind):
         expected.optimizer.step()
         expected.step()
     assert expected.get_last_lr() == trainer.lr_scheduler.get_last_lr()
+
+
+class EverySecond(SingleDevice):
+    """A strategy that leaves every second update out, as one with a loss scale may."""
+
+    calls = 0
+
+    def update(self, **given):
+        self.calls += 1
+        if self.calls % 2:
+            return super().update(**given)
+        self.discard()
+        return Update(skipped=True)
+
+
+def test_the_learning_rate_stays_where_an_update_was_left_out(settings):
+    trainer = Trainer(Regression(), settings(num_train_epochs=2), train_dataset=regression_rows())
+    trainer.strategy.__class__ = EverySecond
+    assert 8 == trainer.train().global_step
+    assert 4 == trainer.lr_scheduler.last_epoch
 
 
 def test_a_schedule_that_follows_a_metric_is_stepped_by_evaluations(settings):

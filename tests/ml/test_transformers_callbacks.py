@@ -126,6 +126,19 @@ def test_early_stopping_stops_where_it_stops_in_transformers(hear, capsys):
     assert actual.state.best_global_step is not None
 
 
+@pytest.mark.parametrize("job", [{"num_train_epochs": 3}, {"max_steps": 7}], ids=["epochs", "max_steps"])
+def test_epochs_that_a_callback_cuts_short_are_not_made_up_for(hear, job, capsys):
+    class Cut(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 4 == 2
+
+    job = {**job, "logging_strategy": "no", "save_strategy": "no"}
+    expected, _ = theirs(hear, job, Cut())
+    actual, _ = hear(Trainer, TrainingArguments, job, Cut())
+    assert expected.state.global_step == actual.state.global_step
+    assert expected.state.global_step < expected.state.max_steps
+
+
 def test_a_callback_finds_what_transformers_passes(settings):
     found = {}
 

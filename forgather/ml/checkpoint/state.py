@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -76,6 +76,12 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
         raise missing_file(file) from None
     except (SafetensorError, ValueError, OSError) as error:
         raise corrupt_file(file, f"it is no safetensors file ({error})") from None
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Returns the texts that lie beside the tensors of a safetensors file."""
+    with safe_open(file, framework="pt") as stream:
+        return dict(stream.metadata() or {})
 
 
 def corrupt_file(file: Path, what: str) -> CheckpointError:

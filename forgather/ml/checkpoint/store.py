@@ -35,6 +35,12 @@ def checkpoint_folder(output_dir: Path, step: int) -> Path:
     return output_dir / f"{_PREFIX}{step}"
 
 
+def step_of(folder: Path) -> int:
+    """Returns the step that the name of a checkpoint folder says; -1 where it says none."""
+    match = _NAME.match(folder.name)
+    return -1 if match is None else int(match[1])
+
+
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     """Returns (step, folder) of every checkpoint folder, by step."""
     if not output_dir.is_dir():

@@ -73,13 +73,14 @@ class Strategy(Protocol):
         before_step: Callable[[Tensor | None], None],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes, as one act.
+        """Clips, steps and zeroes, as one act; tells whether the update was left out.
 
         Args:
             max_norm: clip to this norm; 0 leaves gradients as they are.
             want_norm: measure the norm where it is not clipped.
-            before_step: called with the norm after clipping; an exception leaves the weights untouched.
-            after_step: called before gradients are zeroed.
+            before_step: called before the weights change, with the norm before clipping (None where only the
+                step itself measures it); an exception leaves the weights untouched.
+            after_step: called after the step; before gradients are zeroed, where these are two acts.
         """
         ...
 
@@ -92,17 +93,25 @@ class Strategy(Protocol):
         ...
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over all processes that hold a share of the loss."""
+        """Returns the sum of a value over the processes that hold a share of the loss, on every process.
+
+        The value of a process without a share (the first stages of a pipeline) counts as zero, so a number of
+        targets is counted once, however many processes see the same rows.
+        """
         ...
 
     def capture(self) -> dict[str, Any]:
-        """Returns the state of the model and of the optimizer."""
+        """Returns "model" (weights by name) and "optimizer", in a form that no layout of processes changes."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state."""
+        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+
+        Raises:
+            CheckpointError: FG605 where the state is that of another model or optimizer.
+        """
         ...
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the whole weights by name, one at a time."""
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name, each weight whole, one at a time."""
         ...

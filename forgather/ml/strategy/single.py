@@ -131,12 +131,12 @@ class SingleDevice:
         return value
 
     def capture(self) -> dict[str, Any]:
-        """Returns the state of the model and of the optimizer."""
+        """Returns "model" (weights by name) and "optimizer"."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         return {"model": self.model.state_dict(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state.
+        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
 
         Raises:
             CheckpointError: FG605 where the state is that of another model or optimizer.
@@ -163,11 +163,9 @@ class SingleDevice:
                 hint="resume with the model that the checkpoint was written with",
             ) from None
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights by name."""
-        for name, value in self.model.state_dict().items():
-            if isinstance(value, Tensor):
-                yield name, value
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name."""
+        yield from self.model.state_dict().items()
 
 
 def _first_line(error: Exception) -> str:

@@ -123,8 +123,13 @@ class TrainBatches:
         return self.num_batches is not None and self.batch >= self.num_batches
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
-        """Yields the windows of the present epoch from the present position on, and moves the position."""
-        batches = self._rest_of_epoch()
+        """Returns the windows of the present epoch, from the present position on.
+
+        Rows before the position are read past at once, so that randomness restored afterwards is not used up.
+        """
+        return self._windows(self._rest_of_epoch(), rule)
+
+    def _windows(self, batches: Iterator[Any], rule: LossRule) -> Iterator[Window]:
         while micro_batches := list(itertools.islice(batches, self.accumulation)):
             yield Window(
                 batches=micro_batches,
@@ -151,7 +156,9 @@ class TrainBatches:
             set_epoch(self.epoch)
         if self.batch:
             _log.info("reading past %d micro-batches of a data set without positions", self.batch)
-        return itertools.islice(iter(self.loader), self.batch, None)
+        batches = iter(self.loader)
+        next(itertools.islice(batches, self.batch, self.batch), None)
+        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, as plain numbers."""
@@ -169,8 +176,6 @@ class TrainBatches:
                 self.seed,
             )
         self.epoch, self.batch = state["epoch"], state["batch"]
-        if self.at_end_of_epoch:
-            self.next_epoch()
 
 
 def _total(counts: list[Any]) -> Any:

@@ -21,10 +21,10 @@ def train_loop(run: Run) -> None:
         KeyboardInterrupt: after Ctrl-C, at a step boundary.
     """
     strategy = run.strategy
+    run.end_resumed_epoch()
     while not run.finished:
-        run.begin_epoch()
         complete = True
-        for window in run.data.windows(strategy.rule):
+        for window in run.begin_epoch():
             denom = at_least_one_target(strategy.reduce(window.num_valid))
             run.begin_step()
             share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)

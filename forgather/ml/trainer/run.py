@@ -7,7 +7,7 @@ after `finish_step` the run is at a step boundary, and what a checkpoint holds t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.retention import prune
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import write_state
-from forgather.ml.checkpoint.store import checkpoint_folder, write_checkpoint
+from forgather.ml.checkpoint.store import checkpoint_folder, step_of, write_checkpoint
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer import flow, saving
+from forgather.ml.trainer import flow, resumed, saving
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.interrupt import Interrupt
@@ -67,6 +67,7 @@ class Run:
         self.in_update = False
         self._evaluate = evaluate
         self._saved_step = -1
+        self._cut_short = False
         self._rng: dict[str, Any] | None = None
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
@@ -76,23 +77,32 @@ class Run:
     @property
     def finished(self) -> bool:
         """True when no further step is due."""
-        return (
-            self.session.control.should_training_stop or self.session.state.global_step >= self.session.state.max_steps
-        )
+        state = self.session.state
+        # Epochs that a callback cut short are not made up for by further ones.
+        if self._cut_short and self.data.epoch >= state.num_train_epochs:
+            return True
+        return self.session.control.should_training_stop or state.global_step >= state.max_steps
 
     @property
     def step_ends_epoch(self) -> bool:
         """True when a callback asked to leave the epoch, or the run."""
         return self.session.control.should_epoch_stop or self.session.control.should_training_stop
 
-    def begin_epoch(self) -> None:
-        """Tells the callbacks; random states of a checkpoint take hold here, after everything else."""
-        if self._rng is not None and self.data.batch == 0:
+    def end_resumed_epoch(self) -> None:
+        """Ends the epoch of a checkpoint that was written between its last step and its end."""
+        if self.data.at_end_of_epoch:
+            self._restore_rng()
+            self.finish_epoch(complete=True)
+
+    def begin_epoch(self) -> Iterator[Window]:
+        """Tells the callbacks and returns the windows; random states of a checkpoint take hold last of all."""
+        if self.data.batch == 0:
             self._restore_rng()
         self.session.control.should_epoch_stop = False
         self.session.send("on_epoch_begin")
-        if self._rng is not None:
-            self._restore_rng()
+        windows = self.data.windows(self.strategy.rule)
+        self._restore_rng()
+        return windows
 
     def _restore_rng(self) -> None:
         if self._rng is not None:
@@ -119,11 +129,8 @@ class Run:
         self.in_update = True
 
     def after_update(self) -> None:
-        """Tells the callbacks that the weights changed, and moves the learning rate on."""
+        """Tells the callbacks that the step was taken."""
         self.session.send("on_optimizer_step")
-        self._learning_rate = self.present_learning_rate
-        if not self._follows_metric:
-            self.schedule.step()
 
     @property
     def present_learning_rate(self) -> float:
@@ -132,12 +139,15 @@ class Run:
         return float(self.strategy.optimizer.param_groups[0]["lr"])
 
     def finish_step(self, loss: float | Tensor, update: Update, window: Window) -> None:
-        """Counts the step; logs, evaluates and saves where that is due.
+        """Moves the learning rate on and counts the step; logs, evaluates and saves where that is due.
 
         Raises:
             KeyboardInterrupt: where Ctrl-C was pressed during the step.
         """
         state, control = self.session.state, self.session.control
+        self._learning_rate = self.present_learning_rate
+        if not (update.skipped or self._follows_metric):
+            self.schedule.step()
         self.meter.add(loss, update, window)
         self.data.advance(window)
         state.global_step += 1
@@ -160,6 +170,7 @@ class Run:
                 hint="an iterable data set must begin anew each time it is iterated",
             )
         if complete:
+            self._cut_short |= self.data.num_batches is not None and not self.data.at_end_of_epoch
             self.data.next_epoch()
             state.epoch = float(self.data.epoch) if self.data.num_batches else state.epoch
         flow.after_epoch(self.args, state, self.session.control)
@@ -194,13 +205,18 @@ class Run:
         value = self._metric_of(metrics)
         if self._follows_metric:
             self.schedule.step(value)
+        self._saved_step = -1  # a checkpoint that was written before does not hold this metric
         is_best = self._remember_best(value)
         if self.args.save_strategy == "best":
             self.session.control.should_save = is_best
 
-    def _metric_of(self, metrics: dict[str, float]) -> float:
+    @property
+    def _metric_name(self) -> str:
         name = str(self.args.metric_for_best_model)
-        name = name if name.startswith("eval_") else f"eval_{name}"
+        return name if name.startswith("eval_") else f"eval_{name}"
+
+    def _metric_of(self, metrics: dict[str, float]) -> float:
+        name = self._metric_name
         if name not in metrics:
             raise TrainingError(
                 f"metric_for_best_model is {self.args.metric_for_best_model!r}, and the evaluation gave no {name!r}",
@@ -211,12 +227,28 @@ class Run:
 
     def _remember_best(self, value: float) -> bool:
         state = self.session.state
-        best = state.best_metric
-        better = best is None or (value > best if self.args.greater_is_better else value < best)
-        if better and not math.isnan(value):
+        if self._is_better(value, state.best_metric):
             state.best_metric, state.best_global_step = value, state.global_step
             return True
         return False
+
+    def _is_better(self, value: float, than: float | None) -> bool:
+        if math.isnan(value):
+            return False
+        return than is None or (value > than if self.args.greater_is_better else value < than)
+
+    def _is_best_saved(self) -> bool:
+        """Tells whether the present step is better than the best one that was saved."""
+        value, best = self._metric_at(self.session.state.global_step), self.best_folder
+        if value is None:
+            return False
+        return self._is_better(value, None if best is None else self._metric_at(step_of(best)))
+
+    def _metric_at(self, step: int) -> float | None:
+        lines = reversed(self.session.state.log_history)
+        return next(
+            (line[self._metric_name] for line in lines if line["step"] == step and self._metric_name in line), None
+        )
 
     def save(self) -> Path:
         """Writes a checkpoint of the present step, removes surplus ones, tells the callbacks."""
@@ -225,7 +257,7 @@ class Run:
         if self._saved_step != state.global_step:
             with self.meter.paused():
                 self.guard.poll(wait=True)
-                if state.best_global_step == state.global_step:
+                if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
                 self._export_callbacks()
                 write_checkpoint(self.output_dir, state.global_step, self._fill)
@@ -237,9 +269,9 @@ class Run:
 
     @property
     def best_folder(self) -> Path | None:
-        """The best checkpoint; found by its name, so that an output folder can be moved."""
+        """The best of the checkpoints."""
         best = self.session.state.best_model_checkpoint
-        return None if best is None else self.output_dir / Path(best).name
+        return None if best is None else Path(best)
 
     def _export_callbacks(self) -> None:
         states: dict[str, Any] = {}
@@ -265,6 +297,7 @@ class Run:
         write_state(folder, saving.OPTIMIZER, captured["optimizer"])
         rest = {
             "schedule": self.schedule.state_dict(),
+            "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": capture_rng(),
@@ -272,20 +305,28 @@ class Run:
         write_state(folder, saving.TRAINING_STATE, rest)
 
     def load(self, folder: Path) -> None:
-        """Goes on from a verified checkpoint."""
+        """Goes on from a verified checkpoint.
+
+        Raises:
+            CheckpointError: FG605 where it is one of another model, optimizer or schedule.
+        """
         saved = saving.read_trainer_state(folder)
         parts = saving.read_training_state(folder)
-        weights = saving.read_weights(folder, self.strategy.model.state_dict())
-        self.strategy.restore({"model": weights, "optimizer": parts["optimizer"]})
-        self.schedule.load_state_dict(parts["schedule"])
+        resumed.refuse_other("optimizer", self.strategy.optimizer, parts["classes"]["optimizer"])
+        resumed.refuse_other("schedule", self.schedule, parts["classes"]["schedule"])
+        configured = resumed.settings(self.strategy.optimizer, self.schedule)
+        self.strategy.restore({"model": saving.read_weights(folder), "optimizer": parts["optimizer"]})
+        resumed.restore_schedule(self.schedule, parts["schedule"])
+        resumed.mention(configured, resumed.settings(self.strategy.optimizer, self.schedule))
         self.data.load_state_dict(parts["data"])
         self.meter.load_state_dict(parts["meter"])
         self._rng = parts["rng"]
-        self._saved_step = saved.global_step
-        self._learning_rate = self.present_learning_rate
+        if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
+            self._saved_step = saved.global_step
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
+        state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, self.output_dir, folder.parent)
         if self.args.restore_callback_states_from_checkpoint:
             self._import_callbacks(saved.stateful_callbacks)  # type: ignore[arg-type]
 

@@ -14,19 +14,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
-from forgather.ml.checkpoint.state import read_state, read_tensors, split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.state import (
+    read_metadata,
+    read_state,
+    read_tensors,
+    split_tensors,
+    write_state,
+    write_tensors,
+)
 from forgather.ml.checkpoint.store import newest_verified, verify
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 
 WEIGHTS = "model.safetensors"
+EXTRA_STATE = "model_extra_state"
 TRAINER_STATE = "trainer_state.json"
 TRAINING_STATE = "training_state"
 OPTIMIZER = "optimizer"
@@ -51,11 +59,17 @@ def check_writable(folder: Path) -> None:
         ) from None
 
 
-def export_model(model: nn.Module, folder: Path, processing_class: Any) -> None:
+def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any) -> None:
     """Writes a model for use: weights, configs and tokenizer, as `from_pretrained` reads them.
 
-    A model that is none of transformers is written as `model.safetensors`. Files are written beside and
-    moved, so that a crash leaves no half-written weights.
+    A model that is none of transformers and cannot save itself is written as `model.safetensors`. Files are
+    written beside and moved, so that a crash leaves no half-written weights.
+
+    Args:
+        model: tells class and configuration.
+        weights: by name, whole.
+        folder: is made when needed.
+        processing_class: tokenizer or processor; None for none.
 
     Raises:
         TrainingError: FG817 where nothing can be written into the folder.
@@ -65,11 +79,13 @@ def export_model(model: nn.Module, folder: Path, processing_class: Any) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        if callable(save := getattr(model, "save_pretrained", None)):
+        if isinstance(model, PreTrainedModel):
             with _without_progress_bars():
-                save(draft)
+                model.save_pretrained(draft, state_dict=dict(weights))
+        elif callable(save := getattr(model, "save_pretrained", None)):
+            save(draft)
         else:
-            write_weights(model.state_dict(), draft)
+            write_weights(weights, draft)
         if callable(save := getattr(processing_class, "save_pretrained", None)):
             save(draft)
         for entry in sorted(draft.iterdir()):
@@ -98,24 +114,20 @@ def write_weights(state: Mapping[str, Any], folder: Path) -> None:
     metadata = {"aliases": json.dumps(aliases)} if aliases else {}
     write_tensors(folder / WEIGHTS, tensors, metadata)
     if rest:
-        write_state(folder, "model_extra_state", rest)
+        write_state(folder, EXTRA_STATE, rest)
 
 
-def read_weights(folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's state; a tied weight that was written once appears under all its names.
+def read_weights(folder: Path) -> dict[str, Any]:
+    """Returns a model's state as `write_weights` got it; a tied weight appears under all its names.
 
-    Args:
-        folder: a checkpoint.
-        expected: the present state of the model, which tells what is tied to what.
+    Raises:
+        CheckpointError: FG603 or FG604.
     """
     state: dict[str, Any] = dict(read_tensors(folder / WEIGHTS))
-    _, aliases, rest = split_tensors(expected)
-    if rest:
-        state |= read_state(folder, "model_extra_state")
-    for name, original in aliases.items():
-        if name not in state and original in state:
-            state[name] = state[original]
-    return state
+    aliases = json.loads(read_metadata(folder / WEIGHTS).get("aliases", "{}"))
+    if (folder / f"{EXTRA_STATE}.json").exists():
+        state |= read_state(folder, EXTRA_STATE)
+    return state | {name: state[original] for name, original in aliases.items()}
 
 
 def write_model_files(model: nn.Module, state: Mapping[str, Any], processing_class: Any, folder: Path) -> None:
@@ -200,22 +212,3 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
     else:
         _log.info("resuming from %s", newest)
     return newest
-
-
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Loads the weights of a verified checkpoint into a model.
-
-    Raises:
-        CheckpointError: FG605 where they are those of another model.
-    """
-    verify(folder)
-    state = read_weights(folder, model.state_dict())
-    try:
-        with torch.no_grad():
-            model.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the weights of {str(folder)!r} do not fit {type(model).__name__}: {str(error).splitlines()[0]}",
-            code="FG605",
-            hint="load them into the model that they were written from",
-        ) from None

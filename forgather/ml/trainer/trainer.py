@@ -22,6 +22,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.rng import seed_everything
+from forgather.ml.checkpoint.store import list_checkpoints, verify
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
@@ -172,6 +173,8 @@ class Trainer:
             saving.check_writable(Path(args.output_dir))
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = saving.resolve_resume(request, Path(args.output_dir))
+        if folder is None and args.save_strategy != "no":
+            _mention_earlier_run(Path(args.output_dir))
         seed_everything(args.seed)
         with Interrupt() as interrupt:
             run = self._make_run(interrupt)
@@ -253,7 +256,8 @@ class Trainer:
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            saving.load_weights(self.model, run.best_folder)
+            verify(run.best_folder)
+            self.strategy.restore({"model": saving.read_weights(run.best_folder)})
         if self.args.save_strategy != "no":
             self.save_model()
         self._session.send("on_train_end")
@@ -307,7 +311,7 @@ class Trainer:
             TrainingError: FG817 where nothing can be written into the folder.
         """
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        saving.export_model(self.model, folder, self.processing_class)
+        saving.export_model(self.model, dict(self.strategy.export()), folder, self.processing_class)
         self.saved_to = folder
         return folder
 
@@ -323,6 +327,17 @@ def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: in
             found, code="FG801", hint="give the trainer a torch.nn.Module, or model_init that gives one"
         )
     return model
+
+
+def _mention_earlier_run(output_dir: Path) -> None:
+    if earlier := list_checkpoints(output_dir):
+        _log.warning(
+            "%s holds %d checkpoints of an earlier run, up to step %d: save_total_limit counts them, and "
+            "resume_from_checkpoint: auto takes the highest step",
+            output_dir,
+            len(earlier),
+            earlier[-1][0],
+        )
 
 
 def _trackers(args: TrainingArguments) -> list[Any]:

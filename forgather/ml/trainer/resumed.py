@@ -1,0 +1,107 @@
+"""What a checkpoint decides, whatever the config says.
+
+Takes the optimizer and the schedule of a config and what a checkpoint holds of them; gives a run that goes on as
+the checkpoint has it. Keeps true: a setting of the config that has no effect in a resumed run is said in one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from forgather.errors import CheckpointError
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+# What moves while a run goes on: none of it is a setting.
+_MOVING = frozenset({"base_lrs", "best", "cooldown_counter", "last_epoch", "last_lr", "lr", "num_bad_epochs", "params"})
+_CYCLING = frozenset({"betas", "momentum"})
+
+
+def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
+    """Returns the settings that a checkpoint brings along, of each group of parameters and of the schedule."""
+    found: dict[str, list[Any]] = {}
+    for group in optimizer.param_groups:
+        moving = _MOVING | _CYCLING if "max_momentum" in group else _MOVING
+        for name, value in group.items():
+            if name not in moving and _is_plain(value):
+                found.setdefault("lr" if name == "initial_lr" else name, []).append(_comparable(value))
+    for name, value in schedule.state_dict().items():
+        if name not in _MOVING and not name.startswith("_") and _is_plain(value):
+            found[name] = [_comparable(value)]
+    return found
+
+
+def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) -> None:
+    """Says which settings of the config lost against those of the checkpoint."""
+    lost = [
+        f"{name} {_shown(restored[name])} (the config says {_shown(value)})"
+        for name, value in configured.items()
+        if name in restored and restored[name] != value
+    ]
+    if lost:
+        _log.warning("resuming with the settings of the checkpoint: %s", ", ".join(lost))
+
+
+def refuse_other(what: str, present: Any, written_by: str) -> None:
+    """Raises where a part of a checkpoint was written by another class.
+
+    Raises:
+        CheckpointError: FG605.
+    """
+    if written_by != type(present).__name__:
+        raise _misfit(what, present, f"it was written by {written_by}")
+
+
+def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
+    """Goes on with a schedule.
+
+    Raises:
+        CheckpointError: FG605 where it is the state of another schedule.
+    """
+    try:
+        schedule.load_state_dict(state)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise _misfit("schedule", schedule, f"{type(error).__name__}: {error}") from None
+
+
+def _misfit(what: str, present: Any, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"the {what} state does not fit {type(present).__name__}: {reason}",
+        code="FG605",
+        hint=f"resume with the {what} that the checkpoint was written with",
+    )
+
+
+def found_again(best: str | None, *folders: Path) -> str | None:
+    """Returns where the best checkpoint lies now: by its name, in the first of `folders` that has it."""
+    if best is None:
+        return None
+    name = Path(best).name
+    found = next((folder / name for folder in folders if (folder / name).is_dir()), None)
+    if found is None:
+        _log.warning("the best checkpoint so far, %s, is gone: a later one will be the best", best)
+        return None
+    return str(found)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return (
+        value is None or isinstance(value, bool | int | float | str) or (isinstance(value, Tensor) and not value.ndim)
+    )
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(values: list[Any]) -> str:
+    different = list(dict.fromkeys(repr(value) for value in values))
+    return different[0] if len(different) == 1 else "/".join(different)
