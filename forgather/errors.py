@@ -17,10 +17,11 @@ from forgather.source import Span
 
 
 class Severity(StrEnum):
-    """How bad a finding is: errors stop, warnings are shown by `train`, lints only by `check`."""
+    """How bad a finding is: errors stop, `train` shows warnings and notes, lints are left to `check`."""
 
     ERROR = "error"
     WARNING = "warning"
+    NOTE = "note"
     LINT = "lint"
 
 
@@ -31,7 +32,7 @@ class Diagnostic:
     Args:
         code: stable code, as in "FG204".
         message: what was found, on one line.
-        severity: error, warning or lint.
+        severity: error, warning, note (nothing is wrong) or lint.
         span: where, in the user's file.
         path: graph path, where there is one.
         hint: what can be done.

@@ -20,7 +20,7 @@ from forgather.source import Span
 
 MAX_LINES = 15
 _WIDTH = 160
-_COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "lint": "\x1b[1;36m"}
+_COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "lint": "\x1b[1;36m"}
 _DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -116,12 +116,13 @@ def print_crash(error: BaseException, project_dir: str | None = None) -> None:
 
 
 def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None) -> bool:
-    """Draws errors and warnings on the error stream; lints are left to `check`. Returns whether any is an error."""
+    """Draws errors, warnings and notes on the error stream, no lints. Returns whether any is an error."""
     shown = [finding for finding in findings if finding.severity is not Severity.LINT]
     errors = [finding for finding in shown if finding.severity is Severity.ERROR]
     if shown:
-        warnings = [finding for finding in shown if finding.severity is not Severity.ERROR]
-        _print_lines(report([*errors, *warnings], Display(project_dir)))
+        warnings = [finding for finding in shown if finding.severity is Severity.WARNING]
+        notes = [finding for finding in shown if finding.severity is Severity.NOTE]
+        _print_lines(report([*errors, *warnings, *notes], Display(project_dir)))
     return bool(errors)
 
 
@@ -176,7 +177,7 @@ def _wants_color(stream: IO[str]) -> bool:
 
 
 def _colored(line: str) -> str:
-    head = re.match(r"(error|warning|lint)(\[\w+\])?:", line)
+    head = re.match(r"(error|warning|note|lint)(\[\w+\])?:", line)
     if head:
         return f"{_COLORS[head[1]]}{head[0]}{_OFF}{_BOLD}{line[head.end() :]}{_OFF}"
     label = re.match(r" +(-->|in |help:|\d+ \|)", line)

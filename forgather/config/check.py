@@ -11,7 +11,7 @@ from forgather.config.calc import names_in, parse_calc
 from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Call, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import entries, roots, walk
 from forgather.errors import Diagnostic, Severity, nearest
 
 
@@ -77,8 +77,16 @@ def _at(node: Node, path: GraphPath, code: str, message: str, severity: Severity
     return Diagnostic(code=code, message=message, severity=severity, span=node.span, path=format_path(path), hint=hint)
 
 
+def _reached(graph: Graph) -> set[int]:
+    """Returns the ids of the nodes that targets hold, and of aliased or merged ones that another key replaced."""
+    tops = list(graph.targets.values())
+    held = [entry for _, node in walk([((), top.value) for top in tops]) for entry in entries(node)]
+    named = [old for entry in (*tops, *held) for old in entry.replaced if old.alias is not None]
+    return {id(node) for _, node in walk([((), entry.value) for entry in (*tops, *named)])}
+
+
 def _unused_definitions(graph: Graph) -> Iterator[Diagnostic]:
-    reached = {id(node) for _, node in walk([((), entry.value) for entry in graph.targets.values()])}
+    reached = _reached(graph)
     for entry in graph.definitions:
         inside = [node for _, node in walk([((), entry.value)])]
         if isinstance(entry.value, Scalar) and entry.value.value is None:

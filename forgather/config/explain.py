@@ -229,6 +229,7 @@ _WORDS = (
     ("escape code", "an escape that names no character", "write \\xXX, \\uXXXX or \\UXXXXXXXX"),
     ("scanning an anchor", "an anchor name that YAML cannot read", "letters, digits, '_' and '-' only: &name"),
     ("scanning an alias", "an alias name that YAML cannot read", "letters, digits, '_' and '-' only: *name"),
+    ("unexpected ':'", "a ':' inside a plain value between brackets", 'quote the value: ["a:b"]'),
     ("flow sequence", "a '[' that is not closed, or a missing ','", "close it with ']'"),
     ("flow mapping", "a '{{' that is not closed, or a missing ','", "close it with '}}'"),
     ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' behind its key"),

@@ -20,7 +20,7 @@ from forgather.config.graph import Sequence as Items
 from forgather.config.load import COMMAND_LINE, load_value
 from forgather.config.merge import overriding
 from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
-from forgather.config.traverse import Step, children, paths_to, rebuild, roots, shared_nodes, walk
+from forgather.config.traverse import Step, children, entries, paths_to, rebuild, roots, shared_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 
@@ -181,22 +181,16 @@ def _listing(names: list[str]) -> str | None:
 
 def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
     """Returns whether `present` is shared and this is where it was written: no alias, no merge key."""
-    entry = next((entry for entry in _entries(holder) if Key(entry.key) == step), None)
+    entry = next((entry for entry in entries(holder) if Key(entry.key) == step), None)
     if entry is None or entry.alias is not None:
         return False
     return id(present) in shared_nodes([node for _, node in roots(graph)])
 
 
-def _entries(node: Node) -> tuple[Entry, ...]:
-    if isinstance(node, Call):
-        return (*node.kwargs, *node.latent_args)
-    return node.entries if isinstance(node, Mapped) else ()
-
-
 def _set(holder: Node, step: Step, value: Node) -> Node:
     """Returns `holder` with the child behind `step` replaced, in this place only."""
     if isinstance(holder, Call) and isinstance(step, Key):
-        if step.name == "submodule_searchpath" and all(entry.key != step.name for entry in _entries(holder)):
+        if step.name == "submodule_searchpath" and all(entry.key != step.name for entry in entries(holder)):
             return replace(holder, submodule_searchpath=value)
         kwargs, latent = _entry_set(holder.kwargs, step.name, value), holder.latent_args
         if kwargs is holder.kwargs:
@@ -309,14 +303,16 @@ def _announced(graph: Graph, edit: _Edit, places: list[str]) -> Graph:
     """Returns the graph with a finding that names the places, where there is more than one."""
     if len(places) < 2:
         return graph
-    shown = ", ".join(places[:_LISTED]) + (", ..." if len(places) > _LISTED else "")
-    count = f"{_COUNTED} or more" if len(places) >= _COUNTED else str(len(places))
+    others = [place for place in places if place != format_path(edit.path)]
+    shown = ", ".join(others[:_LISTED])
+    if len(others) > _LISTED:
+        shown += f" and {'at least ' if len(places) >= _COUNTED else ''}{len(others) - _LISTED} more"
     found = Diagnostic(
         code="FG314",
-        message=f"{edit.text} changed in {count} places: shared by {shown}",
-        severity=Severity.WARNING,
+        message=f"{edit.text} is shared with {shown}",
+        severity=Severity.NOTE,
         span=Span(COMMAND_LINE, 1),
         path=format_path(edit.path),
-        hint="set the place of one alias to change that one alone",
+        hint="to change one place alone, replace the alias there as a whole",
     )
     return replace(graph, diagnostics=(*graph.diagnostics, found))

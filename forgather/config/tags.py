@@ -95,7 +95,8 @@ def parse_tag(text: str) -> Tag:
     if isinstance(kind, CallKind):
         return Tag(kind, _constructor(body, text), name)
     if body:
-        raise Refusal("FG211", f"{text!r}: !{word} takes no constructor, found {body!r}", f"write !{word} value")
+        hint = f"to name it, write !{word}:@name" if isinstance(kind, ContainerKind) else f"write !{word} value"
+        raise Refusal("FG211", f"{text!r}: !{word} takes no constructor, found {body!r}", hint)
     if name is not None and isinstance(kind, ValueKind):
         raise Refusal("FG211", f"{text!r}: !{word} takes no @name", f"write !{word} value")
     return Tag(kind, "", name)

@@ -36,6 +36,13 @@ def children(node: Node) -> Iterator[tuple[Step, Node]]:
         yield Key("default"), node.default
 
 
+def entries(node: Node) -> tuple[Entry, ...]:
+    """Returns the keyword arguments of a call, or the keys of a mapping; nothing for other nodes."""
+    if isinstance(node, Call):
+        return (*node.kwargs, *node.latent_args)
+    return node.entries if isinstance(node, Mapped) else ()
+
+
 def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
     """Returns `node` with `change` applied to each direct child; the same node where nothing changed."""
     if isinstance(node, Call):
@@ -55,8 +62,8 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
         items = _values(node.items, change)
         return node if items is node.items else replace(node, items=items)
     if isinstance(node, Mapped):
-        entries = _entries(node.entries, change)
-        return node if entries is node.entries else replace(node, entries=entries)
+        changed = _entries(node.entries, change)
+        return node if changed is node.entries else replace(node, entries=changed)
     if isinstance(node, (Var, Env)) and node.default is not None:
         default = change(node.default)
         return node if default is node.default else replace(node, default=default)

@@ -26,6 +26,11 @@ def test_a_definition_is_used_when_a_part_of_it_is():
     assert [] == findings(".parts:\n  x: &x [1]\na: *x\n")
 
 
+def test_a_definition_is_used_where_every_key_that_it_brings_is_overridden():
+    assert [] == findings(".base: &base {lr: 1}\na:\n  <<: *base\n  lr: 2\n")
+    assert [] == findings(".p: &p {lr: 1}\n.q: &q {lr: 2}\na:\n  <<: *p\n  <<: *q\n")
+
+
 def test_names_in_calc_that_the_config_does_not_have():
     text = "steps: 1\na: !calc step + steps\n"
     assert ["warning FG232 2 !calc reads 'step', which is no target and no !var of this config"] == findings(text)

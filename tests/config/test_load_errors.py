@@ -142,7 +142,7 @@ HOSTILE = {
     ),
     "container tag with constructor": (
         "a: !list:x:y []\n",
-        "LoadError /project/t.yaml:1: [FG211] '!list:x:y': !list takes no constructor, found 'x:y' (write !list value)",
+        "LoadError /project/t.yaml:1: [FG211] '!list:x:y': !list takes no constructor, found 'x:y' (to name it, write !list:@name)",
     ),
     "list tag on a mapping": (
         "a: !list {b: 1}\n",
@@ -315,6 +315,10 @@ HOSTILE = {
     "two colons in one line": (
         "a: b: c\n",
         "LoadError /project/t.yaml:1: [FG200] a second ': ' in one line (quote the value: key: \"a: b\")",
+    ),
+    "colon inside a value between brackets": (
+        "a: [1:30]\n",
+        "LoadError /project/t.yaml:1: [FG200] a ':' inside a plain value between brackets (quote the value: [\"a:b\"])",
     ),
     "value that begins with @": (
         "a: @x\n",

@@ -60,6 +60,7 @@ MISTAKES = [
     ("-- set ns = namespace()\nb: {{ ns.c }}\n", "FG111", 2, "'c' is not defined in this namespace", None),
     ("-- macro m(a)\n{{ a }}\n-- endmacro\n{{ m() }}\n", "FG111", 4, "the macro is called without 'a'", None),
     ("-- from 's' import nope\n{{ nope() }}\n#--- s ---\nx", "FG111", 1, "'s' has no macro or variable 'nope'", None),
+    ("x: 1\na: {{ [1, {'b': nope}] }}\n", "FG111", 2, "'nope' is not defined", None),
     ("-- include 'nope'\n", "FG112", 1, "there is no template 'nope'", None),
     ("x\n-- include ['a', 'b']\n", "FG112", 2, "there is no template 'a'", None),
     ("-- include 5\n", "FG112", 1, "'include' wants the name of a template, and got int", None),

@@ -8,7 +8,6 @@ import pprint
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, add_var, construction_variables
 from forgather.cli.output import print_findings, write_json, write_text
-from forgather.errors import Severity
 
 CONFIG_OPTIONS = True
 EXECUTES = True
@@ -34,9 +33,7 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     project = invocation.open_project()
     project.refuse_errors()
-    print_findings(
-        [found for found in project.diagnostics if found.severity is Severity.WARNING], project.meta.project_dir
-    )
+    print_findings(project.diagnostics, project.meta.project_dir)
     built = project(options.targets, **construction_variables(invocation))
     if options.json:
         facts = {name: _fact(value) for name, value in built.items()}

@@ -9,7 +9,6 @@ import os
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
 from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
-from forgather.errors import Severity
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.project.display import Display
@@ -35,8 +34,7 @@ def run(invocation: Invocation) -> int:
     """Runs `main` and returns the exit status of the run."""
     project = invocation.open_project()
     plan = plan_run(project)
-    warnings = [found for found in project.diagnostics if found.severity is Severity.WARNING]
-    print_findings(warnings, project.meta.project_dir)
+    print_findings(project.diagnostics, project.meta.project_dir)
     command = ["fgcli", *invocation.arguments]
     if invocation.options.dry_run:
         _print_plan(plan, command, as_json=invocation.options.json)

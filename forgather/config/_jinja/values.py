@@ -41,6 +41,10 @@ class UndefinedValue(StrictUndefined):
             self._fg_template = frame.f_globals["__jinja_template__"] if frame else None
         self._fg_code_line = frame.f_lineno if frame else 0
 
+    def __repr__(self) -> str:
+        """Fails, as printing does: a list or mapping that holds an undefined name is not printed as 'Undefined'."""
+        return str(self)
+
     @property
     def _undefined_message(self) -> str:
         message = super()._undefined_message
