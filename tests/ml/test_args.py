@@ -69,7 +69,8 @@ def test_a_setting_of_transformers_that_is_missing_here_is_refused_by_name(name,
 
 
 def test_every_setting_of_transformers_is_taken_or_refused_with_a_reason():
-    translated = {"activation_checkpointing", "activation_checkpointing_kwargs", "logging_nan_inf_filter"}
+    translated = {"activation_checkpointing", "activation_checkpointing_kwargs"}
+    translated |= {"logging_nan_inf_filter", "disable_tqdm", "log_level", "use_cache"}
     for name in set(TRANSFORMERS_DEFAULTS) - set(OURS) - translated:
         assert refused("FG811", **{name: "a value that nobody has as a default"}).hint
 
@@ -98,7 +99,16 @@ def test_the_newer_name_of_gradient_checkpointing_is_taken_without_a_word(caplog
     assert (True, True, []) == (args.gradient_checkpointing, args.activation_checkpointing, caplog.messages)
 
 
-@pytest.mark.parametrize(("name", "value"), [("save_safetensors", True), ("overwrite_output_dir", True)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("save_safetensors", True),
+        ("overwrite_output_dir", True),
+        ("disable_tqdm", True),
+        ("log_level", "debug"),
+        ("use_cache", True),
+    ],
+)
 def test_a_setting_without_effect_is_said(name, value, caplog):
     TrainingArguments(**{name: value})
     assert f"TrainingArguments: {name!r} has no effect" in caplog.text

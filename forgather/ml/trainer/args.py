@@ -87,12 +87,9 @@ class TrainingArguments:
     torch_compile_mode: str | None = None
     gradient_checkpointing: bool = False
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
-    use_cache: bool = False
     logging_strategy: str = "steps"
     logging_steps: float = 500
     logging_first_step: bool = False
-    log_level: str = "passive"
-    disable_tqdm: bool | None = None
     report_to: Any = "none"
     project: str = "huggingface"
     eval_strategy: str = "no"
@@ -147,8 +144,6 @@ class TrainingArguments:
         object.__setattr__(self, "report_to", [name for name in trackers if name != "none"])
         if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
             object.__setattr__(self, "torch_compile", True)
-        if self.disable_tqdm is None:
-            object.__setattr__(self, "disable_tqdm", False)
         for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and value >= 1:
@@ -246,11 +241,7 @@ class TrainingArguments:
 
     def get_process_log_level(self) -> int:
         """Returns the numeric log level of this process."""
-        if self.log_level == "passive":
-            return logging.getLogger().getEffectiveLevel()
-        return {"detail": logging.DEBUG, **logging.getLevelNamesMapping()}.get(
-            self.log_level.upper() if self.log_level != "detail" else "detail", logging.WARNING
-        )
+        return logging.getLogger().getEffectiveLevel()
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Returns the number of warm-up updates of a run of `num_training_steps`."""
@@ -338,12 +329,9 @@ _CHECKS: dict[str, door.Check] = {
     "torch_compile_mode": door.optional(door.text),
     "gradient_checkpointing": door.flag,
     "gradient_checkpointing_kwargs": door.optional(door.mapping),
-    "use_cache": door.flag,
     "logging_strategy": _INTERVAL,
     "logging_steps": door.steps,
     "logging_first_step": door.flag,
-    "log_level": door.one_of("passive", "detail", "debug", "info", "warning", "error", "critical"),
-    "disable_tqdm": door.optional(door.flag),
     "report_to": _trackers,
     "project": door.text,
     "eval_strategy": _INTERVAL,

@@ -47,6 +47,9 @@ _GONE: dict[str, tuple[Any, str]] = {
     "save_safetensors": (True, "weights are always written as safetensors"),
     "overwrite_output_dir": (None, "a run never deletes what an output folder holds; remove the folder by hand"),
     "logging_nan_inf_filter": (None, "a loss that is not finite stops the run"),
+    "disable_tqdm": (None, "progress is what callbacks show; leave out ProgressCallback for none"),
+    "log_level": (None, "log levels belong to the program, as in logging.getLogger('forgather').setLevel(...)"),
+    "use_cache": (None, "a training step fills no cache of keys and values"),
 }
 """Settings without a meaning here: the value that asks for what happens anyway (None: any), and why."""
 
