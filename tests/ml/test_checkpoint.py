@@ -107,6 +107,14 @@ def test_randomness_goes_on_from_a_captured_state(tmp_path):
     assert expected == [draw(), draw()]
 
 
+def test_random_states_of_devices_that_are_not_here_are_mentioned(caplog):
+    state = capture_rng()
+    restore_rng(state)
+    assert "CUDA" not in caplog.text
+    restore_rng({**state, "cuda": [torch.get_rng_state()] * 99})
+    assert "random states of 99 CUDA devices were saved" in caplog.text
+
+
 def test_every_flipped_bit_truncation_and_missing_file_is_found(tmp_path):
     folder = write_checkpoint(tmp_path, 7, fill)
     assert 7 == verify(folder)

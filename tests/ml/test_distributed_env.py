@@ -40,6 +40,7 @@ def test_variables_that_make_no_sense_are_refused(environ, message):
     [
         ({"backend": "ncl"}, "did you mean 'nccl'?"),
         ({"timeout_seconds": 0}, "above zero"),
+        ({"timeout_seconds": "60"}, "above zero"),
         ({"init_method": "x"}, "env://"),
     ],
 )

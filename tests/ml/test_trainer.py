@@ -148,6 +148,16 @@ def test_evaluating_leaves_randomness_weights_and_training_mode_alone(settings):
     assert trainer.model.training
 
 
+def test_a_layer_that_the_user_put_to_rest_stays_at_rest(settings):
+    model = Regression()
+    model.train()
+    model.layers[2].eval()
+    Trainer(
+        model, settings(eval_strategy="epoch"), train_dataset=regression_rows(), eval_dataset=regression_rows()
+    ).train()
+    assert (True, False) == (model.training, model.layers[2].training)
+
+
 def test_max_steps_wins_over_epochs_and_a_fraction_of_an_epoch_counts(settings):
     assert 6 == Trainer(Regression(), settings(max_steps=6), train_dataset=regression_rows()).train().global_step
     half = settings(num_train_epochs=1.5)

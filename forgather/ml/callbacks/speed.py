@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic
-from forgather.ml.memory import peak_memory_bytes
+from forgather.ml.memory import memory_facts
 
 
 class SpeedCallback(TrainerCallback):
@@ -30,7 +30,9 @@ class SpeedCallback(TrainerCallback):
         self._restart(state)
 
     @cosmetic
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, model: Any = None, **kwargs: Any
+    ) -> None:
         """Adds the numbers."""
         if not logs or "loss" not in logs:
             return
@@ -40,7 +42,8 @@ class SpeedCallback(TrainerCallback):
             logs.setdefault("steps_per_second", (state.global_step - step) / seconds)
             if state.num_input_tokens_seen > tokens:
                 logs.setdefault("tokens_per_second", (state.num_input_tokens_seen - tokens) / seconds)
-        logs.setdefault("memory_bytes", peak_memory_bytes())
+        for name, value in memory_facts(next(model.parameters()).device).items():
+            logs.setdefault(name, value)
         self._restart(state)
 
     @cosmetic

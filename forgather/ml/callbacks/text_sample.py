@@ -17,6 +17,7 @@ from transformers import GenerationConfig, TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.metrics import LineWriter
+from forgather.ml.modes import modes_kept
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -158,18 +159,13 @@ def first_token(tokenizer: Any) -> int:
 @contextmanager
 def resting(model: nn.Module, seed: int) -> Iterator[None]:
     """Runs its body with `model` in evaluation mode and torch seeded; each module's mode and all states come back."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.default_generator.manual_seed(seed)
-            for device in devices:
-                torch.cuda.default_generators[device].manual_seed(seed)
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(model), torch.random.fork_rng(devices=devices), torch.no_grad():
+        model.eval()
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
 
 
 def _module(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Everything random, captured and restored: torch (each device), Python and NumPy.
+"""Everything random, captured and restored: torch (the CPU and each CUDA device), Python and NumPy.
 
 Takes nothing, gives a plain tree that `write_state` can hold. Keeps true: after `restore_rng(captured)`
 all four sources give the numbers they would have given after `capture_rng()`.
@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
 
 
 def capture_rng() -> dict[str, Any]:
@@ -35,8 +39,17 @@ def restore_rng(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
     devices = state.get("cuda")
-    if devices is not None and torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
+    if devices is None:
+        return
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if len(devices) == present:
         torch.cuda.set_rng_state_all([device.cpu() for device in devices])
+    else:
+        _log.warning(
+            "random states of %d CUDA devices were saved, and there are %d: their draws differ from here on",
+            len(devices),
+            present,
+        )
 
 
 def seed_everything(seed: int) -> None:

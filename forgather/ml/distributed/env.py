@@ -103,7 +103,8 @@ class DistributedEnvironment:
             raise DistributedError(
                 f"no backend {self.backend!r}", code="FG702", hint=nearest(str(self.backend), BACKENDS)
             )
-        if isinstance(self.timeout_seconds, bool) or not self.timeout_seconds > 0:
+        is_number = isinstance(self.timeout_seconds, int | float) and not isinstance(self.timeout_seconds, bool)
+        if not (is_number and self.timeout_seconds > 0):
             raise DistributedError(
                 f"timeout_seconds is {self.timeout_seconds!r}", code="FG702", hint="give a number above zero"
             )

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
 from forgather.ml.losses import num_rows
+from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import is_iterable, loader_options
@@ -50,11 +51,10 @@ def evaluate(
         prefix: begins the name of every metric.
     """
     metrics: dict[str, float] = {}
-    trains = strategy.model.training
-    for name, loader in loaders.items():
-        session.dispatcher.scene["eval_dataloader"] = loader
-        metrics |= _evaluate_one(session, strategy, loader, f"{prefix}_{name}" if name else prefix)
-    strategy.model.train(trains)
+    with modes_kept(strategy.model):
+        for name, loader in loaders.items():
+            session.dispatcher.scene["eval_dataloader"] = loader
+            metrics |= _evaluate_one(session, strategy, loader, f"{prefix}_{name}" if name else prefix)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
@@ -77,10 +77,10 @@ def _evaluate_one(session: Session, strategy: Strategy, loader: Any, prefix: str
         session.send("on_prediction_step")
     if batches == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
-    loss_sum, targets_sum = strategy.reduce(total), strategy.reduce(valid)
+    loss_sum, num_targets = float(strategy.reduce(total)), float(strategy.reduce(valid))  # waits for the device
     seconds = max(time.perf_counter() - began, 1e-9)
     return {
-        f"{prefix}_loss": float(loss_sum) / max(float(targets_sum), 1e-12) if float(targets_sum) else float("nan"),
+        f"{prefix}_loss": loss_sum / num_targets if num_targets else float("nan"),
         f"{prefix}_runtime": seconds,
         f"{prefix}_samples_per_second": rows / seconds,
         f"{prefix}_steps_per_second": batches / seconds,

@@ -1,17 +1,15 @@
 """What a log line says.
 
 Takes losses, norms and token counts of steps; gives one line of plain numbers. Keeps true: nothing is
-read from a device before a line is asked for; time spent evaluating and saving is no training time.
+read from a device before a line is asked for; to a line, time spent evaluating and saving is no training time.
 
 Units:
-    tokens and steps per second of training time; memory in bytes.
+    tokens and steps per second: of a line, of training time; of the closing summary, of the whole call, as in
+    transformers. Memory in bytes.
 """
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.ml.memory import memory_facts
 from forgather.ml.types import Update, Window
 
 
@@ -28,7 +27,6 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
         self.total_loss: float | Tensor = 0.0
         self.total_steps = 0
         self.total_rows = 0
@@ -77,7 +75,7 @@ class Meter:
         values["learning_rate"] = learning_rate
         values["tokens_per_second"] = self._tokens / seconds
         values["steps_per_second"] = (self._steps - self._resumed) / seconds
-        values |= self.memory()
+        values |= memory_facts(self.device)
         self._close_line(loss)
         self._line_began = now
         return values
@@ -88,21 +86,6 @@ class Meter:
         self.total_tokens += self._tokens
         self._loss, self._steps, self._tokens = 0.0, 0, 0
         self._resumed_loss, self._resumed = 0.0, 0
-
-    def memory(self) -> dict[str, float]:
-        """Returns the memory of this process: of the accelerator where there is one, else resident."""
-        if self.device.type == "cuda":
-            return {
-                "memory_bytes": torch.cuda.memory_allocated(self.device),
-                "memory_peak_bytes": torch.cuda.max_memory_allocated(self.device),
-                "memory_reserved_bytes": torch.cuda.memory_reserved(self.device),
-            }
-        try:
-            with open("/proc/self/statm", "rb") as stream:
-                return {"memory_bytes": int(stream.read().split()[1]) * self._page}
-        except OSError:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return {"memory_bytes": peak if sys.platform == "darwin" else peak * 1024}
 
     def summary(self) -> dict[str, float]:
         """Returns the numbers of the whole run, and ends it. Waits for the device."""
