@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from forgather.errors import ProjectError, UnknownTargetError, nearest
+from forgather.config.graph import list_of_targets
+from forgather.errors import ProjectError, UnknownTargetError
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
@@ -71,7 +72,7 @@ def plan_run(project: Project) -> RunPlan:
     if MAIN not in facts:
         raise UnknownTargetError(
             f"config {project.config_name!r} has no target {MAIN!r} to run",
-            hint=nearest(MAIN, list(facts)) or "'fgcli targets' lists the targets",
+            hint=list_of_targets(list(facts), MAIN),
             context=project.lineage,
         )
     output_dir = _planned_output_dir(project)

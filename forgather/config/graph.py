@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 
-from forgather.errors import Diagnostic
+from forgather.errors import Diagnostic, UnknownTargetError
 from forgather.source import Origin, Span
 
 PlainScalar = str | int | float | bool | None
+_LISTED = 30
 
 
 class CallKind(StrEnum):
@@ -180,3 +182,25 @@ class Graph:
     anchors: Mapping[int, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
     kept: tuple[Node, ...] = ()
+
+    def target(self, name: str) -> Entry:
+        """Returns the target of that name.
+
+        Raises:
+            UnknownTargetError: there is none; the hint lists those there are.
+        """
+        if name in self.targets:
+            return self.targets[name]
+        hint = list_of_targets(list(self.targets), name)
+        if name.startswith(".") and any(entry.key == name for entry in self.definitions):
+            hint = "a name that begins with '.' is a definition: give it another name to make it a target"
+        raise UnknownTargetError(f"no target {name!r}", hint=hint, found=name)
+
+
+def list_of_targets(names: list[str], wanted: str) -> str:
+    """Returns the nearest of the names, and the list of them, cut where it is long."""
+    if not names:
+        return "the config has no targets"
+    near = get_close_matches(wanted, names, n=1)
+    shown = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    return (f"did you mean {near[0]!r}? " if near else "") + f"targets: {shown}"

@@ -50,7 +50,6 @@ from forgather.errors import (
     GraphError,
     ResolveError,
     UnboundVarError,
-    UnknownTargetError,
     nearest,
 )
 
@@ -83,14 +82,9 @@ def materialize(
         Exception: whatever a constructor raises, with a `BuildNote`.
     """
     wanted = list(graph.targets) if targets is None else list(targets)
-    for name in wanted:
-        if name not in graph.targets:
-            hint = nearest(name, list(graph.targets)) or "'fgcli targets' lists the targets"
-            if name.startswith(".") and any(entry.key == name for entry in graph.definitions):
-                hint = "a name that begins with '.' is a definition: give it another name to make it a target"
-            raise UnknownTargetError(f"no target {name!r}", hint=hint, found=name)
+    tops = [(name, graph.target(name).value) for name in wanted]
     construction = _Construction(graph, dict(variables or {}), resolver or Resolver(project_dir), hook)
-    return {name: construction.build(graph.targets[name].value, (Key(name),)) for name in wanted}
+    return {name: construction.build(node, (Key(name),)) for name, node in tops}
 
 
 class _Construction:

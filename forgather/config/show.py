@@ -12,11 +12,10 @@ from collections.abc import Sequence as Names
 from typing import Any
 
 from forgather.config.forms import describe
-from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import Calc, Call, ContainerKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.naming import anchor_names
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import Step, children, shared_nodes
-from forgather.errors import UnknownTargetError, nearest
 
 _WIDTH = 80
 
@@ -31,7 +30,7 @@ def tree(graph: Graph, targets: Names[str] | None = None) -> str:
     Raises:
         UnknownTargetError: a target that the graph does not have.
     """
-    tops = [((Key(name),), _target(graph, name).value) for name in (graph.targets if targets is None else targets)]
+    tops = [((Key(name),), graph.target(name).value) for name in (graph.targets if targets is None else targets)]
     drawing = _Drawing(anchor_names(graph, tops))
     return "".join(f"{line}\n" for path, node in tops for line in drawing.lines(path[-1], node, "", ""))
 
@@ -46,12 +45,6 @@ def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | No
     """
     writer = _JsonWriter(graph, label)
     return {"config": config, "targets": {name: writer.value(entry.value) for name, entry in graph.targets.items()}}
-
-
-def _target(graph: Graph, name: str) -> Entry:
-    if name not in graph.targets:
-        raise UnknownTargetError(f"no target {name!r}", hint=nearest(name, list(graph.targets)), found=name)
-    return graph.targets[name]
 
 
 class _Drawing:

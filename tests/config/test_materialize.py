@@ -248,8 +248,10 @@ def test_what_cannot_be_built_is_located(text, kind, expected, monkeypatch):
 def test_an_unknown_target_lists_the_targets():
     with pytest.raises(UnknownTargetError) as caught:
         build("model: 1\nmain: 2\n", targets=["modle"])
-    assert "[FG302] no target 'modle' (did you mean 'model'?)" == str(caught.value)
+    assert "[FG302] no target 'modle' (did you mean 'model'? targets: model, main)" == str(caught.value)
     assert isinstance(caught.value, KeyError)
+    with pytest.raises(UnknownTargetError, match=r"\(targets: t0, t1, .*, t29 and 10 more\)$"):
+        build("\n".join(f"t{number}: 1" for number in range(40)), targets=["zzz"])
 
 
 def test_errors_survive_pickling():
