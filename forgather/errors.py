@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from forgather.source import Span
 
@@ -70,7 +70,8 @@ class ForgatherError(Exception):
 
     code = "FG000"
     argument: str | None = None
-    """Name of the keyword that a constructor's own error is about; the error is placed where it is written."""
+    """Name of the keyword that a constructor's own error is about; the error is placed where it is written. `args.lr`
+    is the keyword `lr` of the call that is given as `args`."""
 
     def __init__(
         self,
@@ -96,6 +97,11 @@ class ForgatherError(Exception):
         self.found = found
         self.context = tuple(context)
         self.others = tuple(others)
+
+    def about(self, argument: str) -> Self:
+        """Returns this error, marked as one about `argument`."""
+        self.argument = argument
+        return self
 
     def __str__(self) -> str:
         place = f"{self.span}: " if self.span else ""

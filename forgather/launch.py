@@ -7,6 +7,7 @@ is constructed, and an exception of the run reaches the caller as it was raised.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Outcome:
         run_dir: the run's folder.
         model_dir: where the model was saved; None where nothing was.
         checkpoint: newest checkpoint that the run wrote; None without one.
-        interrupted: True when Ctrl-C ended it.
+        interrupted: True when Ctrl-C or SIGTERM ended it.
     """
 
     status: int
@@ -120,9 +121,10 @@ def run(plan: RunPlan, run_dir: str) -> Outcome:
                 return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
             if callable(main) and not _is_module(main):
                 return Outcome(status=_called(main), run_dir=run_dir)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        status = 128 + getattr(stop, "signal_number", signal.SIGINT)
         checkpoint = _newest_checkpoint(plan, main)
-        return Outcome(status=130, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
+        return Outcome(status=status, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
     raise ProjectError(
         f"{MAIN!r} is of type {type(main).__name__}, which can neither train nor be called",
         code="FG412",

@@ -52,6 +52,7 @@ from forgather.errors import (
     UnboundVarError,
     nearest,
 )
+from forgather.source import Span
 
 
 def materialize(
@@ -160,9 +161,9 @@ class _Construction:
         try:
             return call_noted(function, args, {**kwargs, **latent}, place)
         except ForgatherError as error:
-            written = {str(entry.key): entry.span for entry in _keywords(node)}
-            if error.span is None and error.argument in written:
-                error.span, error.path = written[error.argument], format_path(path)
+            if error.span is None and error.argument is not None:
+                error.span = _written(node, error.argument)
+                error.path = error.path if error.span is None else format_path(path)
             raise
 
     def _resolve(self, node: Call, path: GraphPath) -> Callable[..., Any]:
@@ -301,6 +302,15 @@ class _Construction:
         if isinstance(node, Env) and node.variable in os.environ:
             return False
         return any(self._is_live(child) for _, child in children(node))
+
+
+def _written(node: Call, argument: str) -> Span | None:
+    first, _, inner = argument.partition(".")
+    for entry in _keywords(node):
+        if str(entry.key) == first:
+            nested = _written(entry.value, inner) if inner and isinstance(entry.value, Call) else None
+            return nested or entry.span
+    return None
 
 
 def _keywords(node: Call) -> tuple[Entry, ...]:

@@ -167,7 +167,8 @@ def _no_such(edit: _Edit, node: Node, step: Step, inside: GraphPath) -> NoReturn
     else:
         found, hint = repr(step.name), nearest(str(step.name), names) or _listing(names)
     if not edit.adds and step == edit.path[-1] and isinstance(node, (Call, Mapped)) and isinstance(step, Key):
-        hint = f"{hint}; +{edit.text}=... adds it" if hint else f"+{edit.text}=... adds it"
+        added = f"+{edit.text}=... adds it"
+        hint = added if hint is None else f"{added}; {hint}" if hint.startswith("it has") else f"{hint}; {added}"
     message = f"{format_path(inside)} ({describe(node)}) has no {found}"
     raise GraphError(message, code="FG311", path=format_path(inside), span=node.span, hint=hint)
 

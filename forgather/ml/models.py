@@ -19,6 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, nearest
+from forgather.ml.log import get_logger
+from forgather.ml.quiet import without_progress_bars
+
+_log = get_logger(__name__)
 
 
 class ModelSourceError(TrainingError, OSError):
@@ -67,6 +71,7 @@ def from_config(
         )
     config = copy.deepcopy(config)
     if tokenizer is not None:
+        _say_vocab_size(config, len(tokenizer))
         config.vocab_size = len(tokenizer)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer, name))
@@ -80,8 +85,7 @@ def from_config(
         options["dtype"] = as_dtype(dtype)
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-    model.train()
-    return model
+    return _ready(model)
 
 
 def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
@@ -106,15 +110,29 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
         )
     source = str(folder) if folder.is_dir() else str(pretrained_model_name_or_path)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
+        with without_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelSourceError(
             f"model {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
             hint="check the name and the connection, or give an existing folder",
         ) from error
+    return _ready(model)
+
+
+def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    if model.loss_type is None:  # transformers guesses it from the class name, and warns where that tells nothing
+        model.loss_type = "ForCausalLM"
     model.train()
     return model
+
+
+def _say_vocab_size(config: PretrainedConfig, found: int) -> None:
+    given = config.vocab_size
+    # A class attribute is the default: nobody asked for it.
+    if given not in (found, getattr(type(config), "vocab_size", found)):
+        _log.warning("vocab_size is %d, and the tokenizer has %d tokens, which the model is given", given, found)
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:

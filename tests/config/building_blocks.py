@@ -75,6 +75,11 @@ def keep(*nodes, **named):
 NUMBER = 5
 
 
+def picky_about_settings(**settings):
+    """Refuses the keyword `lr` of the call that was given as `settings`."""
+    raise ForgatherError("lr is wrong").about("settings.lr")
+
+
 def picky(**settings):
     error = ForgatherError("second is 2", code="FG000")
     error.argument = "second"

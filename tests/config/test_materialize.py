@@ -203,6 +203,13 @@ def test_a_constructors_own_error_about_an_argument_is_located_at_that_argument(
     assert (3, "main") == (error.span.line, error.path)
 
 
+@pytest.mark.parametrize(("lines", "line"), [("    steps: 1\n    lr: 2\n", 3), ("    steps: 1\n    rate: 2\n", 5)])
+def test_an_error_about_a_setting_of_settings_is_located_at_that_setting(lines, line):
+    call = "main: !call:building_blocks:picky_about_settings\n    settings: *part\n"
+    error = error_of(f"part: &part !call:B:Part\n{lines}{call}", ForgatherError)
+    assert (line, "main") == (error.span.line, error.path)
+
+
 def test_a_type_error_inside_a_constructor_is_not_blamed_on_the_config():
     error = error_of("a: !call:B:inner_type_error [1]\n", TypeError)
     assert not isinstance(error, ArgumentError)

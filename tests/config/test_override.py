@@ -144,6 +144,8 @@ def test_a_value_that_names_what_it_replaces_makes_no_cycle():
         (".lrr=1", "[FG311] no target '.lrr' to set '.lrr' in (did you mean '.lr'?)"),
         ("args.max_step=1", "/project/t.yaml:4: [FG311] args (!singleton:dict) has no 'max_step' (did you mean "
          "'max_steps'?; +args.max_step=... adds it)"),
+        ("args.unlike=1", "/project/t.yaml:4: [FG311] args (!singleton:dict) has no 'unlike' (one of: lr, max_steps; "
+         "+args.unlike=... adds it)"),
         ("args.xx.y=1", "/project/t.yaml:4: [FG311] args (!singleton:dict) has no 'xx' (one of: lr, max_steps)"),
         ("callbacks[7]=1", "/project/t.yaml:8: [FG311] callbacks (a sequence) has no [7] (it has 3 items)"),
         ("callbacks.x=1", "/project/t.yaml:8: [FG311] callbacks (a sequence) has no 'x'"),
@@ -177,3 +179,10 @@ def test_a_value_may_not_nest_the_config_too_deep():
 def test_an_equals_sign_in_a_quoted_key_belongs_to_the_key():
     assert ("a['x=y']", "1") == split_assignment("a['x=y']=1")
     assert ("a['it\\'s=']", "=") == split_assignment("a['it\\'s=']==")
+
+
+def test_how_to_add_a_keyword_stands_before_a_long_list():
+    names = "".join(f"  name_{number}: 1\n" for number in range(15))
+    with pytest.raises(GraphError) as caught:
+        override(graph_of(f"a: !singleton:dict\n{names}"), [split_assignment("a.other=1")])
+    assert caught.value.hint.startswith("+a.other=... adds it; it has: name_0, name_1")

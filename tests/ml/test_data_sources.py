@@ -125,6 +125,25 @@ def test_bad_input_gets_its_own_code_and_a_hint(tmp_path, code, files, read):
     assert "\n" not in str(excinfo.value)
 
 
+@pytest.mark.parametrize(
+    ("read", "argument"),
+    [
+        (lambda folder: json_lines(folder / "absent.jsonl"), "paths"),
+        (lambda folder: json_lines(folder, text_column="txt"), "text_column"),
+        (lambda folder: python_sources(folder / "absent"), "folder"),
+    ],
+)
+def test_an_error_tells_which_argument_it_is_about(tmp_path, read, argument):
+    with pytest.raises((DataError, DataFileError)) as excinfo:
+        read(write(tmp_path, {"a.jsonl": '{"text": "x"}'}))
+    assert argument == excinfo.value.argument
+
+
+def test_reading_files_draws_no_progress_bar(tmp_path, capfd):
+    json_lines(write(tmp_path, {"a.jsonl": json.dumps({"text": f"never read before: {tmp_path}"})}))
+    assert ("", "") == tuple(capfd.readouterr())
+
+
 def test_a_misspelt_column_gets_the_nearest_name(tmp_path):
     with pytest.raises(DataError, match="did you mean 'text'"):
         json_lines(write(tmp_path, {"a.jsonl": '{"text": "x"}'}), "txet")

@@ -69,6 +69,29 @@ def test_the_config_is_copied_and_follows_a_tokenizer(config):
     assert config.vocab_size == 64
 
 
+@pytest.mark.parametrize(("given", "said"), [(50, True), (100, False), (32000, False)])
+def test_a_vocabulary_that_a_tokenizer_overrules_is_said(caplog, given, said):
+    class Tokens:
+        bos_token_id, eos_token_id, pad_token_id = 3, 4, 5
+
+        def __len__(self):
+            return 100
+
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    from_config(LlamaConfig(vocab_size=given, **shape), tokenizer=Tokens())
+    assert said == ("vocab_size is 50, and the tokenizer has 100 tokens" in caplog.text)
+
+
+def test_building_and_loading_say_nothing_of_their_own(tmp_path, capfd, caplog):
+    made = from_config(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
+    made.save_pretrained(tmp_path)
+    capfd.readouterr()
+    ids = torch.tensor([[1, 2, 3]])
+    expected, actual = (model.eval()(input_ids=ids, labels=ids).loss for model in (made, from_pretrained(tmp_path)))
+    assert torch.equal(expected, actual)
+    assert (("", ""), "") == (tuple(capfd.readouterr()), caplog.text)
+
+
 def test_other_architectures_are_built_alike():
     model = from_config(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32))
     assert type(model).__name__ == "GPT2LMHeadModel"

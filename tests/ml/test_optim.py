@@ -17,6 +17,12 @@ from forgather.ml.types import Update
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 
 
+def test_an_optimizer_that_wants_a_closure_is_refused(settings):
+    with pytest.raises(TrainingError, match="needs a closure") as caught:
+        make_optimizer(Regression(), settings(), torch.optim.LBFGS)
+    assert "FG819" == caught.value.code
+
+
 def backward(model):
     model(input_ids=torch.arange(10).reshape(1, 10), labels=torch.arange(10).reshape(1, 10)).loss.backward()
 

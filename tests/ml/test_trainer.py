@@ -348,6 +348,18 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
+def test_sigterm_ends_the_run_as_ctrl_c_does(settings):
+    args = settings(save_strategy="epoch")
+    stopped = Trainer(
+        tiny_llama(), args, train_dataset=rows(), callbacks=[At(2, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        stopped.train()
+    assert signal.SIGTERM == caught.value.signal_number
+    assert signal.SIG_DFL is signal.getsignal(signal.SIGTERM)
+    assert [2] == [step for step, _ in list_checkpoints(Path(args.output_dir))]
+
+
 def test_ctrl_c_on_a_full_disk_says_that_the_state_is_lost(settings, caplog):
     args, recorder = settings(save_strategy="epoch"), Recorder()
 

@@ -167,13 +167,13 @@ def _write_blocks(folder: Path, documents: Iterable[list[Any]], block_size: int,
             code="FG836",
             hint="more text, or a smaller block_size",
             found=counts["num_tokens"],
-        )
+        ).about("block_size")
     return counts
 
 
 def _check(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int, text_column: str) -> None:
     if text_column not in dataset.column_names:
-        raise missing_column(text_column, dataset.column_names)
+        raise missing_column(text_column, dataset.column_names).about("text_column")
     if block_size < 2:
         raise DataError(f"block_size must be at least 2; got {block_size!r}", code="FG839", found=block_size)
     if tokenizer.eos_token_id is None:

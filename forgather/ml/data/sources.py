@@ -12,10 +12,18 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
-from datasets import Dataset, Value, load_dataset
+from datasets import (
+    Dataset,
+    Value,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    load_dataset,
+)
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.ml.data.faults import DataError, DataFileError, missing_column
@@ -51,7 +59,9 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
     root = Path(folder).expanduser() if folder is not None else Path(sysconfig.get_paths()["stdlib"])
     skipped = _SKIPPED_FOLDERS if folder is not None else _SKIPPED_FOLDERS | _SKIPPED_OF_STDLIB
     if not root.is_dir():
-        raise DataFileError(f"no such folder: {str(root)!r}", code="FG830", hint="give an existing folder")
+        raise DataFileError(f"no such folder: {str(root)!r}", code="FG830", hint="give an existing folder").about(
+            "folder"
+        )
     texts, names, used, digest = [], [], 0, xxhash.xxh3_64()
     for name, text in _python_files(root, skipped):
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -175,7 +185,9 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     """
     entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not entries:
-        raise DataFileError("the list of data files is empty", code="FG830", hint="name at least one file")
+        raise DataFileError("the list of data files is empty", code="FG830", hint="name at least one file").about(
+            "paths"
+        )
     return list(dict.fromkeys(file for entry in entries for file in _expand(Path(entry).expanduser(), suffixes)))
 
 
@@ -192,7 +204,7 @@ def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
         what = "holds no data file" if entry.is_dir() else "matches no file"
         raise DataFileError(
             f"{str(entry)!r} {what}", code="FG830", hint=f"expected {expected}; the working folder is {os.getcwd()!r}"
-        )
+        ).about("paths")
     return found
 
 
@@ -220,16 +232,28 @@ def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
 def _read(files: list[str], reader: object, **options: object) -> Dataset:
     empty = [file for file in files if os.path.getsize(file) == 0]
     if len(empty) == len(files):
-        raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE)
+        raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE).about("paths")
     try:
-        return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
+        with _without_progress_bars():
+            return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
     except (DatasetGenerationError, OSError, ValueError) as error:
         cause = error.__cause__ or error
         raise DataFileError(
             f"{_listed(files)} cannot be read: {_first_line(cause)}",
             code="FG834",
             hint="is it in this format, complete, and in UTF-8?",
-        ) from error
+        ).about("paths") from error
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
 
 
 def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> Dataset:
@@ -239,7 +263,7 @@ def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> 
     else:
         kept = text_only(dataset, text_column).rename_columns({text_column: "text"} if text_column != "text" else {})
     if not len(kept):
-        raise DataError(f"{_listed(files)} gives no row with text", code="FG832", hint=_AT_LEAST_ONE)
+        raise DataError(f"{_listed(files)} gives no row with text", code="FG832", hint=_AT_LEAST_ONE).about("paths")
     return kept
 
 
@@ -250,11 +274,13 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
         DataError: if there is no such column, or it holds something else than text.
     """
     if column not in dataset.column_names:
-        raise missing_column(column, dataset.column_names)
+        raise missing_column(column, dataset.column_names).about("text_column")
     feature = dataset.features[column]
     if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):
         kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__
-        raise DataError(f"column {column!r} holds {kind}, not text", code="FG833", hint="name a column of strings")
+        raise DataError(
+            f"column {column!r} holds {kind}, not text", code="FG833", hint="name a column of strings"
+        ).about("text_column")
     kept = dataset.select_columns([column])
     filled = [row for row, text in enumerate(_column(kept, column)) if text]
     if len(filled) < len(kept):

@@ -118,7 +118,8 @@ class TrainingArguments:
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         if output_dir is not None:
-            settings["output_dir"] = os.path.expanduser(os.fspath(output_dir))
+            is_path = isinstance(output_dir, str | os.PathLike)
+            settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
         settings = door.present_names(settings, frozenset(field.name for field in fields))
         object.__setattr__(self, "explicit", frozenset(settings))

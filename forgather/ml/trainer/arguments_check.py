@@ -24,11 +24,6 @@ class SettingError(TrainingError, ValueError):
 
     code = "FG810"
 
-    def about(self, argument: str) -> SettingError:
-        """Returns this error, marked as one about `argument`."""
-        self.argument = argument
-        return self
-
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",

@@ -1,23 +1,51 @@
 """`transformers.Trainer`, driven by what drives our own trainer.
 
 Takes the keywords of `forgather.ml:Trainer` with the arguments of transformers; gives a
-`transformers.Trainer`. Keeps true: without factories, loss and callbacks it is `transformers.Trainer` to
-the letter.
+`transformers.Trainer`. Keeps true: without factories, loss and callbacks the numbers are those of
+`transformers.Trainer`; what the arguments ask for happens, also where transformers leaves it to a script.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
 
+from forgather.errors import CheckpointError
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.losses import UserLoss, is_causal_lm
+from forgather.ml.quiet import without_progress_bars
+from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+
+# `transformers.TrainingArguments` takes any value and fails later, elsewhere.
+_NUMBERS: dict[str, door.Check] = {
+    "per_device_train_batch_size": door.count(1),
+    "per_device_eval_batch_size": door.count(1),
+    "gradient_accumulation_steps": door.count(1),
+    "num_train_epochs": door.number(0),
+    "max_steps": door.count(-1),
+    "learning_rate": door.number(0),
+    "weight_decay": door.number(0),
+    "max_grad_norm": door.number(0),
+    "seed": door.count(0),
+}
+
+
+def _check_numbers(args: TrainingArguments) -> None:
+    for name, check in _NUMBERS.items():
+        try:
+            door.check_value(name, getattr(args, name), check)
+        except door.SettingError as error:
+            raise error.about(f"args.{name}") from None
 
 
 class HFTrainer(Trainer):
@@ -44,6 +72,9 @@ class HFTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] = (),
         **others: Any,
     ) -> None:
+        _check_numbers(args)
+        if not torch.accelerator.is_available():
+            args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         if loss_fn is not None:
@@ -54,6 +85,47 @@ class HFTrainer(Trainer):
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)
+
+    def train(self, resume_from_checkpoint: bool | str | None = None, *others: Any, **named: Any) -> Any:
+        """Trains to the end of the run.
+
+        Args:
+            resume_from_checkpoint: true or "auto" for the newest checkpoint of `output_dir`, or a folder; that of
+                the arguments by default, which `transformers.Trainer` does not look at.
+            *others: further arguments of `transformers.Trainer.train`.
+            **named: its keywords.
+
+        Raises:
+            CheckpointError: FG601 where the folder does not exist.
+            KeyboardInterrupt: after Ctrl-C, when the state was saved.
+        """
+        request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        folder = _resume_folder(request, str(self.args.output_dir))
+        with Interrupt() as interrupt:
+            stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
+            self.add_callback(stop)
+            try:
+                result = super().train(folder, *others, **named)
+            except BaseException as error:
+                if stop.began:
+                    self._close(error)
+                raise
+            finally:
+                self.remove_callback(stop)
+        if interrupt.requested:
+            raise interrupt.error
+        return result
+
+    def _close(self, error: BaseException) -> None:
+        """Lets callbacks close what they opened."""
+        try:
+            self.callback_handler.call_event("on_train_end", self.args, self.state, self.control, error=error)  # type: ignore[no-untyped-call]
+        except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
+            error.add_note(f"on_train_end failed too: {failure!r}")
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        with without_progress_bars():
+            super()._save(output_dir, state_dict)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Returns the factory's optimizer, or that of transformers."""
@@ -68,6 +140,46 @@ class HFTrainer(Trainer):
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
             self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
         return super().create_scheduler(num_training_steps, optimizer)
+
+
+def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
+    if request is None or request is False:
+        return None
+    if request is True or request == "auto":
+        found = get_last_checkpoint(output_dir) if os.path.isdir(output_dir) else None  # type: ignore[no-untyped-call]
+        return None if found is None else str(found)
+    folder = os.path.expanduser(request)
+    if not os.path.isdir(folder):
+        raise CheckpointError(
+            f"there is no checkpoint folder {folder!r}",
+            code="FG601",
+            hint="give a folder named checkpoint-<step>, or resume_from_checkpoint: auto",
+        )
+    return folder
+
+
+class _StopAfterStep(TrainerCallback):
+    """Ends the run after the step in which a signal came, with a checkpoint where saving is on."""
+
+    def __init__(self, interrupt: Interrupt, *, saves: bool) -> None:
+        self.began = False
+        self._interrupt = interrupt
+        self._saves = saves
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Notes that callbacks have something to close."""
+        self.began = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> TrainerControl:
+        """Asks for the end."""
+        if self._interrupt.requested:
+            control.should_training_stop = True
+            control.should_save = control.should_save or self._saves
+        return control
 
 
 class _OutputLoss:

@@ -62,8 +62,19 @@ def make_optimizer(
             code="FG819",
             hint="give a callable that takes parameters, as !partial:torch.optim:AdamW",
         )
+    _refuse_closure(optimizer)
     _warn_of_conflict(optimizer, args)
     return optimizer
+
+
+def _refuse_closure(optimizer: Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise TrainingError(
+            f"{type(optimizer).__name__} calls the model by itself (its step() needs a closure)",
+            code="FG819",
+            hint="give an optimizer whose step() needs nothing, as torch.optim:AdamW",
+        )
 
 
 def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
@@ -74,7 +85,7 @@ def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
         _log.warning(
             "learning_rate is %g, but the optimizer_factory sets its own (%s), which is used",
             args.learning_rate,
-            ", ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates) if rate is not None),
+            _rates(rates),
         )
 
 
@@ -139,6 +150,10 @@ def make_schedule(
             hint="give a callable that takes the optimizer, as !partial:torch.optim.lr_scheduler:CosineAnnealingLR",
         )
     return schedule
+
+
+def _rates(rates: list[Any]) -> str:
+    return ", ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates) if rate is not None)
 
 
 def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from forgather.errors import CheckpointError
 from forgather.ml.log import get_logger
@@ -57,7 +58,9 @@ def refuse_other(what: str, present: Any, written_by: str) -> None:
 
 
 def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
-    """Goes on with a schedule.
+    """Goes on with a schedule; the next update takes the rate that its present plan gives at its step.
+
+    The rate of the old plan lies in the optimizer: at the end of a run that is now made longer, that is zero.
 
     Raises:
         CheckpointError: FG605 where it is the state of another schedule.
@@ -66,6 +69,13 @@ def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
         schedule.load_state_dict(state)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise _misfit("schedule", schedule, f"{type(error).__name__}: {error}") from None
+    if isinstance(schedule, LambdaLR):
+        groups = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, base, rate in groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(base * rate(schedule.last_epoch))
+            else:
+                group["lr"] = base * rate(schedule.last_epoch)
 
 
 def _misfit(what: str, present: Any, reason: str) -> CheckpointError:

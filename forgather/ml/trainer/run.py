@@ -158,7 +158,7 @@ class Run:
         self.session.send("on_step_end")
         self._log_evaluate_save()
         if self.interrupt.requested:
-            raise KeyboardInterrupt
+            raise self.interrupt.error
 
     def finish_epoch(self, *, complete: bool) -> None:
         """Tells the callbacks; logs, evaluates and saves where that is due."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
@@ -30,6 +28,7 @@ from forgather.ml.checkpoint.state import (
 )
 from forgather.ml.checkpoint.store import newest_verified, verify
 from forgather.ml.log import get_logger
+from forgather.ml.quiet import without_progress_bars
 
 _log = get_logger(__name__)
 
@@ -80,7 +79,7 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
     draft.mkdir()
     try:
         if isinstance(model, PreTrainedModel):
-            with _without_progress_bars():
+            with without_progress_bars():
                 model.save_pretrained(draft, state_dict=dict(weights))
         elif callable(save := getattr(model, "save_pretrained", None)):
             save(draft)
@@ -94,18 +93,6 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
             os.replace(entry, folder / entry.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing over what the callbacks show."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def write_weights(state: Mapping[str, Any], folder: Path) -> None:

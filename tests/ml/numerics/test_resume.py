@@ -140,3 +140,10 @@ def test_a_finished_run_that_is_resumed_takes_no_step(settings):
     assert STEPS == before.global_step
     assert math.isnan(before.training_loss) and "train_loss" not in before.metrics
     assert "on_step_begin" not in {event for event, _ in recorder.events}
+
+
+def test_a_run_made_longer_takes_the_rate_of_its_new_plan(settings):
+    rates = Recorder()
+    make(settings, max_steps=4, warmup_steps=0, lr_scheduler_type="linear").train()
+    make(settings, rates, max_steps=8, warmup_steps=0, lr_scheduler_type="linear", logging_steps=1).train("auto")
+    assert [0.005, 0.00375, 0.0025, 0.00125] == [line["learning_rate"] for line in rates.lines if "loss" in line]

@@ -1,0 +1,115 @@
+"""Every template that a block can include trains, under both trainers, and says nothing of its own."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+if not importlib.util.find_spec("torch"):
+    pytest.skip("needs torch", allow_module_level=True)
+
+from forgather.launch import plan_run, prepare_run, run
+from forgather.project.project import Project
+
+LIBRARY = Path(__file__).parents[2] / "templatelib"
+TRAINERS = ["trainers/trainer.yaml", "trainers/hf_trainer.yaml"]
+
+BASE = """\
+-- extends trainer_template
+[config_metadata]
+    -- set ns.block_size = 16
+    -- set ns.output_dir = joinpath(project_dir, 'out')
+[raw_dataset]
+    -- include 'datasets/json_lines.yaml'
+    paths: {{ joinpath(project_dir, 'data', 'rows.jsonl') }}
+[tokenizer]
+    == super()
+    vocab_size: 260
+[model_config]
+    -- include 'models/llama.yaml'
+    hidden_size: 8
+    intermediate_size: 16
+    num_hidden_layers: 1
+    num_attention_heads: 2
+    num_key_value_heads: 2
+[trainer_args]
+    == super()
+    max_steps: 2
+    per_device_train_batch_size: 2
+    use_cpu: true
+[trainer_callbacks]
+    -- include 'callbacks/quiet.yaml'
+"""
+LLAMA_LIKE = "hidden_size: 8, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2"
+MORE = {
+    "models/gpt2.yaml": "n_embd: 8, n_layer: 1, n_head: 2",
+    "models/gpt_neox.yaml": LLAMA_LIKE,
+    "models/llama.yaml": LLAMA_LIKE + ", num_key_value_heads: 2",
+    "models/mistral.yaml": LLAMA_LIKE,
+    "models/qwen3.yaml": LLAMA_LIKE + ", num_key_value_heads: 2, head_dim: 4",
+    "models/pretrained.yaml": "pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}",
+    "tokenizers/pretrained.yaml": "pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}",
+    "tokenizers/bpe.yaml": "vocab_size: 260",
+    "datasets/json_lines.yaml": "paths: {{ joinpath(project_dir, 'data', 'rows.jsonl') }}",
+    "datasets/parquet.yaml": "paths: {{ joinpath(project_dir, 'data') }}",
+    "datasets/text_files.yaml": "paths: {{ joinpath(project_dir, 'data') }}, sample_by: line",
+    "datasets/python_sources.yaml": "folder: {{ joinpath(project_dir, 'data') }}",
+}
+NEEDS_A_NETWORK = {"datasets/hub.yaml"}
+FRAGMENTS = {
+    str(file.relative_to(LIBRARY)): found[1]
+    for file in sorted(LIBRARY.rglob("*.yaml"))
+    if (found := re.match(r"## For \[(\w+)\]", file.read_text()))
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    import datasets
+
+    folder = tmp_path_factory.mktemp("project")
+    rows = [{"text": f"row {number} of a text that is long enough to be cut into blocks"} for number in range(12)]
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "data" / "rows.txt").write_text("".join(row["text"] + "\n" for row in rows))
+    for number, row in enumerate(rows):
+        (folder / "data" / f"module_{number}.py").write_text(f"TEXT = {row['text']!r}\n")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).to_parquet(folder / "data" / "rows.parquet")
+    datasets.enable_progress_bars()
+    (folder / "templates" / "configs").mkdir(parents=True)
+    (folder / "meta.yaml").write_text("name: library\n")
+    (folder / "templates" / "project.yaml").write_text(BASE)
+    trained(folder, "")
+    (folder / "out").rename(folder / "saved")
+    return folder
+
+
+def trained(folder, text, trainer=TRAINERS[0]):
+    (folder / "templates" / "configs" / "a.yaml").write_text("-- extends 'project.yaml'\n" + text)
+    plan = plan_run(Project("a", folder, trainer_template=trainer))
+    run_dir = prepare_run(plan, ["fgcli", "train"])
+    outcome = run(plan, run_dir)
+    assert (0, str(folder / "out")) == (outcome.status, outcome.model_dir)
+    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("fragment", sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK))
+def test_a_template_of_the_library_trains(project, capfd, fragment, trainer):
+    lines = "".join(f"    {line}\n" for line in re.split(r", (?=\w+:)", MORE.get(fragment, "")))
+    lines = f"[{FRAGMENTS[fragment]}]\n    -- include '{fragment}'\n{lines}"
+    records = trained(project, lines, trainer)
+    assert [1] == [record["step"] for record in records if "loss" in record]
+    assert "" == capfd.readouterr().err
+
+
+def test_a_saved_model_is_read_and_writes_text(project):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(project / "saved")
+    model = AutoModelForCausalLM.from_pretrained(project / "saved")
+    prompt = tokenizer("row", return_tensors="pt")
+    assert prompt.input_ids.shape[1] + 3 == model.generate(**prompt, max_new_tokens=3, min_new_tokens=3).shape[1]
