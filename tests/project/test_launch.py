@@ -136,7 +136,7 @@ def test_a_config_without_main_cannot_run(tmp_path):
     with pytest.raises(UnknownTargetError, match="has no target 'main' to run") as caught:
         plan_run(project(tmp_path, "mian: 1\n"))
 
-    assert "did you mean 'mian'?" == caught.value.hint
+    assert "did you mean 'mian'? targets: mian" == caught.value.hint
 
 
 def test_a_config_with_errors_is_refused_before_anything_is_written(tmp_path):
