@@ -375,6 +375,23 @@ def test_ctrl_c_on_a_full_disk_says_that_the_state_is_lost(settings, caplog):
     assert ("on_train_end", 2) == recorder.events[-1]
 
 
+def test_a_callback_that_fails_while_ctrl_c_saves_takes_nothing_from_the_others(settings):
+    class Failing(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            raise LookupError("mine")
+
+    recorder = Recorder()
+    stop = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    trainer = Trainer(
+        tiny_llama(), settings(save_strategy="epoch"), train_dataset=rows(), callbacks=[stop, Failing(), recorder]
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.train()
+    assert ["saving failed too: LookupError('mine')"] == caught.value.__notes__
+    assert ("on_train_end", 2) == recorder.events[-1]
+    assert 2 == verify(list_checkpoints(Path(trainer.args.output_dir))[0][1])
+
+
 @pytest.mark.parametrize(
     ("kind", "code"), [(CheckpointError, "FG600"), (DistributedError, "FG700"), (TrainingError, "FG800")]
 )

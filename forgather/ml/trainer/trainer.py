@@ -265,8 +265,11 @@ class Trainer:
 
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""
-        if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
-            self._save_interrupted(run)
+        try:
+            if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
+                self._save_interrupted(run)
+        except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
+            error.add_note(f"saving failed too: {failure!r}")
         try:
             self._session.send("on_train_end", error=error)
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
