@@ -20,12 +20,12 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
-from forgather.ml.callbacks.text_sample import SAMPLES_FILE, quoted, unwrapped
+from forgather.ml.callbacks.text_sample import quoted, unwrapped
 from forgather.ml.figures import count, duration, figure
 from forgather.ml.metrics import METRICS_FILE, plain, read_records
 from forgather.ml.report import REPORT_FILE, write_report
+from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
 
-SUMMARY_FILE = "summary.json"
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 

@@ -18,8 +18,7 @@ from transformers import GenerationConfig, TrainerCallback
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.metrics import LineWriter
 from forgather.ml.modes import modes_kept
-
-SAMPLES_FILE = "samples.jsonl"
+from forgather.ml.report.facts import SAMPLES_FILE
 
 
 class TextSampleCallback(TrainerCallback):

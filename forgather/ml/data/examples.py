@@ -20,8 +20,8 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.faults import DataError, missing_column
-from forgather.ml.data.packing import encode_texts, encoded, read_rows, rows_writer
+from forgather.ml.data.faults import DataError
+from forgather.ml.data.packing import check_inputs, encode_texts, encoded, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,9 @@ def tokenize_examples(
         return DatasetDict(
             {name: tokenize_examples(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
-    columns = [column for column in (prompt_column, completion_column) if column is not None]
-    _check(dataset, tokenizer, max_length, columns)
+    named = {"prompt_column": prompt_column, "completion_column": completion_column}
+    check_inputs(dataset, tokenizer, named, max_length=max_length)
+    columns = [column for column in named.values() if column is not None]
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
     key = content_key(format=1, **facts, **options)
 
@@ -114,17 +115,3 @@ def _write_examples(folder: Path, batches: Any, max_length: int, eos_token_id: i
             hint="a larger max_length, or other columns",
         )
     return stats
-
-
-def _check(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, columns: Sequence[str]) -> None:
-    for column in columns:
-        if column not in dataset.column_names:
-            raise missing_column(column, dataset.column_names)
-    if max_length < 2:
-        raise DataError(f"max_length must be at least 2; got {max_length!r}", code="FG839", found=max_length)
-    if tokenizer.eos_token_id is None:
-        raise DataError(
-            "the tokenizer has no end-of-text token to end examples with",
-            code="FG837",
-            hint="set tokenizer.eos_token, or use another tokenizer",
-        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -65,7 +65,7 @@ def tokenize(
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
-    _check(dataset, tokenizer, block_size, text_column)
+    check_inputs(dataset, tokenizer, {"text_column": text_column}, block_size=block_size)
     key = content_key(
         format=_FORMAT,
         rows=dataset._fingerprint,
@@ -171,14 +171,29 @@ def _write_blocks(folder: Path, documents: Iterable[list[Any]], block_size: int,
     return counts
 
 
-def _check(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int, text_column: str) -> None:
-    if text_column not in dataset.column_names:
-        raise missing_column(text_column, dataset.column_names).about("text_column")
-    if block_size < 2:
-        raise DataError(f"block_size must be at least 2; got {block_size!r}", code="FG839", found=block_size)
+def check_inputs(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None], **lengths: int
+) -> None:
+    """Raises where rows cannot be tokenized.
+
+    Args:
+        dataset: the rows.
+        tokenizer: what tokenizes them.
+        columns: those that must be there, by the argument that names each; None stands for none.
+        **lengths: settings that must be at least two tokens, by name.
+
+    Raises:
+        DataError: FG831 for a missing column, FG837 for no end-of-text token, FG839 for a length.
+    """
+    for argument, column in columns.items():
+        if column is not None and column not in dataset.column_names:
+            raise missing_column(column, dataset.column_names).about(argument)
+    for name, length in lengths.items():
+        if length < 2:
+            raise DataError(f"{name} must be at least 2; got {length!r}", code="FG839", found=length).about(name)
     if tokenizer.eos_token_id is None:
         raise DataError(
-            "the tokenizer has no end-of-text token to join documents with",
+            "the tokenizer has no end-of-text token to end documents with",
             code="FG837",
             hint="set tokenizer.eos_token, or use another tokenizer",
         )

@@ -1,4 +1,4 @@
-"""The trainer against loops of a few lines that share no code with it."""
+"""The trainer against loops of a few lines that share nothing with it but the seed of an epoch."""
 
 import copy
 import math
