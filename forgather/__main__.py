@@ -1,8 +1,13 @@
 """`python -m forgather` is `fgcli`, for a clone that was never installed."""
 
+import os
 import sys
 
-from forgather.cli.main import main
+# Python looks for modules in the working folder first: a project's own json.py must not stand in for the library's.
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(__file__)):
+    del sys.path[0]
+
+from forgather.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from forgather.project.project import Project
 
 
+def refuse_lost_folder() -> None:
+    """Raises when the working folder has been removed: every relative path would fail in its own way.
+
+    Raises:
+        ProjectError: there is no working folder.
+    """
+    try:
+        os.getcwd()
+    except OSError:
+        from forgather.errors import ProjectError
+
+        message = "the working folder does not exist any more"
+        raise ProjectError(message, code="FG400", hint="go to a folder that exists: cd ~") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
     """Arguments of one command.
@@ -57,7 +72,9 @@ class Invocation:
         from forgather.project.project import Project
 
         overrides = getattr(self.options, "overrides", None) or ()
-        return Project(self.config, self._folder, overrides=overrides, **self.variables)
+        project = Project(self.config, self._folder, overrides=overrides, **self.variables)
+        _refuse_overwriting(project, getattr(self.options, "output", None))
+        return project
 
     def undeclared(self) -> Project:
         """Returns the same project without options and overrides, to read what the config declares."""
@@ -69,3 +86,17 @@ class Invocation:
     def _folder(self) -> str:
         # Project(".") means "the nearest above"; -p . means this very folder.
         return "." if self.project_dir is None else self.project_dir and os.path.join(self.project_dir, "")
+
+
+def _refuse_overwriting(project: Project, output: str | None) -> None:
+    """Raises when `-o` names a file that the project consists of."""
+    if not output or not os.path.isfile(output):
+        return
+    file = os.path.realpath(output)
+    folders = [os.path.join(os.path.realpath(folder), "") for folder in project.meta.searchpath]
+    meta = os.path.realpath(os.path.join(project.meta.project_dir, "meta.yaml"))
+    if file == meta or file.startswith(tuple(folders)):
+        from forgather.errors import ProjectError
+
+        message = f"{output!r} is a file that configs are made from, and would be overwritten"
+        raise ProjectError(message, code="FG418", hint="name another file with -o")

@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forgather.cli.output import print_crash, print_error, print_note
+from forgather.cli.invocation import refuse_lost_folder
+from forgather.cli.output import flush_output, open_closed_streams, print_crash, print_error, print_note, silence_output
 from forgather.cli.parsing import parse
-from forgather.errors import BuildNote, ForgatherError
+from forgather.errors import BuildNote, ForgatherError, ProjectError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,11 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        flush_output()
     except BrokenPipeError:
         # The reader of our output left (`fgcli pp | head`): nothing more can be said, not even by the interpreter.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         return 141
+    except ProjectError as error:
+        print_error(error)
+        return 1
     finally:
         if collecting:
             gc.enable()
@@ -41,10 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     project_dir: str | None = None
     try:
+        refuse_lost_folder()
         command, invocation = parse(arguments)
         project_dir = invocation.project_hint
         if getattr(command, "EXECUTES", False):
             gc.enable()
+            open_closed_streams()
         return int(command.run(invocation))
     except ForgatherError as error:
         print_error(error, project_dir)

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ from forgather.source import Span
 
 MAX_LINES = 15
 _WIDTH = 160
+_MAX_READ = 1_000_000
 _COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "lint": "\x1b[1;36m"}
 _DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -68,13 +70,19 @@ def source_line(span: Span) -> str | None:
     if not os.path.isabs(span.file):
         return None
     try:
+        if not os.path.isfile(span.file) or _leads_elsewhere(span.file):
+            return None
         with open(span.file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
-            for number, line in enumerate(stream, start=1):
-                if number == span.line:
-                    return line.rstrip("\n")
+            lines = stream.read(_MAX_READ).split("\n")
     except OSError:
         return None
-    return None
+    return lines[span.line - 1] if 0 < span.line <= len(lines) else None
+
+
+def _leads_elsewhere(file: str) -> bool:
+    """Whether a link shows a file of another folder, which an error about the link need not print."""
+    folder = os.path.realpath(os.path.dirname(file))
+    return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
 
 
 def _clean(text: str, limit: int) -> str:
@@ -146,10 +154,18 @@ def write_text(text: str, file: str | None = None) -> None:
     if not text.endswith("\n"):
         text += "\n"
     if file is None:
-        sys.stdout.write(_encodable(text, sys.stdout))
+        if sys.stdout is None:
+            raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
+        try:
+            sys.stdout.write(_encodable(text, sys.stdout))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _no_output(error) from None
+        flush_output()
         return
     try:
-        with open(file, "w", encoding="utf-8", newline="\n") as stream:
+        with open(file, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
             stream.write(text)
     except OSError as error:
         raise ProjectError(
@@ -159,17 +175,56 @@ def write_text(text: str, file: str | None = None) -> None:
         ) from error
 
 
+def flush_output() -> None:
+    """Sends what was written to where it goes.
+
+    Raises:
+        ProjectError: it cannot be written there; nothing more is tried.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _no_output(error) from None
+
+
+def open_closed_streams() -> None:
+    """Gives code that is not ours a place to write to, where the caller has closed the standard streams."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+
+
+def silence_output() -> None:
+    """Drops what is still unwritten, so that the interpreter does not try it again when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _no_output(error: OSError) -> ProjectError:
+    silence_output()
+    message = f"the standard output cannot be written: {error.strerror or error}"
+    return ProjectError(message, code="FG418", hint="make room where it goes, or write to a file with -o FILE")
+
+
 def write_json(facts: Any, file: str | None = None) -> None:
     """Writes facts as JSON, the same way everywhere."""
     write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str), file)
 
 
 def _print_lines(lines: Iterable[str]) -> None:
+    flush_output()
+    if sys.stderr is None:
+        return
     color = _wants_color(sys.stderr)
-    sys.stdout.flush()
-    for line in lines:
-        sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
-    sys.stderr.flush()
+    # A report that nobody can read is no reason to fail, or to fail in another way.
+    with suppress(OSError):
+        for line in lines:
+            sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
+        sys.stderr.flush()
 
 
 def _wants_color(stream: IO[str]) -> bool:

@@ -81,6 +81,8 @@ def split_command(arguments: Sequence[str]) -> int | None:
     while position < len(arguments):
         if arguments[position] in _VALUED:
             position += 2
+        elif arguments[position] == "--":
+            return None
         elif arguments[position].startswith("-"):
             position += 1
         else:

@@ -27,7 +27,7 @@ class Display:
         self._library = library_dir()
         self._project = project_dir
         self._workspace = workspace_root
-        cwd = os.getcwd() if relative_to_cwd else None
+        cwd = working_folder() if relative_to_cwd else None
         self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
 
     def __call__(self, file: str) -> str:
@@ -57,6 +57,14 @@ class Display:
             if inside is not None:
                 return f"{label}/{inside}"
         return "other/" + file.strip("<>").lstrip(os.sep).replace(os.sep, "/").replace(":", "_")
+
+
+def working_folder() -> str | None:
+    """Returns the working folder; None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _inside(file: str, folder: str) -> str | None:

@@ -17,7 +17,8 @@ import platformdirs
 
 from forgather.errors import RenderError
 
-_SECRET = ("*_TOKEN", "*_KEY", "*PASSWORD*", "*SECRET*")
+_SECRET = ("*_TOKEN", "TOKEN", "*_KEY", "*APIKEY", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*SECRET*", "*CREDENTIAL*")
+_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _UNSAFE_IN_FILES = re.compile(r"[:+]")
 _REQUIRED = object()
 _APP = "forgather"
@@ -94,6 +95,13 @@ class Globals:
         if any(fnmatchcase(str(name).upper(), pattern) for pattern in _SECRET):
             raise RenderError(
                 f"the environment variable '{name}' looks secret, and a rendered config is stored with the run",
+                code="FG116",
+                hint=f"write `!env {name}`: it is read when the object is built, and never stored",
+            )
+        if _PASSWORD_IN_URL.search(os.environ.get(str(name), "")):
+            raise RenderError(
+                f"the environment variable '{name}' holds an address with a password in it, and a rendered config is "
+                "stored with the run",
                 code="FG116",
                 hint=f"write `!env {name}`: it is read when the object is built, and never stored",
             )

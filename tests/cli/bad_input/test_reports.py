@@ -88,6 +88,7 @@ def project(original, tmp_path, monkeypatch):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("DATA_ADDRESS", "postgres://reader:hunter2@example.org/data")
     for name in ("HF_TOKEN", "UNSET_THING"):
         monkeypatch.delenv(name, raising=False)
     return folder
