@@ -10,7 +10,7 @@ import copy
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, nearest
+from forgather.ml.hub import hub_access
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
 
@@ -107,17 +108,17 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
             f"folder {str(folder)!r} holds no 'config.json'",
             code="FG841",
             hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
-        )
+        ).about("pretrained_model_name_or_path")
     source = str(folder) if folder.is_dir() else str(pretrained_model_name_or_path)
     try:
-        with without_progress_bars():
+        with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelSourceError(
             f"model {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
             hint="check the name and the connection, or give an existing folder",
-        ) from error
+        ).about("pretrained_model_name_or_path") from error
     return _ready(model)
 
 

@@ -40,6 +40,7 @@ ML_LEVELS = {
     "forgather.ml.distributed": 11,
     "forgather.ml.log": 12,
     "forgather.ml.quiet": 12,
+    "forgather.ml.hub": 12,
     "forgather.ml.data": 20,
     "forgather.ml.losses": 20,
     "forgather.ml.optim": 20,

@@ -27,6 +27,7 @@ from datasets import (
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.ml.data.faults import DataError, DataFileError, missing_column
+from forgather.ml.hub import hub_access
 
 logger = logging.getLogger(__name__)
 
@@ -163,13 +164,14 @@ def hub_dataset(
         DataError: if the column is missing, holds no text, or nothing is left.
     """
     try:
-        dataset = load_dataset(name, config, split=split, revision=revision)
+        with hub_access():
+            dataset = load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
         raise DataFileError(
             f"data set {name!r} could not be loaded: {_first_line(error)}",
             code="FG843",
             hint="check the name, the split and the connection, or use local files",
-        ) from error
+        ).about("name") from error
     return _usable(dataset, text_column, [name])
 
 

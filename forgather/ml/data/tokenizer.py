@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from forgather.ml.data.advance import advance
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.faults import DataError, DataFileError, missing_column
+from forgather.ml.hub import hub_access
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +101,17 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
     Raises:
         DataFileError: if the folder or the name cannot be loaded.
     """
+    source = os.path.expanduser(pretrained_model_name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **options)
+        with nullcontext() if os.path.isdir(source) else hub_access():
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
         raise DataFileError(
             f"tokenizer {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
             code="FG844",
             hint="check the name and the connection, or give a folder that holds 'tokenizer.json'",
-        ) from error
+        ).about("pretrained_model_name_or_path") from error
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

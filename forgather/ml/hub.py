@@ -1,0 +1,46 @@
+"""The Hugging Face Hub, or what of it lies on this machine.
+
+Takes nothing; gives a block in which the libraries of Hugging Face may be asked for a name of the Hub. Keeps true:
+where the Hub cannot be reached, they look into their cache at once, instead of trying again for most of a minute.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+_SECONDS = 5.0
+
+
+@contextmanager
+def hub_access() -> Iterator[None]:
+    """Runs its body offline where the Hub cannot be reached."""
+    modules: list[Any] = [constants, *(module for name in ("datasets.config",) if (module := sys.modules.get(name)))]
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    offline = constants.HF_HUB_OFFLINE or not _reachable()
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = module.HF_HUB_OFFLINE or offline
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value
+
+
+def _reachable() -> bool:
+    if getproxies():
+        return True  # the proxy resolves the name and makes the connection
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=_SECONDS).close()
+    except OSError:
+        return False
+    return True
