@@ -268,6 +268,14 @@ def test_leftovers_of_a_killed_process_are_removed_and_never_seen(tmp_path):
     assert ["checkpoint-6"] == [entry.name for entry in tmp_path.iterdir()]
 
 
+def test_looking_for_a_checkpoint_brings_back_a_half_replaced_one_and_removes_nothing(tmp_path):
+    write_checkpoint(tmp_path, 5, fill).rename(tmp_path / ".replaced-checkpoint-5-999999999")
+    draft = tmp_path / ".saving-checkpoint-6-999999999"
+    draft.mkdir()
+    assert (tmp_path / "checkpoint-5", []) == newest_verified(tmp_path)
+    assert draft.exists()
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     write_checkpoint(tmp_path, 1, fill)
     write_checkpoint(tmp_path, 1, lambda folder: (folder / "new").write_text("new"))

@@ -106,15 +106,22 @@ def discard_folder(folder: Path) -> None:
 
 def _tidy(output_dir: Path) -> None:
     """Brings back what a dead process was about to replace, and removes what else it left."""
-    for folder in sorted(output_dir.iterdir()) if output_dir.is_dir() else ():
-        match = _TEMPORARY.match(folder.name)
-        if match is None or _is_running(int(match[3])):
-            continue
+    _bring_back(output_dir)
+    for folder, _ in _leftovers(output_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bring_back(output_dir: Path) -> None:
+    for folder, match in _leftovers(output_dir):
         final = output_dir / match[2]
         if match[1] == "replaced" and not final.exists():
             os.replace(folder, final)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:
+    folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
+    named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
+    return [(folder, match) for folder, match in named if match is not None and not _is_running(int(match[3]))]
 
 
 def _is_running(pid: int) -> bool:
@@ -223,8 +230,9 @@ def _verify_file(file: Path, fact: dict[str, Any]) -> None:
 def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
     """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
     skipped = []
+    # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
-        _tidy(output_dir)
+        _bring_back(output_dir)
     for _, folder in reversed(list_checkpoints(output_dir)):
         try:
             verify(folder)

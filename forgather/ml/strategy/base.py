@@ -38,7 +38,12 @@ class Recipe:
 
 
 class Strategy(Protocol):
-    """How one update is computed."""
+    """How one update is computed.
+
+    The attributes, valid after `build` (the optimizer after `build_optimizer`): `topology` says who this process is,
+    `model` is the model or the part of it that lies here, `rule` counts and sums losses, `optimizer` holds the
+    parameters that lie here.
+    """
 
     topology: Topology
     model: nn.Module
