@@ -136,7 +136,9 @@ class Composer:
                 raise self._fault(event, message, "FG205", "point at a part of it, or build the link in Python")
         node = self.anchors.get(name)
         if node is None:
-            hint = nearest(name, list(self.anchors)) or "define it above with &" + name
+            below = self._places.anchor_below(name, event.line)
+            hint = f"&{name} stands below, at {below}; move it above this line" if below else None
+            hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
             raise self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
         return node
 

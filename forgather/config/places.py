@@ -7,6 +7,7 @@ rendered line is the line of the file.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
@@ -15,7 +16,7 @@ from forgather.config.events import Event
 from forgather.config.rendered import RenderedText
 from forgather.config.repeats import Template
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
-from forgather.source import Origin, Span
+from forgather.source import Origin, Site, Span
 
 Fault = TypeVar("Fault", bound=ForgatherError)
 
@@ -97,5 +98,19 @@ class Places:
         lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
         origin = self._at(line, column)
         if origin is not None:
-            lines.extend(f"printed at {site.template}:{site.span.line}" for site in origin.sites[-2::-1])
+            lines.extend(f"printed at {_shown(site)}" for site in origin.sites[-2::-1])
+            lines.extend(f"set at {_shown(site)}" for site in dict.fromkeys(origin.sets))
         return tuple(lines)
+
+    def anchor_below(self, name: str, line: int) -> Span | None:
+        """Returns the place of the first `&name` below a rendered line; None without one."""
+        for number, text in enumerate(self._rendered.text.split("\n")[line:], start=line + 1):
+            if re.search(rf"(?:^|[\s\[{{,])&{re.escape(name)}(?=[\s\]}},]|$)", text):
+                return self.span(number)
+        return None
+
+
+def _shown(site: Site) -> str:
+    """Names a line by its template, or by its file where the template is a part of that."""
+    name = site.template if site.span.file.endswith(site.template) else site.span.file
+    return f"{name}:{site.span.line}"

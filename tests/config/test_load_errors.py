@@ -5,11 +5,14 @@ The left side is the document, the right side the whole error as one line.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from documents import origin, rendered
 
 from forgather.config.load import load
 from forgather.errors import ForgatherError
+from forgather.source import Origin, Site, Span
 
 HOSTILE = {
     "empty file": (
@@ -71,6 +74,11 @@ HOSTILE = {
     "undefined alias without anchors": (
         "a: *x\n",
         "LoadError /project/t.yaml:1: [FG203] *x names no anchor defined above it (define it above with &x)",
+    ),
+    "alias above its anchor": (
+        "a: *x\nb: &xy 1\nc: [2, &x 3]\n",
+        "LoadError /project/t.yaml:1: [FG203] *x names no anchor defined above it "
+        "(&x stands below, at /project/t.yaml:3; move it above this line)",
     ),
     "alias inside its own anchor": (
         "a: &a\n  b: [*a]\n",
@@ -435,3 +443,19 @@ def test_an_error_says_which_config_and_through_which_lines_it_was_reached():
         load(rendered("a: *b\n", {1: writer}))
     assert "/project/part.yaml:3" == str(caught.value.span)
     assert ("config t.yaml", "printed at config.yaml:7") == caught.value.context
+
+
+def test_an_error_in_a_printed_value_says_where_the_value_was_set():
+    writer = replace(origin((4, "config.yaml", None)), sets=origin((2, "config.yaml", None)).sites)
+    with pytest.raises(ForgatherError) as caught:
+        load(rendered("a: *b\n", {1: writer}))
+    assert "/project/config.yaml:4" == str(caught.value.span)
+    assert ("config t.yaml", "set at config.yaml:2") == caught.value.context
+
+
+def test_a_line_of_a_sub_template_is_named_by_its_file():
+    site = Site(Span("/project/config.yaml", 9), "parts.model", "model")
+    writer = Origin((site, *origin((3, "part.yaml", None)).sites))
+    with pytest.raises(ForgatherError) as caught:
+        load(rendered("a: *b\n", {1: writer}))
+    assert ("config t.yaml", "printed at /project/config.yaml:9") == caught.value.context

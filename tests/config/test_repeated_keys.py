@@ -90,3 +90,21 @@ def test_a_loop_may_repeat_a_value_but_not_change_it(values):
 def test_what_a_filter_took_apart_is_a_lint_only(values):
     main = "-- set text\na: {}\n-- endset\n-- for i in [1, 2]\n== text | replace('{}', i) | upper\n-- endfor\n"
     assert ({"A": 2}, [("lint", "main", 5)]) == values(main=main)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    == super.super()\n",
+        "    => super()\n\n",
+        "-- set kept = super()\n== kept\n",
+        "-- set kept\n== super()\n-- endset\n== kept\n",
+        "-- for i in [1]\n== super()\n-- endfor\n",
+        "-- filter indent(0)\n== super()\n-- endfilter\n",
+        "-- macro same(text)\n{{ text }}\n-- endmacro\n== same(super())\n",
+    ],
+)
+def test_super_is_transparent_however_it_is_printed(values, body):
+    middle = "-- extends 'base'\n[args]\n    == super()\n  a: 3\n"
+    made = values(base=BASE, middle=middle, main=f"-- extends 'middle'\n[args]\n{body}  a: 5\n")
+    assert ({"main": {"a": 5, "b": 2}}, []) == made

@@ -24,6 +24,14 @@ def folder(tmp_path):
     return make_project(tmp_path / "bench", {"templates/configs/a.yaml": CONFIG})
 
 
+def test_every_template_sees_the_standard_variables(tmp_path):
+    (tmp_path / "forgather_workspace").mkdir()
+    text = "main: [{{ project_dir | toyaml }}, {{ workspace_root | toyaml }}, {{ hostname == uname.node }}]\n"
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+
+    assert [str(folder), str(tmp_path), True] == Project("a", folder)()
+
+
 def test_a_call_without_names_builds_main(folder):
     assert {"optimizer": {"lr": 0.5, "seed": 7}} == Project("a", folder)()
 
