@@ -1,7 +1,8 @@
 """The folder of a run: what repeats it, written before anything is constructed.
 
-Takes a project and the command line, gives a folder with `config.yaml`, `templates/`, `overrides.yaml` and `run.json`.
-Keeps true: the folder is new and this run's alone, and the values of `!env` are nowhere in it.
+Takes a project and the command line, gives a folder with `config.yaml` (as rendered), `graph.yaml` (what was built; a
+config by itself), `templates/`, `overrides.yaml` and `run.json`. Keeps true: the folder is new and this run's alone,
+and the values of `!env` are nowhere in it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
+from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Call, Entry, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import roots, walk
@@ -58,9 +62,11 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     """
     files = {
         "config.yaml": project.rendered.text,
+        "graph.yaml": _graph_text(project.graph),
         "overrides.yaml": _overrides_text(project),
         "run.json": json.dumps(_facts(project, command, started), indent=2, default=str) + "\n",
         **_template_files(project),
+        **_code_files(project),
     }
     try:
         for name, text in files.items():
@@ -77,6 +83,27 @@ def _template_files(project: Project) -> dict[str, str]:
     texts = {file: _text(file) for file in project.meta.files}
     texts |= {file: source.text for file, source in project.rendered.sources.items()}
     return {f"templates/{display.archive_name(file)}": text for file, text in texts.items()}
+
+
+def _graph_text(graph: Graph) -> str:
+    # Options of the command line did their work in the templates: there is nothing left for them to change.
+    targets = {name: entry for name, entry in graph.targets.items() if name != "dynamic_args"}
+    text = emit_yaml(replace(graph, targets=targets))
+    head = "# What was built, overrides included: a config by itself, without templates. {% raw %}"
+    return f"{head}\n{text}# {{% endraw %}}\n"
+
+
+def _code_files(project: Project) -> dict[str, str]:
+    """Returns the project's Python files that the config names, beside its templates."""
+    display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
+    texts: dict[str, str] = {}
+    for _, node in walk(roots(project.graph)):
+        module = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+        file = os.path.normpath(os.path.join(project.meta.project_dir, module))
+        if module.endswith(".py") and os.path.isfile(file):
+            with suppress(UnicodeDecodeError):
+                texts[f"templates/{display.archive_name(file)}"] = _text(file)
+    return texts
 
 
 def _text(file: str) -> str:

@@ -212,11 +212,13 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     assert [
         "config.yaml",
+        "graph.yaml",
         "overrides.yaml",
         "run.json",
         "templates/project/meta.yaml",
         "templates/project/templates/base.yaml",
         "templates/project/templates/configs/a.yaml",
+        "templates/project/toy.py",
     ] == files
     assert one.rendered.text == (folder / "config.yaml").read_text()
     facts = json.loads((folder / "run.json").read_text())
@@ -224,6 +226,21 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     assert {"BENCH_WORD": "word"} == facts["environment_read"]
     assert {"python", "torch", "forgather"} <= set(facts["versions"])
     assert "hunter2" not in "".join(file.read_text() for file in folder.rglob("*") if file.is_file())
+
+
+def test_the_graph_that_is_kept_is_a_config_by_itself_and_runs_beside_the_code_that_is_kept(tmp_path):
+    text = "-- set n = n | default(1)\nword: '{{ \"{{\" }} -- ## {{ n }}'\nplain: 1\n"
+    text += "dynamic_args: [{names: --n}]\nmain: !partial:toy.py:status [7]\n"
+    one = project(tmp_path, text, overrides=[("plain", "5")], n=3)
+    run_dir = tmp_path / ended(one).run_dir
+    again = run_dir / "templates" / "project"
+    (again / "templates" / "configs" / "b.yaml").write_text((run_dir / "graph.yaml").read_text())
+
+    repeated = Project("b", again)
+
+    assert {"word": "{{ -- ## 3", "plain": 5} == repeated(["word", "plain"])
+    assert 7 == ended(repeated).status
+    assert ["word", "plain", "main"] == list(repeated.targets)
 
 
 def test_overrides_are_kept_as_paths_and_yaml_text_that_apply_again(tmp_path):
