@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from forgather.errors import CheckpointError
+from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import (
     capture_rng,
@@ -245,6 +245,18 @@ def test_a_full_disk_under_the_weights_is_the_same_error(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_full_disk_under_the_final_model_is_one_error_and_leaves_no_half_of_it(settings, tmp_path):
+    trainer = Trainer(tiny_llama(), settings(), train_dataset=rows())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(TrainingError, match=r"FG817.*'.*model' cannot be written to"):
+            trainer.save_model(tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [] == list((tmp_path / "model").iterdir())
 
 
 def test_the_best_model_is_found_after_the_output_folder_was_moved(settings, tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -51,11 +52,15 @@ def check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise TrainingError(
-            f"output_dir {str(folder)!r} cannot be written to: {error.strerror or error}",
-            code="FG817",
-            hint="give another output_dir, or change who may write there",
-        ) from None
+        raise _not_writable(folder, error) from None
+
+
+def _not_writable(folder: Path, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"output_dir {str(folder)!r} cannot be written to: {getattr(error, 'strerror', None) or error}",
+        code="FG817",
+        hint="give another output_dir, free space there, or change who may write there",
+    )
 
 
 def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any) -> None:
@@ -91,6 +96,8 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
             if entry.is_dir():
                 shutil.rmtree(folder / entry.name, ignore_errors=True)
             os.replace(entry, folder / entry.name)
+    except (OSError, SafetensorError) as error:
+        raise _not_writable(folder, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
