@@ -61,6 +61,8 @@ MISTAKES = [
     ("-- macro m(a)\n{{ a }}\n-- endmacro\n{{ m() }}\n", "FG111", 4, "the macro is called without 'a'", None),
     ("-- from 's' import nope\n{{ nope() }}\n#--- s ---\nx", "FG111", 1, "'s' has no macro or variable 'nope'", None),
     ("x: 1\na: {{ [1, {'b': nope}] }}\n", "FG111", 2, "'nope' is not defined", None),
+    ("[x]\na: 1\n-- if 1\nb: 2\n", "FG102", 3, "'if' is not closed before the block that it stands in ends", None),
+    ("m:\n-- 5\n", "FG101", 2, "a statement begins here, and no word follows", None),
     ("-- include 'nope'\n", "FG112", 1, "there is no template 'nope'", None),
     ("x\n-- include ['a', 'b']\n", "FG112", 2, "there is no template 'a'", None),
     ("-- include 5\n", "FG112", 1, "'include' wants the name of a template, and got int", None),

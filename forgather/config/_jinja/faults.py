@@ -128,6 +128,8 @@ def _open_tag(source: str) -> tuple[str, int] | None:
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
     where = f" before '{error.found}' on line {found.line - 1 + error.found_line}" if error.found else ""
+    if where and error.found not in "".join(found.text.split("\n")[error.found_line - 1 :][:1]):
+        where = " before the block that it stands in ends"  # a bracket block: its end is not written
     return SyntaxFault(
         f"'{error.tag}' is not closed{where}",
         code="FG102",
@@ -183,6 +185,8 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
         quote = match.group(1)[1:-1] in ("'", '"')
         hint = "a quote that opens here is not closed" if quote else _ODD_CHARACTERS.get(match.group(1)[1:-1])
         return f"unexpected character {match.group(1)}", "FG101", hint
+    if message == "tag name expected":
+        return "a statement begins here, and no word follows", "FG101", "quote it in YAML if it is text"
     return message.rstrip(".").replace("Jinja", "the template language"), "FG101", None
 
 
