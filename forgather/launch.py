@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from forgather.config.graph import list_of_targets
+from forgather.config.forms import describe
+from forgather.config.graph import Calc, Call, Env, Var, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
@@ -76,6 +77,7 @@ def plan_run(project: Project) -> RunPlan:
             hint=list_of_targets(list(facts), MAIN),
             context=project.lineage,
         )
+    _refuse_plain_main(project)
     output_dir = _planned_output_dir(project)
     started = datetime.now(UTC)
     return RunPlan(
@@ -84,6 +86,24 @@ def plan_run(project: Project) -> RunPlan:
         run_dir=run_folder_name(output_dir, project.config_name, started),
         constructor=f"!{facts[MAIN].kind}:{facts[MAIN].summary}",
         started=started,
+    )
+
+
+def _refuse_plain_main(project: Project) -> None:
+    """Raises, before anything is made or built, where `main` can only be data."""
+    main = project.graph.targets[MAIN].value
+    if not isinstance(main, (Call, Var, Env, Calc)):
+        raise _not_runnable(describe(main), project)
+
+
+def _not_runnable(what: str, project: Project) -> ProjectError:
+    return ProjectError(
+        f"{MAIN!r} is {what}, which can neither train nor be called",
+        code="FG412",
+        span=project.graph.targets[MAIN].span,
+        path=MAIN,
+        hint="give 'main' an object with train(), or a !partial to call",
+        context=project.lineage,
     )
 
 
@@ -125,14 +145,7 @@ def run(plan: RunPlan, run_dir: str) -> Outcome:
         status = 128 + getattr(stop, "signal_number", signal.SIGINT)
         checkpoint = _newest_checkpoint(plan, main)
         return Outcome(status=status, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
-    raise ProjectError(
-        f"{MAIN!r} is of type {type(main).__name__}, which can neither train nor be called",
-        code="FG412",
-        span=plan.project.graph.targets[MAIN].span,
-        path=MAIN,
-        hint="give 'main' an object with train(), or a !partial to call",
-        context=plan.project.lineage,
-    )
+    raise _not_runnable(f"of type {type(main).__name__}", plan.project)
 
 
 def _is_trainer(main: object) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from forgather.cli.invocation import Invocation
+from forgather.cli.output import visible
 
 if TYPE_CHECKING:
     from forgather.project.declared import DeclaredOption
@@ -114,7 +115,7 @@ def _settings(option: DeclaredOption) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "dest": f"declared_{option.variable}",
         "default": None,
-        "help": " ".join(part for part in (option.help, shown) if part).replace("%", "%%"),
+        "help": visible(" ".join(part for part in (option.help, shown) if part)).replace("%", "%%"),
     }
     if option.type is bool:
         return settings | {"action": argparse.BooleanOptionalAction}
@@ -123,5 +124,5 @@ def _settings(option: DeclaredOption) -> dict[str, Any]:
     if option.choices:
         read: Callable[[Any], Any] = option.type
         settings["choices"] = [read(choice) for choice in option.choices]
-        settings["metavar"] = "{" + ",".join(str(choice) for choice in option.choices) + "}"
+        settings["metavar"] = visible("{" + ",".join(str(choice) for choice in option.choices) + "}")
     return settings

@@ -85,9 +85,14 @@ def _leads_elsewhere(file: str) -> bool:
     return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
 
 
+def visible(text: str) -> str:
+    """Returns text with characters that steer a terminal, or hide, as escapes; line breaks and tabs stay."""
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 def _clean(text: str, limit: int) -> str:
-    visible = _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text.replace("\r", "")).replace("\t", "→   ")
-    return visible if len(visible) <= limit else visible[: limit - 3] + "..."
+    shown = visible(text.replace("\r", "")).replace("\t", "→   ")
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def findings_of(error: ForgatherError) -> list[Diagnostic]:
@@ -157,7 +162,8 @@ def write_text(text: str, file: str | None = None) -> None:
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
         try:
-            sys.stdout.write(_encodable(text, sys.stdout))
+            # What a config says must not steer the terminal; a file or another program gets it as it is.
+            sys.stdout.write(_encodable(visible(text) if sys.stdout.isatty() else text, sys.stdout))
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -1,16 +1,17 @@
 """What a config's targets say about the run: the `meta` target, and a line about each target.
 
 Takes a graph, gives plain facts. Keeps true: nothing is constructed; entries of `meta` that are not plain data are
-left out, because they can only be known by constructing.
+left out, because they can only be known by constructing; `output_dir` alone has to be plain.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.errors import ProjectError
-from forgather.project.plain import plain_entries
+from forgather.project.plain import plain_entries, string_entries
 from forgather.source import Span
 
 
@@ -56,21 +57,30 @@ def run_meta(graph: Graph) -> RunMeta:
     """
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
-    output_dir = values.get("output_dir")
-    if output_dir is not None and not (isinstance(output_dir, str) and output_dir):
-        raise ProjectError(
-            f"'output_dir' of target 'meta' is {output_dir!r}, and must be a folder",
-            code="FG411",
-            span=entry.span if entry else None,
-            path="meta.output_dir",
-            hint="write output_dir: ./output_models/name",
-        )
     return RunMeta(
         name=_line(values.get("config_name")),
         description=_line(values.get("config_description")),
         config_class=_line(values.get("config_class")),
-        output_dir=output_dir,
+        output_dir=_output_dir(entry.value) if entry else None,
     )
+
+
+def _output_dir(meta: Node) -> str | None:
+    for entry in string_entries(meta):
+        node = entry.value
+        if entry.key != "output_dir" or (isinstance(node, Scalar) and node.value is None):
+            continue
+        if isinstance(node, Scalar) and isinstance(node.value, str) and node.value:
+            return node.value
+        found = repr(node.value) if isinstance(node, Scalar) else describe(node)
+        raise ProjectError(
+            f"'output_dir' of target 'meta' is {found}, and must be a folder",
+            code="FG411",
+            span=entry.span,
+            path="meta.output_dir",
+            hint="write output_dir: ./output_models/name",
+        )
+    return None
 
 
 def trainer_output_dir(graph: Graph) -> str | None:

@@ -1,5 +1,6 @@
 import io
 import pickle
+import sys
 
 import pytest
 
@@ -131,3 +132,11 @@ def test_text_that_the_terminal_cannot_show_is_escaped(monkeypatch):
 
     stream.flush()
     assert b"\\xe9\n" == stream.buffer.getvalue()
+
+
+def test_what_a_config_says_does_not_steer_the_terminal(capsys, monkeypatch):
+    write_text("\x1b[2J\x07\u202ename\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    write_text("\x1b[2J\x07\u202ename\n")
+
+    assert "\x1b[2J\x07\u202ename\n\\x1b[2J\\x07\\u202ename\n" == capsys.readouterr().out

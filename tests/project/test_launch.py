@@ -110,9 +110,17 @@ def test_a_callable_is_called_and_a_number_is_the_exit_status(tmp_path, value, s
 
 def test_what_can_neither_train_nor_be_called_is_an_error_with_its_place(tmp_path):
     with pytest.raises(ProjectError, match="'main' is of type dict, which can neither train nor be called") as caught:
+        ended(project(tmp_path, "a: 1\nmain: !call:dict {lr: 1}\n"))
+
+    assert ("FG412", 2) == (caught.value.code, caught.value.span.line)
+
+
+def test_a_main_that_is_data_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(ProjectError, match="'main' is a mapping, which can neither train nor be called") as caught:
         ended(project(tmp_path, "a: 1\nmain: {lr: 1}\n"))
 
     assert ("FG412", 2) == (caught.value.code, caught.value.span.line)
+    assert not (tmp_path / "output_models").exists()
 
 
 def test_ctrl_c_says_what_was_saved(tmp_path):
@@ -174,12 +182,12 @@ def test_without_a_trainer_the_folder_of_meta_is_taken_relative_to_the_project(t
 
 
 def test_without_any_output_dir_the_config_names_the_folder(tmp_path):
-    assert str(tmp_path / "output_models/a") == plan_run(project(tmp_path, "main: 1\n")).output_dir
+    assert str(tmp_path / "output_models/a") == plan_run(project(tmp_path, "main: !partial:int\n")).output_dir
 
 
 def test_an_output_dir_that_is_no_folder_is_an_error(tmp_path):
     with pytest.raises(ProjectError, match="'output_dir' of target 'meta' is 3") as caught:
-        plan_run(project(tmp_path, "meta: {output_dir: 3}\nmain: 1\n"))
+        plan_run(project(tmp_path, "meta: {output_dir: 3}\nmain: !partial:int\n"))
 
     assert ("FG411", "meta.output_dir") == (caught.value.code, caught.value.path)
 
