@@ -179,5 +179,5 @@ def _unwritable(folder: str, error: OSError) -> ProjectError:
     return ProjectError(
         f"the run folder {folder!r} cannot be written: {error.strerror or error}",
         code="FG413",
-        hint="set 'output_dir' in the config's 'meta' to a folder that you can write to",
+        hint="set 'output_dir' of the trainer's arguments (or of 'meta') to a folder that you can write to",
     )

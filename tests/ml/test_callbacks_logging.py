@@ -1,3 +1,6 @@
+import functools
+
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -86,3 +89,13 @@ def test_the_seed_spelling_of_the_tensorboard_logger_works(tmp_path):
     log(ByDottedName(SummaryWriter(tmp_path / "tb")), arguments(tmp_path / "unused"), {"loss": 1.5})
     assert scalars(tmp_path / "tb") == {"train/loss": [(1, 1.5)]}
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize(("keywords", "folder"), [({}, "run"), ({"log_dir": None}, "run"), ({"log_dir": "own"}, "own")])
+def test_a_partial_of_a_writer_writes_nothing_before_the_training(tmp_path, monkeypatch, keywords, folder):
+    monkeypatch.chdir(tmp_path)
+    unused, used = (TBLogger(functools.partial(SummaryWriter, **keywords), run_dir=tmp_path / "run") for _ in range(2))
+    unused.on_train_end(arguments(tmp_path), state(), control())
+    assert [] == list(tmp_path.iterdir())
+    log(used, arguments(tmp_path / "unused"), {"loss": 1.5})
+    assert [folder] == [entry.name for entry in tmp_path.iterdir()]

@@ -113,3 +113,15 @@ def test_a_saved_model_is_read_and_writes_text(project):
     model = AutoModelForCausalLM.from_pretrained(project / "saved")
     prompt = tokenizer("row", return_tensors="pt")
     assert prompt.input_ids.shape[1] + 3 == model.generate(**prompt, max_new_tokens=3, min_new_tokens=3).shape[1]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_building_a_trainer_from_python_writes_nothing(project, tmp_path, monkeypatch, trainer):
+    (project / "templates" / "configs" / "b.yaml").write_text(
+        "-- extends 'project.yaml'\n[trainer_callbacks]\n    -- include 'callbacks/default.yaml'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    output_dir = tmp_path / "out"
+    Project("b", project, trainer_template=trainer, output_dir=str(output_dir))("trainer")
+    assert [] == [entry.name for entry in tmp_path.iterdir() if entry != output_dir]
+    assert [] == list(output_dir.rglob("*"))

@@ -18,7 +18,8 @@ class TBLogger(TrainerCallback):
     """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings and the model's as text.
 
     Args:
-        summary_writer: as in `torch.utils.tensorboard.SummaryWriter(...)`; None makes one in the run's folder.
+        summary_writer: as in `torch.utils.tensorboard.SummaryWriter(...)`, or a partial of it, which is called when the
+            training begins, with the run's folder where it has no `log_dir`; None makes one in the run's folder.
         experiment_info: facts about the run, shown as the text `experiment`.
         rank_filter: the rank, or ranks, that write; None means all.
         run_dir: another folder than the arguments' `logging_dir`, where `summary_writer` is None.
@@ -66,12 +67,14 @@ class TBLogger(TrainerCallback):
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the event file; a later log begins another."""
-        if self.summary_writer is not None and passes(self.rank_filter, args):
+        if self.summary_writer is not None and not callable(self.summary_writer) and passes(self.rank_filter, args):
             self.summary_writer.close()
 
     def _open(self, args: Any) -> Any:
-        if self.summary_writer is None:
-            self.summary_writer = SummaryWriter(log_dir=str(run_folder(args, self.run_dir)))
+        if self.summary_writer is None or callable(self.summary_writer):
+            make = self.summary_writer or SummaryWriter
+            chosen = getattr(make, "keywords", {}).get("log_dir")
+            self.summary_writer = make(log_dir=str(chosen or run_folder(args, self.run_dir)))
         return self.summary_writer
 
 
