@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import DataCollatorForLanguageModeling, TrainerCallback
+from transformers import DataCollatorForLanguageModeling, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 import forgather.ml
 from forgather.errors import CheckpointError, DistributedError, TrainingError
@@ -456,3 +456,15 @@ def test_the_trainer_keeps_the_numbers_of_a_run(settings):
 def test_numpy_rows_are_trained_on(settings):
     data = [{"x": np.ones(4, dtype=np.float32) * n, "y": np.float32(n)} for n in range(8)]
     assert 4 == Trainer(Regression(), settings(), train_dataset=data).train().global_step
+
+
+@pytest.mark.parametrize(("vocab_size", "length"), [(32, 12), (64, 40)])
+def test_ids_or_rows_beyond_the_model_are_told_with_both_sizes(settings, vocab_size, length):
+    shape = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **shape))
+    data = rows(length=length)
+    data[0]["input_ids"][0] = 63
+    with pytest.raises(IndexError) as caught:
+        Trainer(model, settings(train_sampling_strategy="sequential"), train_dataset=data).train()
+    told = f"the batch has token ids up to 63 in rows of {length}; the model has {vocab_size} tokens and 32 positions"
+    assert [told] == caught.value.__notes__

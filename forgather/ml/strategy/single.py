@@ -81,8 +81,12 @@ class SingleDevice:
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
             placed = self._place(batch)
-            with self._autocast():
-                loss = self.rule.total(self.model, placed, denom=denom)
+            try:
+                with self._autocast():
+                    loss = self.rule.total(self.model, placed, denom=denom)
+            except IndexError as error:
+                _tell_sizes(error, self.model, placed)
+                raise
             loss = loss / denom
             loss.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
@@ -166,6 +170,18 @@ class SingleDevice:
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""
         yield from self.model.state_dict().items()
+
+
+def _tell_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
+    """Adds what an embedding's "index out of range" leaves out."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    config: Any = getattr(model, "config", None)
+    if isinstance(ids, Tensor) and ids.numel() and config is not None:
+        words, places = (getattr(config, name, "?") for name in ("vocab_size", "max_position_embeddings"))
+        has = f"{words} tokens and {places} positions"
+        error.add_note(
+            f"the batch has token ids up to {int(ids.max())} in rows of {ids.shape[-1]}; the model has {has}"
+        )
 
 
 def _first_line(error: Exception) -> str:
