@@ -58,6 +58,7 @@ class _Rewriter:
         self.out: list[str] = []
         self.open: list[_Open] = []
         self.lookahead = _MAX_LOOKAHEAD
+        self.ended_trims = False
 
     def run(self) -> str:
         size = len(self.text)
@@ -125,8 +126,9 @@ class _Rewriter:
         else:
             word = code.split(None, 1)[0]
             closing = self._statement_word(word, code[len(word) :])
-            left = "{%-" if mark == "<<" else "{%"
-            right = "-%}" if mark == ">>" else "+%}" if word == "include" else "%}"
+            trims = word == "endblock" and self.ended_trims
+            left = "{%-" if mark == "<<" or trims else "{%"
+            right = "-%}" if mark == ">>" else "+%}" if word == "include" or trims else "%}"
             self._emit_line(f"{closing}{left} {code} {right}", end)
             if word == "raw":
                 self._skip_raw()
@@ -186,6 +188,7 @@ class _Rewriter:
         return ""
 
     def _end_block(self, name: str) -> str:
+        self.ended_trims = False
         blocks = [i for i, item in enumerate(self.open) if item.word == "block"]
         wanted = [i for i in blocks if self.open[i].name == name] if name else []
         if not name:
@@ -195,7 +198,7 @@ class _Rewriter:
         if any(item.indent is None for item in self.open[wanted[-1] + 1 :]):
             return ""
         closing = self._close_down_to(wanted[-1] + 1)
-        self.open.pop()
+        self.ended_trims = self.open.pop().trims
         return closing
 
     def _close_down_to(self, depth: int) -> str:
@@ -342,7 +345,10 @@ def _is_special(line: str) -> bool:
 
 
 def _end_of(block: _Open) -> str:
-    return f"{{%{'-' if block.trims else ''} endblock {block.name} %}}"
+    if block.trims:
+        # Trimming takes the line end before the block's end with it; what follows is a line of its own.
+        return f"{{%- endblock {block.name} %}}{{{{ '\\n' }}}}"
+    return f"{{% endblock {block.name} %}}"
 
 
 def _is_set_block(rest: str) -> bool:

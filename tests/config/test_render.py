@@ -63,3 +63,22 @@ def test_an_unclosed_if_points_at_its_opener():
     with pytest.raises(SyntaxFault, match="'if' is not closed") as caught:
         text("a: 1\n-- if true\nb: 2\n")
     assert ("FG102", 2) == (caught.value.code, caught.value.span.line)
+
+
+@pytest.mark.parametrize("end", ["[b]", "-- endblock", "-- endblock a"])
+def test_a_trimmed_block_loses_its_outer_blank_lines_and_stays_on_lines_of_its_own(tmp_path, end):
+    (tmp_path / "main").write_text(f"[a!]\n\nx: 1\n\ny: 2\n\n\n{end}\nz: 3\n")
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")
+    assert "x: 1\n\ny: 2\nz: 3" == rendered.text.rstrip()
+    assert ["x: 1", "y: 2", "z: 3"] == [
+        rendered.sources[origin.span.file].line(origin.span.line)
+        for line, origin in rendered.source_map.lines()
+        if line
+    ]
+
+
+def test_a_trimmed_block_of_a_child_is_no_text_outside_of_blocks(tmp_path):
+    (tmp_path / "main").write_text("-- extends 'base'\n[a!]\n\nx: 1\n\n[b]\ny: 2\n")
+    (tmp_path / "base").write_text("name: '{% block a %}old{% endblock %}'\n[b]\nold: 2\n-- endblock\n")
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")
+    assert ("name: 'x: 1'\ny: 2", ()) == (rendered.text.rstrip(), rendered.diagnostics)

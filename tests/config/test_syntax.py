@@ -54,7 +54,7 @@ LINES = [
     ("[]", "[]"),
     ("[name]", "{% block name %}{% endblock name %}"),
     ("  [name]  ## text", "{% block name %}{% endblock name %}"),
-    ("[name!]", "{% block name -%}{%- endblock name %}"),
+    ("[name!]", "{% block name -%}{%- endblock name %}{{ '\\n' }}"),
     ("-- block name required", "{% block name required %}"),
 ]
 TEXTS = {

@@ -112,6 +112,8 @@ class TracingGenerator(CodeGenerator):
                         break
                 else:
                     continue
+            elif isinstance(child, nodes.Const) and isinstance(child.value, str) and not child.value.strip():
+                continue
             else:
                 found = ""
             if static:

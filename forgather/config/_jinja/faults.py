@@ -128,7 +128,7 @@ def _open_tag(source: str) -> tuple[str, int] | None:
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
     where = f" before '{error.found}' on line {found.line - 1 + error.found_line}" if error.found else ""
-    if where and error.found not in "".join(found.text.split("\n")[error.found_line - 1 :][:1]):
+    if error.found and error.found not in "".join(found.text.split("\n")[error.found_line - 1 :][:1]):
         where = " before the block that it stands in ends"  # a bracket block: its end is not written
     return SyntaxFault(
         f"'{error.tag}' is not closed{where}",
