@@ -14,6 +14,7 @@ from forgather.config.events import YamlProblem
 from forgather.config.explain import explain
 from forgather.config.forms import describe
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
+from forgather.config.indents import fallen_out
 from forgather.config.places import Places
 from forgather.config.rendered import RenderedText
 from forgather.errors import BudgetError, LoadError
@@ -48,7 +49,11 @@ def load(rendered: RenderedText) -> Graph:
         targets=_targets(composer.root_entries, places),
         definitions=composer.definitions,
         anchors=composer.names,
-        diagnostics=(*composer.diagnostics, *composer.indents.findings(places)),
+        diagnostics=(
+            *composer.diagnostics,
+            *composer.indents.findings(places),
+            *fallen_out(composer.root_entries),
+        ),
         kept=tuple(composer.anchored),
     )
 
