@@ -2,7 +2,8 @@
 
 Takes a graph, target names and values for `!var`; gives the built targets. Keeps true: one call is one
 construction; its memory is its own and nothing is written to a node; within it an alias is one object, and
-a factory is called anew at every place.
+a factory is called anew at every place; every constructor is found and its arguments are looked at before
+the first one is called, so that a typo does not cost the hour that a data set takes.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def materialize(
     wanted = list(graph.targets) if targets is None else list(targets)
     tops = [(name, graph.target(name).value) for name in wanted]
     construction = _Construction(graph, dict(variables or {}), resolver or Resolver(project_dir), hook)
+    construction.look_ahead(tops)
     return {name: construction.build(node, (Key(name),)) for name, node in tops}
 
 
@@ -106,6 +108,7 @@ class _Construction:
         self._shared = shared_nodes(tops) | {id(node) for node in tops}
         self._built: dict[int, Any] = {}
         self._open: list[int] = []
+        self._fitting: dict[int, Callable[..., Any]] = {}
         self._recipes: dict[int, Any] = {}
         self._live: dict[int, bool] = {}
 
@@ -124,6 +127,28 @@ class _Construction:
         if self._remembers(node):
             self._built[key] = value
         return value
+
+    def look_ahead(self, tops: list[tuple[str, Node]]) -> None:
+        """Finds every constructor that will be needed and checks that its arguments fit, without calling any."""
+        seen: set[int] = set()
+        stack: list[tuple[GraphPath, Node]] = [((Key(name),), node) for name, node in reversed(tops)]
+        while stack:
+            path, node = stack.pop()
+            if id(node) in seen or self._is_given(node):
+                continue
+            seen.add(id(node))
+            if isinstance(node, Call) and not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
+                function = self._resolve(node, path)
+                if node.kind is CallKind.META:
+                    continue
+                self._check(function, node, path, node.args, {str(entry.key): entry for entry in _keywords(node)})
+                self._fitting[id(node)] = function
+            stack.extend([((*path, step), child) for step, child in children(node)][::-1])
+
+    def _is_given(self, node: Node) -> bool:
+        if isinstance(node, Var):
+            return node.variable in self._variables
+        return isinstance(node, Env) and node.variable in os.environ
 
     def _remembers(self, node: Node) -> bool:
         if isinstance(node, Call):
@@ -147,7 +172,8 @@ class _Construction:
     # calls
 
     def _call(self, node: Call, path: GraphPath) -> Any:
-        function = self._resolve(node, path)
+        fitting = self._fitting.get(id(node))
+        function = fitting or self._resolve(node, path)
         place = CallPlace(node.constructor, format_path(path), node.span)
         if node.kind is CallKind.META:
             return call_noted(function, node.args, {str(entry.key): entry.value for entry in _keywords(node)}, place)
@@ -155,7 +181,8 @@ class _Construction:
         args = tuple(of(value, (*path, Index(position))) for position, value in enumerate(node.args))
         kwargs = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.kwargs}
         latent = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
-        self._check(function, node, path, args, {**kwargs, **latent})
+        if fitting is None:
+            self._check(function, node, path, args, {**kwargs, **latent})
         if node.kind is CallKind.PARTIAL:
             return PartialObject(function, args, kwargs, latent, place)
         try:
@@ -297,9 +324,7 @@ class _Construction:
     def _holds_factory(self, node: Node) -> bool:
         if isinstance(node, Call):
             return node.kind is CallKind.FACTORY
-        if isinstance(node, Var) and node.variable in self._variables:
-            return False
-        if isinstance(node, Env) and node.variable in os.environ:
+        if self._is_given(node):
             return False
         return any(self._is_live(child) for _, child in children(node))
 
