@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch" -e ".[dev]"
-	touch $(STAMP)
+	@echo "Installing what constraints.txt pins into $(VENV): a few minutes the first time, most of it PyTorch."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch" -e ".[dev]"
+	@touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/fgcli -p projects/tiny_llama train

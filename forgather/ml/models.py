@@ -71,6 +71,7 @@ def from_config(
             hint="as in !call:transformers:LlamaConfig with its arguments below",
         )
     config = copy.deepcopy(config)
+    _say_unknown_fields(config)
     if tokenizer is not None:
         _say_vocab_size(config, len(tokenizer))
         config.vocab_size = len(tokenizer)
@@ -127,6 +128,19 @@ def _ready(model: PreTrainedModel) -> PreTrainedModel:
         model.loss_type = "ForCausalLM"
     model.train()
     return model
+
+
+def _say_unknown_fields(config: PretrainedConfig) -> None:
+    """Warns of fields that the configuration's class does not know: transformers keeps any keyword, and uses none."""
+    try:
+        known = type(config)().to_dict()
+    except (TypeError, ValueError):  # a class without defaults does not tell what it knows
+        return
+    kind = type(config).__name__
+    for name in config.to_dict():
+        if name not in known and not name.startswith("_"):
+            hint = nearest(name, list(known))
+            _log.warning("%s has no field %r, which has no effect%s", kind, name, f": {hint}" if hint else "")
 
 
 def _say_vocab_size(config: PretrainedConfig, found: int) -> None:

@@ -91,3 +91,23 @@ def test_the_installed_package_is_the_one_that_runs(fgcli, installed):
     text = run(installed / "bin" / "python", "-c", "import forgather; print(forgather.__file__)", cwd=installed)
 
     assert text.startswith(str(installed))
+
+
+def test_an_editable_install_works_from_the_folder_above_a_clone_of_the_same_name(tmp_path):
+    clone = tmp_path / "forgather"
+    clone.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    for name in ("forgather", "templatelib", "docs"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    python = environment / "bin" / "python"
+    options = ("install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "-e", clone)
+    run(sys.executable, "-m", "pip", "--python", python, *options, cwd=tmp_path)
+    found = run(
+        python, "-c", "from forgather import Project; import forgather; print(forgather.__file__)", cwd=tmp_path
+    )
+    assert str(clone / "forgather" / "__init__.py") == found.strip()

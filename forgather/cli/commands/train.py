@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+from contextlib import nullcontext, redirect_stdout
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
@@ -41,7 +43,8 @@ def run(invocation: Invocation) -> int:
         return 0
     run_dir = prepare_run(plan, command)
     print_note(f"run folder {near_path(run_dir)}")
-    outcome = run_plan(plan, run_dir)
+    with redirect_stdout(sys.stderr) if invocation.options.json else nullcontext():
+        outcome = run_plan(plan, run_dir)
     _print_outcome(outcome, as_json=invocation.options.json)
     return outcome.status
 
