@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from forgather.ml.checkpoint.lineage import newest_verified
 from forgather.ml.checkpoint.retention import prune
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, write_state
 from forgather.ml.checkpoint.store import (
     checkpoint_folder,
     list_checkpoints,
-    newest_verified,
     verify,
     write_checkpoint,
 )

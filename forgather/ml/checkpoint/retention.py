@@ -1,32 +1,41 @@
 """Which checkpoints stay.
 
-Takes an output folder, a limit and the best checkpoint; removes the oldest others. Keeps true: the
-newest and the best always stay, whatever the limit; a removal that fails is said and tried again later.
+Takes an output folder, a limit and the best checkpoint; removes the oldest others. Keeps true: the newest and the
+best always stay, whatever the limit, and so does what another run wrote; a removal that fails is said and tried
+again later.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from forgather.ml.checkpoint.store import discard_folder, list_checkpoints
+from forgather.ml.checkpoint.lineage import in_order
+from forgather.ml.checkpoint.store import discard_folder
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 
 
-def prune(output_dir: Path, limit: int | None, *, best: Path | None = None, newest: Path | None = None) -> list[Path]:
+def prune(
+    output_dir: Path,
+    limit: int | None,
+    *,
+    best: Path | None = None,
+    newest: Path | None = None,
+    run: str | None = None,
+) -> list[Path]:
     """Returns the folders that were removed so that at most `limit` remain.
 
     Args:
         output_dir: where checkpoints lie.
         limit: how many may stay; None for all. The best one may make it one more.
         best: never removed.
-        newest: the one written last, never removed; the highest step by default. They differ where an
-            older run with more steps left its checkpoints in the same folder.
+        newest: the one written last, never removed; by default the one whose manifest says so.
+        run: the checkpoints of this run alone count and are removed; None for all.
     """
     if limit is None:
         return []
-    folders = [folder for _, folder in list_checkpoints(output_dir)]
+    folders = [folder for folder, origin in in_order(output_dir) if run is None or origin.run == run]
     if newest is not None and newest in folders:
         folders.remove(newest)
         folders.append(newest)

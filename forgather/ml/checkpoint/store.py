@@ -8,12 +8,11 @@ step stays until the new one has its place. A checkpoint is verified before it i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,16 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), folder) for match, folder in named if match)
 
 
-def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) -> Path:
+def write_checkpoint(
+    output_dir: Path, step: int, fill: Callable[[Path], None], *, run: Mapping[str, Any] | None = None
+) -> Path:
     """Returns the folder of a new, complete checkpoint.
 
     Args:
         output_dir: where checkpoints lie.
         step: names the checkpoint; an older one of the same step is replaced.
         fill: writes the files into the folder it is given.
+        run: what the manifest says of the run, see `lineage.next_origin`.
 
     Raises:
         CheckpointError: FG609 where the disk refuses; earlier checkpoints are untouched.
@@ -66,7 +68,7 @@ def write_checkpoint(output_dir: Path, step: int, fill: Callable[[Path], None]) 
         _tidy(output_dir)
         draft.mkdir(parents=True)
         fill(draft)
-        _seal(draft, step)
+        _seal(draft, step, run)
         _put_in_place(draft, final)
         _sync_folder(output_dir)
     except (OSError, SafetensorError) as error:
@@ -106,12 +108,13 @@ def discard_folder(folder: Path) -> None:
 
 def _tidy(output_dir: Path) -> None:
     """Brings back what a dead process was about to replace, and removes what else it left."""
-    _bring_back(output_dir)
+    bring_back(output_dir)
     for folder, _ in _leftovers(output_dir):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bring_back(output_dir: Path) -> None:
+def bring_back(output_dir: Path) -> None:
+    """Gives back its name to a checkpoint that a dead process was about to replace."""
     for folder, match in _leftovers(output_dir):
         final = output_dir / match[2]
         if match[1] == "replaced" and not final.exists():
@@ -136,12 +139,14 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _seal(draft: Path, step: int) -> None:
+def _seal(draft: Path, step: int, run: Mapping[str, Any] | None) -> None:
     files = {}
     for file in _files_of(draft):
         _sync_file(file)
         files[file.relative_to(draft).as_posix()] = {"bytes": file.stat().st_size, "xxh3": _digest(file)}
     body: dict[str, Any] = {"format": _FORMAT, "step": step, "files": files}
+    if run is not None:
+        body["run"] = dict(run)
     manifest = draft / MANIFEST
     manifest.write_text(json.dumps({**body, "xxh3": _digest_of(body)}, indent=1) + "\n", encoding="utf-8")
     _sync_file(manifest)
@@ -225,19 +230,3 @@ def _verify_file(file: Path, fact: dict[str, Any]) -> None:
         raise corrupt_file(file, f"it has {size} bytes and {fact['bytes']} were written")
     if _digest(file) != fact["xxh3"]:
         raise corrupt_file(file, "its content is not what was written")
-
-
-def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
-    """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
-    skipped = []
-    # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
-    with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
-        _bring_back(output_dir)
-    for _, folder in reversed(list_checkpoints(output_dir)):
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            skipped.append(error)
-        else:
-            return folder, skipped
-    return None, skipped

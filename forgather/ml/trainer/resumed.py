@@ -6,6 +6,7 @@ the checkpoint has it. Keeps true: a setting of the config that has no effect in
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from forgather.errors import CheckpointError
+from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.lineage import origin_of
+from forgather.ml.checkpoint.store import MANIFEST
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -20,6 +24,18 @@ _log = get_logger(__name__)
 # What moves while a run goes on: none of it is a setting.
 _MOVING = frozenset({"base_lrs", "best", "cooldown_counter", "last_epoch", "last_lr", "lr", "num_bad_epochs", "params"})
 _CYCLING = frozenset({"betas", "momentum"})
+
+
+def announce(folder: Path, state: TrainerState, *, finished: bool) -> None:
+    """Says, in one line, which checkpoint a run goes on from, or that nothing is left to train."""
+    if finished:
+        _log.warning("%s is already at max_steps=%d: nothing to train", folder, state.max_steps)
+        return
+    written = origin_of(folder).written or (folder / MANIFEST).stat().st_mtime
+    moment = time.localtime(written)
+    is_today = moment[:3] == time.localtime()[:3]
+    when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
+    _log.warning("resuming from %s (step %d of %d, written %s)", folder, state.global_step, state.max_steps, when)
 
 
 def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forgather.errors import TrainingError, nearest
 from forgather.ml.callbacks.base import ExportableState
+from forgather.ml.checkpoint.lineage import new_run, next_origin, origin_of
 from forgather.ml.checkpoint.retention import prune
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import write_state
@@ -64,6 +65,7 @@ class Run:
         self.meter = Meter(strategy.topology.device)
         self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.output_dir = Path(self.args.output_dir)
+        self.run_id = new_run()
         self.in_update = False
         self._evaluate = evaluate
         self._saved_step = -1
@@ -260,9 +262,11 @@ class Run:
                 if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
                 self._export_callbacks()
-                write_checkpoint(self.output_dir, state.global_step, self._fill)
+                origin = next_origin(self.output_dir, self.run_id, state.max_steps)
+                write_checkpoint(self.output_dir, state.global_step, self._fill, run=origin)
                 self._saved_step = state.global_step
-                prune(self.output_dir, self.args.save_total_limit, best=self.best_folder, newest=folder)
+                limit = self.args.save_total_limit
+                prune(self.output_dir, limit, best=self.best_folder, newest=folder, run=self.run_id)
         self.session.control.should_save = False
         self.session.send("on_save")
         return folder
@@ -321,6 +325,7 @@ class Run:
         self.data.load_state_dict(parts["data"])
         self.meter.load_state_dict(parts["meter"])
         self._rng = parts["rng"]
+        self.run_id = origin_of(folder).run or self.run_id
         if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
             self._saved_step = saved.global_step
         state = self.session.state

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.lineage import newest_verified, passed_over
 from forgather.ml.checkpoint.state import (
     read_metadata,
     read_state,
@@ -27,7 +28,7 @@ from forgather.ml.checkpoint.state import (
     write_state,
     write_tensors,
 )
-from forgather.ml.checkpoint.store import newest_verified, verify
+from forgather.ml.checkpoint.store import verify
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
 
@@ -203,6 +204,6 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
         )
     if newest is None:
         _log.info("no checkpoint in %s: the run begins anew", output_dir)
-    else:
-        _log.info("resuming from %s", newest)
+    elif others := passed_over(newest):
+        _log.warning("resume_from_checkpoint: auto passed over %s", others)
     return newest

@@ -28,7 +28,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe, Strategy
 from forgather.ml.strategy.single import SingleDevice
-from forgather.ml.trainer import saving
+from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
@@ -181,6 +181,8 @@ class Trainer:
             if folder is not None:
                 run.load(folder)
             session.control.should_training_stop = False
+            if folder is not None:
+                resumed.announce(folder, self.state, finished=run.finished)
             try:
                 session.send("on_train_begin")
                 if args.eval_on_start:
@@ -335,8 +337,8 @@ def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: in
 def _mention_earlier_run(output_dir: Path) -> None:
     if earlier := list_checkpoints(output_dir):
         _log.warning(
-            "%s holds %d checkpoints of an earlier run, up to step %d: save_total_limit counts them, and "
-            "resume_from_checkpoint: auto takes the highest step",
+            "%s holds %d checkpoints of an earlier run, up to step %d: this run begins anew, keeps them, and "
+            "replaces one where it saves the same step",
             output_dir,
             len(earlier),
             earlier[-1][0],

@@ -1,0 +1,105 @@
+"""Which run wrote a checkpoint, and in what order the checkpoints of a folder were written.
+
+Takes an output folder; gives its checkpoints from the oldest to the newest. Keeps true: the order is that of a
+counter inside the manifests, never of file times, which a copy changes; a checkpoint that says nothing of its run
+counts as older than every one that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.store import MANIFEST, bring_back, list_checkpoints, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint comes from.
+
+    Args:
+        run: id of the run; "" where the checkpoint does not say.
+        max_steps: steps that the run was to take.
+        serial: counts the checkpoints that were written into the folder, whatever their run.
+        written: seconds since 1970; for people, nothing is ordered by it.
+    """
+
+    run: str = ""
+    max_steps: int = 0
+    serial: int = 0
+    written: float = 0.0
+
+
+def new_run() -> str:
+    """Returns an id for a run. No seed has a part in it."""
+    return uuid.uuid4().hex[:16]
+
+
+def next_origin(output_dir: Path, run: str, max_steps: int) -> dict[str, Any]:
+    """Returns what the manifest of the next checkpoint in a folder says of its run."""
+    serial = 1 + max((origin_of(folder).serial for _, folder in list_checkpoints(output_dir)), default=0)
+    return asdict(Origin(run, max_steps, serial, round(time.time(), 3)))
+
+
+def origin_of(folder: Path) -> Origin:
+    """Returns what a checkpoint says of its run; an empty one where its manifest cannot be read."""
+    try:
+        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["run"]
+        return Origin(str(facts["run"]), int(facts["max_steps"]), int(facts["serial"]), float(facts["written"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return Origin()
+
+
+def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
+    """Returns the checkpoints of a folder: the run that wrote last comes last, and of a run the last one written."""
+    found = [(step, folder, origin_of(folder)) for step, folder in list_checkpoints(output_dir)]
+    last: dict[str, int] = {}
+    for _, _, origin in found:
+        last[origin.run] = max(origin.serial, last.get(origin.run, 0))
+    found.sort(key=lambda item: (last[item[2].run], item[2].serial, item[0]))
+    return [(folder, origin) for _, folder, origin in found]
+
+
+def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
+    """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
+    skipped = []
+    # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
+    with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
+        bring_back(output_dir)
+    for folder, _ in reversed(in_order(output_dir)):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            skipped.append(error)
+        else:
+            return folder, skipped
+    return None, skipped
+
+
+def passed_over(chosen: Path) -> str:
+    """Returns, in words, the checkpoints beside `chosen` that someone might have expected instead; "" for none."""
+    own = origin_of(chosen)
+    others: dict[str, list[str]] = {}
+    for step, folder in reversed(list_checkpoints(chosen.parent)):
+        origin = origin_of(folder)
+        if folder == chosen or origin.serial > own.serial:
+            continue  # a newer one was skipped because it is not intact, and that is said already
+        if not origin.run:
+            reason = "they do not say which run wrote them" if own.run else ""
+        elif origin.run != own.run:
+            reason = f"of an earlier run of {origin.max_steps} steps"
+        else:
+            reason = "written earlier" if step > int(chosen.name.rpartition("-")[2]) else ""
+        if reason:
+            others.setdefault(reason, []).append(folder.name)
+    return "; ".join(f"{', '.join(_first(names))} ({reason})" for reason, names in others.items())
+
+
+def _first(names: list[str], limit: int = 4) -> list[str]:
+    return names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"]

@@ -1,0 +1,60 @@
+"""Several runs in one output folder: each knows its own checkpoints, and resuming takes the last run's."""
+
+import os
+import re
+from pathlib import Path
+
+from forgather.ml import Trainer
+from forgather.ml.checkpoint import checkpoint_folder, list_checkpoints, write_checkpoint
+from forgather.ml.checkpoint.lineage import in_order, next_origin, origin_of
+from tests.ml.fixtures import rows, tiny_llama
+
+
+def trained(settings, resume=None, **given):
+    args = settings(save_strategy="steps", save_steps=1, **given)
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows())
+    return trainer, trainer.train(resume)
+
+
+def steps(folder):
+    return [step for step, _ in list_checkpoints(Path(folder))]
+
+
+def test_auto_takes_the_newest_checkpoint_of_the_run_that_wrote_last(settings, tmp_path, caplog):
+    trained(settings, max_steps=9)
+    trained(settings, max_steps=3)
+    for step in steps(tmp_path / "out"):  # file times that tell the opposite
+        os.utime(checkpoint_folder(tmp_path / "out", step), (1e9 + step, 1e9 + step))
+    caplog.clear()
+    trainer, _ = trained(settings, "auto", max_steps=5)
+    assert 5 == trainer.state.global_step
+    assert re.search(r"resuming from \S*/checkpoint-3 \(step 3 of 5, written \d\d:\d\d\)", caplog.text)
+    assert "passed over checkpoint-9, checkpoint-8, checkpoint-7, checkpoint-6, 2 more" in caplog.text
+    assert "(of an earlier run of 9 steps)" in caplog.text
+
+
+def test_a_resumed_run_is_the_same_run(settings, tmp_path):
+    trained(settings, max_steps=2)
+    trained(settings, "auto", max_steps=4)
+    origins = [origin_of(folder) for _, folder in list_checkpoints(tmp_path / "out")]
+    assert 1 == len({origin.run for origin in origins})
+    assert [(1, 2), (2, 2), (3, 4), (4, 4)] == [(origin.serial, origin.max_steps) for origin in origins]
+
+
+def test_the_limit_of_a_run_removes_no_checkpoint_of_another(settings, tmp_path, caplog):
+    trained(settings, max_steps=8, save_total_limit=2)
+    trained(settings, max_steps=4, save_total_limit=1)
+    assert [4, 7, 8] == steps(tmp_path / "out")
+    assert "2 checkpoints of an earlier run, up to step 8: this run begins anew, keeps them" in caplog.text
+
+
+def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp_path):
+    def fill(folder):
+        (folder / "a").write_text("a")
+
+    for step in (10, 9):
+        write_checkpoint(tmp_path, step, fill)
+    write_checkpoint(tmp_path, 2, fill, run=next_origin(tmp_path, "one", 5))
+    write_checkpoint(tmp_path, 3, fill, run=next_origin(tmp_path, "two", 5))
+    write_checkpoint(tmp_path, 1, fill, run=next_origin(tmp_path, "one", 5))
+    assert ["9", "10", "3", "2", "1"] == [folder.name.rpartition("-")[2] for folder, _ in in_order(tmp_path)]
