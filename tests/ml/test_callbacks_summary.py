@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -45,15 +46,41 @@ def test_the_summary_says_how_the_run_ended(tmp_path, step, error, expected):
     assert expected in (tmp_path / "report.html").read_text()
 
 
-def test_the_model_is_named_where_it_was_saved_and_else_the_newest_checkpoint(tmp_path):
+def test_the_model_is_named_where_this_run_wrote_it_and_else_its_last_checkpoint(tmp_path):
+    for name in ("checkpoint-7", "checkpoint-5"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config.json").write_text("of an earlier run")
     callback, screen = begun(tmp_path)
-    (tmp_path / "checkpoint-5").mkdir()
     callback.on_train_end(arguments(tmp_path), state(10), control())
-    assert summary(tmp_path)["places"]["checkpoint"] == str(tmp_path / "checkpoint-5")
-    (tmp_path / "config.json").write_text("{}")
+    assert {"report"} == set(summary(tmp_path)["places"])
+    callback.on_save(arguments(tmp_path), state(5), control())
     callback.on_train_end(arguments(tmp_path), state(10), control())
-    assert summary(tmp_path)["places"]["model"] == str(tmp_path)
+    assert str(tmp_path / "checkpoint-5") == summary(tmp_path)["places"]["checkpoint"]
+    assert "model" not in summary(tmp_path)["places"]
+    (tmp_path / "written").write_text("{}")
+    (tmp_path / "written").replace(tmp_path / "config.json")
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert str(tmp_path) == summary(tmp_path)["places"]["model"]
     assert f"model      {tmp_path}\n" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "logs", "expected"),
+    [
+        (0, 10, {}, r"10 steps in \d+\.\d s\n"),
+        (0, 10, {"tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(median 1.20k tokens/s\)\n"),
+        (0, 10, {"train_tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(1.20k tokens/s\)\n"),
+        (8, 10, {}, r"2 steps \(9 to 10\) in \d+\.\d s\n"),
+        (10, 10, {"train_runtime": 0.3}, r"nothing was trained, the run stands at step 10\n"),
+    ],
+)
+def test_the_summary_counts_the_steps_of_this_run_alone(tmp_path, first, last, logs, expected):
+    screen = io.StringIO()
+    callback = RunSummaryCallback(console=Console(file=screen, width=200), report=False)
+    callback.on_train_begin(arguments(tmp_path), state(first), control(), model=tiny_model())
+    callback.on_log(arguments(tmp_path), state(last), control(), logs=logs)
+    callback.on_train_end(arguments(tmp_path), state(last), control())
+    assert re.search(f"run finished: {expected}", screen.getvalue())
 
 
 def test_the_speed_is_the_median_of_the_logs(tmp_path):

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.text import Text
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
-from forgather.ml.callbacks.text_sample import quoted, unwrapped
+from forgather.ml.callbacks.text_sample import unwrapped
 from forgather.ml.figures import count, duration, figure
-from forgather.ml.metrics import METRICS_FILE, plain, read_records
+from forgather.ml.metrics import METRICS_FILE, plain
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
 
@@ -58,6 +57,8 @@ class RunSummaryCallback(TrainerCallback):
         self._last: dict[str, Any] = {}
         self._speeds: list[float] = []
         self._begin = (0.0, 0)
+        self._model_before: tuple[int, int] | None = None
+        self._checkpoint: Path | None = None
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -66,6 +67,7 @@ class RunSummaryCallback(TrainerCallback):
             return
         self._begin = (time.monotonic(), state.global_step)
         self._last, self._speeds = {}, []
+        self._model_before, self._checkpoint = written_model(args), None
         self._summary = {
             "name": self.name,
             "status": "running",
@@ -87,6 +89,11 @@ class RunSummaryCallback(TrainerCallback):
                 self._speeds.append(float(logs["tokens_per_second"]))
 
     @cosmetic
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remembers the last checkpoint."""
+        self._checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+    @cosmetic
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
@@ -100,6 +107,7 @@ class RunSummaryCallback(TrainerCallback):
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
             "seconds": round(seconds, 3),
             "step": state.global_step,
+            "first_step": first_step,
             "epoch": state.epoch,
             "steps_per_second": (state.global_step - first_step) / seconds if seconds else None,
             "tokens_per_second": self._speed(),
@@ -107,16 +115,30 @@ class RunSummaryCallback(TrainerCallback):
             "best": {"metric": state.best_metric, "step": state.best_global_step},
         }
         folder = run_folder(args, self.run_dir)
-        self._summary["places"] = places(args, folder) | ({"report": str(folder / REPORT_FILE)} if self.report else {})
+        self._summary["places"] = self._places(args, folder)
         self._write(args)
         if self.report:
             write_report(folder)
-        self._print(folder)
+        self._print()
 
     def _speed(self) -> float | None:
         if self._speeds:
             return median(self._speeds)
         return self._last.get("train_tokens_per_second")
+
+    def _places(self, args: Any, folder: Path) -> dict[str, str]:
+        """Returns where the results of this run lie; the model or checkpoint of an earlier one is left out."""
+        model = written_model(args)
+        found = {
+            "model": Path(args.output_dir) if model is not None and model != self._model_before else None,
+            "checkpoint": self._checkpoint,
+            "metrics": folder / METRICS_FILE,
+            "samples": folder / SAMPLES_FILE,
+        }
+        if found["model"] is not None:
+            found.pop("checkpoint")
+        places = {name: str(place) for name, place in found.items() if place is not None and place.exists()}
+        return places | ({"report": str(folder / REPORT_FILE)} if self.report else {})
 
     def _write(self, args: Any) -> None:
         folder = run_folder(args, self.run_dir)
@@ -125,15 +147,11 @@ class RunSummaryCallback(TrainerCallback):
         aside.write_text(json.dumps(plain(self._summary), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(aside, folder / SUMMARY_FILE)
 
-    def _print(self, folder: Path) -> None:
+    def _print(self) -> None:
         console = self.console or terminal()
         console.print()
         for line in summary_lines(self._summary):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        sample = last_sample(folder)
-        if sample is not None:
-            console.print(Text(f"sample at step {sample['step']}", style="bold"))
-            console.print(quoted(f"{sample['prompt']}{sample['text']}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def status(state: Any, error: BaseException | None) -> str:
@@ -147,10 +165,7 @@ def status(state: Any, error: BaseException | None) -> str:
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns what a person wants to know of a run that has ended."""
-    facts = [f"{summary['step']} steps in {duration(summary['seconds'])}"]
-    if summary.get("tokens_per_second"):
-        facts.append(f"{count(summary['tokens_per_second'])} tokens/s")
-    lines = [f"run {summary['status']}: " + ", ".join(facts)]
+    lines = [f"run {summary['status']}: {_extent(summary)}"]
     final = summary["final"]
     if "eval_loss" in final:
         perplexity = figure(math.exp(min(final["eval_loss"], 700.0)))
@@ -160,25 +175,24 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [f"  {name:<10} {place}" for name, place in summary["places"].items() if place]
 
 
-def places(args: Any, folder: Path) -> dict[str, str]:
-    """Returns where the run's results lie; what does not exist is left out."""
-    found = {"model": Path(args.output_dir), "metrics": folder / METRICS_FILE, "samples": folder / SAMPLES_FILE}
-    if not (found["model"] / "config.json").is_file():
-        checkpoints = sorted(found["model"].glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-        found.pop("model")
-        if checkpoints:
-            found = {"checkpoint": checkpoints[-1], **found}
-    return {name: str(place) for name, place in found.items() if place.exists()}
+def _extent(summary: Mapping[str, Any]) -> str:
+    """Returns how many steps this run took itself, in what time, and how fast."""
+    step, first_step = summary["step"], summary.get("first_step", 0)
+    if step == first_step > 0:
+        return f"nothing was trained, the run stands at step {step}"
+    own = f"{step - first_step} steps" + (f" ({first_step + 1} to {step})" if first_step else "")
+    speed = summary.get("tokens_per_second")
+    kind = "median " if "tokens_per_second" in summary["final"] else ""
+    return f"{own} in {duration(summary['seconds'])}" + (f" ({kind}{count(speed)} tokens/s)" if speed else "")
 
 
-def last_sample(folder: Path) -> dict[str, Any] | None:
-    """Returns the first sample of the last step that was sampled, or None."""
+def written_model(args: Any) -> tuple[int, int] | None:
+    """Returns what changes when a model is written into the output folder; None where there is no model."""
     try:
-        samples = read_records(folder / SAMPLES_FILE, strict=False)
+        facts = (Path(args.output_dir) / "config.json").stat()
     except OSError:
         return None
-    step = samples[-1].get("step") if samples else None
-    return next((sample for sample in samples if sample.get("step") == step), None)
+    return facts.st_ino, facts.st_mtime_ns
 
 
 def model_facts(model: Any) -> dict[str, Any]:

@@ -92,13 +92,11 @@ class Meter:
         if self.has_steps:
             self._close_line(float(self._loss))
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        values = {
-            "train_runtime": seconds,
-            "train_samples_per_second": self.total_rows / seconds,
-            "train_steps_per_second": self.total_steps / seconds,
-            "train_tokens_per_second": self.total_tokens / seconds,
-        }
-        if self.total_steps:
+        values = {"train_runtime": seconds}
+        if self.total_steps:  # a run that had nothing left to do has no speed, and no loss
+            values["train_samples_per_second"] = self.total_rows / seconds
+            values["train_steps_per_second"] = self.total_steps / seconds
+            values["train_tokens_per_second"] = self.total_tokens / seconds
             values["train_loss"] = float(self.total_loss) / self.total_steps
         return values
 

@@ -132,13 +132,15 @@ def test_the_mean_loss_of_a_resumed_run_is_that_of_its_own_steps(settings):
     assert sum(losses[5:]) / len(losses[5:]) == pytest.approx(output.training_loss)
 
 
-def test_a_finished_run_that_is_resumed_takes_no_step(settings):
+def test_a_finished_run_that_is_resumed_takes_no_step_and_says_so(settings, caplog):
     make(settings).train()
     recorder = Recorder()
     resumed = make(settings, recorder)
     before = resumed.train(resume_from_checkpoint=True)
     assert STEPS == before.global_step
-    assert math.isnan(before.training_loss) and "train_loss" not in before.metrics
+    assert math.isnan(before.training_loss) and {"train_runtime"} == set(before.metrics)
+    assert f"checkpoint-{STEPS} is already at max_steps={STEPS}: nothing to train" in caplog.text
+    assert "resuming from" not in caplog.text
     assert "on_step_begin" not in {event for event, _ in recorder.events}
 
 
