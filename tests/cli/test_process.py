@@ -37,6 +37,8 @@ def bench(tmp_path):
         "toy.py": TOY,
         "templates/configs/good.yaml": "main: !singleton:toy.py:Trainer {run_dir: !var run_dir }\n",
         "templates/configs/slow.yaml": "main: !singleton:toy.py:Trainer {run_dir: !var run_dir , wait: 60}\n",
+        "templates/configs/resumes.yaml": "dynamic_args: [{names: --resume-from-checkpoint, type: str}]\n"
+        "main: !singleton:toy.py:Trainer {run_dir: !var run_dir , wait: 60}\n",
         "templates/configs/bad.yaml": "main: !partial:toy.py:explode\n",
         "templates/configs/leave.yaml": "main: !partial:sys:exit [7]\n",
         "templates/configs/loops.yaml": "dynamic_args: [{names: --n, type: int}]\nmain: !partial:int [{{ n }}]\n",
@@ -68,9 +70,19 @@ def test_the_status_of_a_run_that_leaves_is_kept(bench):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_ctrl_c_ends_with_130_and_says_what_was_saved(bench):
+@pytest.mark.parametrize(
+    ("command", "go_on"),
+    [
+        (["-t", "slow", "train"], ""),
+        (
+            ["-t", "resumes", "train", "--resume-from-checkpoint", "my run/checkpoint-7"],
+            "to go on:  fgcli -t resumes train --resume-from-checkpoint auto\n",
+        ),
+    ],
+)
+def test_ctrl_c_ends_with_130_and_says_what_was_saved_and_how_to_go_on(bench, command, go_on):
     process = subprocess.Popen(
-        [sys.executable, "-m", "forgather", "-t", "slow", "train"],
+        [sys.executable, "-m", "forgather", *command],
         cwd=bench,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -83,7 +95,7 @@ def test_ctrl_c_ends_with_130_and_says_what_was_saved(bench):
         _, error = process.communicate(timeout=30)
 
     assert 130 == process.returncode
-    assert error.endswith("interrupted; the state is saved in out/checkpoint-1\n")
+    assert error.endswith(f"interrupted; the state is saved in out/checkpoint-1\n{go_on}")
 
 
 def test_a_reader_that_leaves_is_no_error(bench):

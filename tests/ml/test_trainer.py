@@ -336,13 +336,14 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
         os.rename(folder, folder.with_name(f"kept-{folder.name}"))
     recorder, before = Recorder(), signal.getsignal(signal.SIGINT)
     stopped = make(At(3, lambda: os.kill(os.getpid(), signal.SIGINT)), recorder)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         stopped.train()
     assert before is signal.getsignal(signal.SIGINT)
     assert ("on_save", 3) in recorder.events and ("on_train_end", 3) == recorder.events[-1]
     (found,) = list_checkpoints(Path(whole.args.output_dir))
     assert (3, 3) == (found[0], verify(found[1]))
-    assert f"interrupted; the state of step 3 lies in {found[1]}" in caplog.text
+    assert [f"the state of step 3 lies in {found[1]}"] == caught.value.__notes__
+    assert ["stopping after this step; press Ctrl-C again to stop at once"] == [r.getMessage() for r in caplog.records]
     resumed = make()
     resumed.train("auto")
     assert_same_weights(weights(whole.model), weights(resumed.model))

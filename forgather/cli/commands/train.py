@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
 from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
+from forgather.project.declared import declared_options
 from forgather.project.display import Display
+from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
 EXECUTES = True
+_RESUME = "--resume-from-checkpoint"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder."""
 EXAMPLES = """examples:
@@ -46,6 +52,8 @@ def run(invocation: Invocation) -> int:
     with redirect_stdout(sys.stderr) if invocation.options.json else nullcontext():
         outcome = run_plan(plan, run_dir)
     _print_outcome(outcome, as_json=invocation.options.json)
+    if outcome.interrupted and outcome.checkpoint and not invocation.options.json:
+        _print_how_to_go_on(project, command)
     return outcome.status
 
 
@@ -91,17 +99,36 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
             }
         )
         return
-    if outcome.interrupted:
+    ending = _told_ending(outcome.run_dir)
+    if outcome.interrupted and (ending.get("status") != "interrupted" or "checkpoint" not in ending["places"]):
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
         print_note(f"interrupted; {saved or 'nothing was saved'}")
-    if outcome.model_dir and not _names_the_model(outcome.run_dir):
+    if outcome.model_dir and "model" not in ending["places"]:
         print_note(f"model      {near_path(outcome.model_dir)}")
 
 
-def _names_the_model(run_dir: str) -> bool:
-    """Whether a callback has ended the run with its own list of places, and the model is in it."""
+def _told_ending(run_dir: str) -> dict[str, Any]:
+    """Returns what a callback has told of the end of the run, with its list of places; both empty where none has."""
+    nothing: dict[str, Any] = {"places": {}}
     try:
         with open(os.path.join(run_dir, "summary.json"), encoding="utf-8") as stream:
-            return "model" in json.load(stream)["places"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+            told = json.load(stream)
+    except (OSError, ValueError):
+        return nothing
+    return told if isinstance(told, dict) and isinstance(told.get("places"), dict) else nothing
+
+
+def _print_how_to_go_on(project: Project, command: Sequence[str]) -> None:
+    """Prints the command that resumes, where the config has an option for it."""
+    if any(_RESUME in option.names for option in declared_options(project.graph)):
+        print_note(f"to go on:  {shlex.join([*_without_option(command, _RESUME), _RESUME, 'auto'])}")
+
+
+def _without_option(command: Sequence[str], name: str) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for word in command:
+        if not (is_value or word == name or word.startswith(f"{name}=")):
+            kept.append(word)
+        is_value = word == name
+    return kept

@@ -269,7 +269,7 @@ class Trainer:
         """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""
         try:
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
-                self._save_interrupted(run)
+                self._save_interrupted(run, error)
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
             error.add_note(f"saving failed too: {failure!r}")
         try:
@@ -277,14 +277,15 @@ class Trainer:
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
             error.add_note(f"on_train_end failed too: {failure!r}")
 
-    def _save_interrupted(self, run: Run) -> None:
+    def _save_interrupted(self, run: Run, error: BaseException) -> None:
+        # The program that caught the signal says how the run ended; the notes are for a plain Python script.
         step = self.state.global_step
         run.strategy.discard()
         if run.in_update or step == 0:
-            _log.warning("interrupted at step %d; nothing was saved", step)
+            error.add_note(f"nothing was saved at step {step}")
             return
         try:
-            _log.warning("interrupted; the state of step %d lies in %s", step, run.save())
+            error.add_note(f"the state of step {step} lies in {run.save()}")
         except CheckpointError as failure:
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 
