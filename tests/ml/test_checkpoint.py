@@ -336,6 +336,12 @@ def test_a_saved_model_and_a_checkpoint_are_read_by_transformers(saved):
     assert {"config.json", "generation_config.json", "model.safetensors"} <= {file.name for file in saved.iterdir()}
 
 
+def test_a_checkpoint_has_the_configuration_of_the_final_model(saved):
+    final, checkpoint = (json.loads((folder / "config.json").read_text()) for folder in (saved, saved / "checkpoint-2"))
+    assert final == checkpoint
+    assert ["LlamaForCausalLM"] == checkpoint["architectures"]
+
+
 def test_tied_weights_are_written_once_and_tied_again(settings):
     args = settings(save_strategy="epoch")
     trainer = Trainer(tiny_llama(tie_word_embeddings=True), args, train_dataset=rows())

@@ -6,6 +6,7 @@ checkpoint holds what is needed to go on as if nothing had happened, and is comp
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -128,9 +129,20 @@ def read_weights(folder: Path) -> dict[str, Any]:
 def write_model_files(model: nn.Module, state: Mapping[str, Any], processing_class: Any, folder: Path) -> None:
     """Writes the weights as they are trained, with configs and tokenizer beside, into a checkpoint."""
     write_weights(state, folder)
-    for part in (getattr(model, "config", None), getattr(model, "generation_config", None), processing_class):
+    for part in (_described(model), getattr(model, "generation_config", None), processing_class):
         if callable(save := getattr(part, "save_pretrained", None)):
             save(folder)
+
+
+def _described(model: nn.Module) -> Any:
+    """Returns the configuration with the class and the type of the weights, as `save_pretrained` writes them."""
+    config: Any = getattr(model, "config", None)
+    if not isinstance(model, PreTrainedModel):
+        return config
+    config = copy.deepcopy(config)
+    config.architectures = [type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    return config
 
 
 def write_trainer_state(state: TrainerState, folder: Path) -> None:
