@@ -45,7 +45,7 @@ def arguments(folder, **changes):
 
 
 def state(step=0, **changes):
-    return TrainerState(global_step=step, max_steps=10, **changes)
+    return TrainerState(**{"global_step": step, "max_steps": 10} | changes)
 
 
 def control():

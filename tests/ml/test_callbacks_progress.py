@@ -58,6 +58,28 @@ def test_on_a_terminal_there_is_a_bar_and_evaluations_are_lines_above_it():
     assert screen.rstrip().endswith("\x1b[?25h")
 
 
+@pytest.mark.parametrize(
+    ("width", "facts"),
+    [
+        (60, "loss 2.5000  lr 3.00e-04"),
+        (80, "loss 2.5000  lr 3.00e-04"),
+        (100, "loss 2.5000  lr 3.00e-04  tok/s 12.35k"),
+        (140, "loss 2.5000  lr 3.00e-04  grad norm 0.8123  tok/s 12.35k"),
+    ],
+)
+def test_a_narrow_terminal_keeps_step_time_left_and_loss(width, facts):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    callback = ProgressCallback(console)
+    callback.on_train_begin(arguments("."), state(max_steps=3000), control())
+    log(callback, 1500, STEP, max_steps=3000)
+    callback._bars.refresh()
+    last = screen.getvalue().splitlines()[-1]
+    assert "1500/3000" in last and "left -:--:--" in last and facts in last
+    assert "\N{HORIZONTAL ELLIPSIS}" not in last
+    callback.on_train_end(arguments("."), state(1500, max_steps=3000), control())
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_other_ranks_show_nothing(live):
     def scene(callback):

@@ -16,6 +16,8 @@ from forgather.ml.callbacks.place import cosmetic, terminal
 from forgather.ml.figures import count, duration, figure
 
 _REFRESH_SECONDS = 0.1
+# From this width of the terminal on, a bar is this wide; narrower than that there is none, and no time passed.
+_BARS = ((120, 24), (70, 8))
 # What a line shows, in this order, under which name and in which format; the first metric of a name counts.
 # The rest of a log stays in the metrics file.
 _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -27,6 +29,8 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens_per_second", "tok/s", count),
     ("train_tokens_per_second", "tok/s", count),
 )
+# What a narrow terminal does without, in this order.
+_SPARED = ("grad norm", "tok/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):
@@ -55,9 +59,8 @@ class ProgressCallback(TrainerCallback):
         if state.is_world_process_zero:
             self._start_bars()
             if self._bars is not None:
-                self._train = self._bars.add_task(
-                    "training", total=state.max_steps, completed=state.global_step, facts=""
-                )
+                done = min(state.global_step, state.max_steps)  # a resumed run may be past its end
+                self._train = self._bars.add_task("training", total=state.max_steps, completed=done, facts="")
 
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -78,6 +81,7 @@ class ProgressCallback(TrainerCallback):
         if not facts:
             return
         if self._bars is not None and self._train is not None and "loss" in logs:
+            facts = shown(logs, room=_room_beside_bar((self.console or terminal()).width, state.max_steps))
             self._bars.update(self._train, facts=facts, completed=state.global_step)
         else:
             width = len(str(state.max_steps))
@@ -115,7 +119,7 @@ class ProgressCallback(TrainerCallback):
         if self._bars is None:
             return
         if self._train is not None:
-            self._bars.update(self._train, completed=state.global_step)
+            self._bars.update(self._train, completed=min(state.global_step, state.max_steps))
             self._train = None
         self._stop_bars()
 
@@ -123,11 +127,13 @@ class ProgressCallback(TrainerCallback):
         console = self.console or terminal()
         if self._bars is not None or not (console.is_terminal if self.live is None else self.live):
             return
+        bar_width = _bar_width(console.width)
+        bar = (BarColumn(bar_width=bar_width),) if bar_width else ()
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *bar,
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            *((TimeElapsedColumn(),) if bar else ()),
             TextColumn("left"),
             Remaining(),
             TextColumn("{task.fields[facts]}", style="cyan"),
@@ -160,11 +166,28 @@ class ProgressCallback(TrainerCallback):
         (self.console or terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def shown(logs: Mapping[str, Any]) -> str:
-    """Returns the part of a log that a line shows, "" where it holds nothing of the kind."""
+def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
+    """Returns the part of a log that a line shows, "" where it holds nothing of the kind; what fits into `room`."""
     parts: dict[str, str] = {}
     for name, label, text in _SHOWN:
         value = logs.get(name)
         if isinstance(value, int | float) and label not in parts:
             parts[label] = f"{label} {text(value)}"
+    for label in _SPARED:
+        if room is not None and len("  ".join(parts.values())) > room:
+            parts.pop(label, None)
     return "  ".join(parts.values())
+
+
+def _bar_width(terminal_width: int) -> int:
+    return next((width for least, width in _BARS if terminal_width >= least), 0)
+
+
+def _room_beside_bar(terminal_width: int, max_steps: int) -> int:
+    """Returns how many characters are left to the numbers of a step."""
+    bar_width = _bar_width(terminal_width)
+    steps = 2 * len(str(max_steps)) + 1
+    taken = [len("evaluating"), steps, len("left"), len("0:00:00")]
+    if bar_width:
+        taken += [bar_width, len("0:00:00")]
+    return terminal_width - sum(taken) - len(taken)
