@@ -1,12 +1,14 @@
 """From the start of the process to the first optimizer step of the demo, over a raw script with the same imports.
 
-The data is tokenized beforehand on both sides. Wall seconds, medians, alternating runs.
+The data is tokenized beforehand on both sides. Wall seconds; the runs alternate, and the median of the differences
+of neighbours counts, so that a busy moment of the machine hits both sides of a pair.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-REPEATS = 5
+REPEATS = 7
 # Prints the moment at which the first optimizer step has ended, then ends the process.
 HOOK = """
 import time, os, torch
@@ -89,7 +91,7 @@ def main() -> None:
         times["raw"].append(seconds(raw, folder))
         times["ours"].append(seconds(ours, folder))
     median = {side: statistics.median(values) for side, values in times.items()}
-    over = median["ours"] - median["raw"]
+    over = statistics.median(mine - bare for mine, bare in zip(times["ours"], times["raw"], strict=True))
     row = {
         "what": f"first optimizer step of the demo: ours {median['ours']:.2f} s, raw script {median['raw']:.2f} s",
         "value": round(over, 2),
@@ -97,6 +99,7 @@ def main() -> None:
         "unit": "s over raw",
         "reached": over <= 0.7,
     }
+    shutil.rmtree(folder)
     print(json.dumps([row], indent=2))
 
 
