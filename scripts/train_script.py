@@ -1,7 +1,7 @@
 """Trains a config under `python`, `torchrun` or `accelerate launch`.
 
-    python scripts/train_script.py -p projects/tiny_llama default.yaml --set trainer_args.max_steps=10
-    torchrun --nproc_per_node 1 scripts/train_script.py -p projects/tiny_llama default.yaml
+    python scripts/train_script.py -p projects/tiny_llama tiny.yaml --set trainer_args.max_steps=10
+    torchrun --nproc_per_node 1 scripts/train_script.py -p projects/tiny_llama tiny.yaml
 
 Does what `fgcli -p DIR -t CONFIG train [options]` does, in this process: launchers have made the processes already.
 """

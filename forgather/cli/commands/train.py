@@ -18,6 +18,7 @@ from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.project.declared import declared_options
 from forgather.project.display import Display
+from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
@@ -47,9 +48,9 @@ def run(invocation: Invocation) -> int:
     if invocation.options.dry_run:
         _print_plan(plan, command, as_json=invocation.options.json)
         return 0
-    run_dir = prepare_run(plan, command)
-    print_note(f"run folder {near_path(run_dir)}")
-    with redirect_stdout(sys.stderr) if invocation.options.json else nullcontext():
+    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if invocation.options.json else nullcontext():
+        run_dir = prepare_run(plan, command)
+        print_note(f"run folder {near_path(run_dir)}")
         outcome = run_plan(plan, run_dir)
     _print_outcome(outcome, as_json=invocation.options.json)
     if outcome.interrupted and outcome.checkpoint and not invocation.options.json:
