@@ -1,12 +1,17 @@
 """Several runs in one output folder: each knows its own checkpoints, and resuming takes the last run's."""
 
+import io
 import os
 import re
 from pathlib import Path
 
+from rich.console import Console
+
 from forgather.ml import Trainer
+from forgather.ml.callbacks import JsonLogger, RunSummaryCallback, TBLogger
 from forgather.ml.checkpoint import checkpoint_folder, list_checkpoints, write_checkpoint
 from forgather.ml.checkpoint.lineage import in_order, next_origin, origin_of
+from forgather.ml.metrics import read_records
 from tests.ml.fixtures import rows, tiny_llama
 
 
@@ -58,3 +63,19 @@ def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp
     write_checkpoint(tmp_path, 3, fill, run=next_origin(tmp_path, "two", 5))
     write_checkpoint(tmp_path, 1, fill, run=next_origin(tmp_path, "one", 5))
     assert ["9", "10", "3", "2", "1"] == [folder.name.rpartition("-")[2] for folder, _ in in_order(tmp_path)]
+
+
+def test_runs_that_nobody_named_a_folder_for_keep_their_records_apart(settings, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for _ in range(2):
+        args = settings(logging_strategy="steps", logging_steps=1, max_steps=2)
+        callbacks = [JsonLogger(), TBLogger(), RunSummaryCallback(console=Console(file=io.StringIO()))]
+        Trainer(tiny_llama(), args, train_dataset=rows(), callbacks=callbacks).train()
+    runs = sorted((tmp_path / "out" / "runs").iterdir())
+    assert 2 == len(runs)
+    for run in runs:
+        assert re.fullmatch(r"\d{8}T\d{6}Z-\d+", run.name)
+        assert [1, 2, 2] == [line["step"] for line in read_records(run / "metrics.jsonl")]
+        assert 1 == len(list(run.glob("events.out.tfevents.*")))
+    assert [] == list((tmp_path / "work").iterdir())

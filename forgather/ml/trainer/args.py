@@ -20,6 +20,7 @@ from typing import Any
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from forgather.ml.distributed.env import process_facts
+from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.arguments_check import SettingError
 
@@ -34,7 +35,7 @@ class TrainingArguments:
 
     Args:
         output_dir: where the model and `checkpoint-<step>` folders go.
-        logging_dir: where callbacks write metrics; `<output_dir>/runs` by default.
+        logging_dir: where callbacks write metrics; `<output_dir>/runs/<utc time>-<n>` by default, for this run alone.
         run_name: name of the run in trackers; the output folder by default.
         per_device_train_batch_size: rows of one micro-batch.
         per_device_eval_batch_size: rows of one evaluation batch; no result depends on it.
@@ -62,7 +63,8 @@ class TrainingArguments:
     """
 
     output_dir: str = "trainer_output"
-    logging_dir: str | None = None
+    # Where records go changes nothing of a run: arguments that differ in it alone are equal.
+    logging_dir: str | None = dataclasses.field(default=None, compare=False)
     run_name: str | None = None
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
@@ -134,6 +136,8 @@ class TrainingArguments:
     """Names that the user gave."""
 
     def _derive(self) -> None:
+        if self.logging_dir is None:
+            object.__setattr__(self, "logging_dir", str(own_run_folder(self.output_dir)))
         if self.eval_strategy == "steps" and self.eval_steps is None:
             object.__setattr__(self, "eval_steps", self.logging_steps)
         needs_metric = self.load_best_model_at_end or self.save_strategy == "best" or self.schedule_follows_metric

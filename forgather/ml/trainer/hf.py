@@ -22,6 +22,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.losses import UserLoss, is_causal_lm
 from forgather.ml.quiet import without_progress_bars
+from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
@@ -75,6 +76,8 @@ class HFTrainer(Trainer):
         _check_numbers(args)
         if not torch.accelerator.is_available():
             args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
+        if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
+            args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         if loss_fn is not None:
