@@ -47,6 +47,15 @@ def test_auto_begins_anew_where_there_is_no_checkpoint(tmp_path):
     assert 1 == make(tmp_path / "new", max_steps=1, resume_from_checkpoint="auto").train().global_step
 
 
+def test_auto_passes_over_a_checkpoint_that_was_cut_off(tmp_path, caplog):
+    make(tmp_path).train()
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()
+    recorder = Recorder()
+    make(tmp_path, recorder, resume_from_checkpoint="auto").train()
+    assert [3, 4] == [step for event, step in recorder.events if event == "on_step_end"]
+    assert "passed over" in caplog.text
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint folder") as caught:
         make(tmp_path, resume_from_checkpoint=str(tmp_path / "absent")).train()

@@ -7,8 +7,10 @@ Takes the keywords of `forgather.ml:Trainer` with the arguments of transformers;
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,16 +18,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.speed import SpeedCallback
+from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from forgather.ml.trainer.saving import TRAINER_STATE
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
 _NUMBERS: dict[str, door.Check] = {
@@ -47,6 +50,9 @@ def _check_numbers(args: TrainingArguments) -> None:
             door.check_value(name, getattr(args, name), check)
         except door.SettingError as error:
             raise error.about(f"args.{name}") from None
+
+
+_log = get_logger(__name__)
 
 
 class HFTrainer(Trainer):
@@ -149,8 +155,7 @@ def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
     if request is None or request is False:
         return None
     if request is True or request == "auto":
-        found = get_last_checkpoint(output_dir) if os.path.isdir(output_dir) else None  # type: ignore[no-untyped-call]
-        return None if found is None else str(found)
+        return _newest_whole_checkpoint(Path(output_dir))
     folder = os.path.expanduser(request)
     if not os.path.isdir(folder):
         raise CheckpointError(
@@ -159,6 +164,19 @@ def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
             hint="give a folder named checkpoint-<step>, or resume_from_checkpoint: auto",
         )
     return folder
+
+
+def _newest_whole_checkpoint(output_dir: Path) -> str | None:
+    """Returns the newest checkpoint whose state, the file that transformers writes last, can be read."""
+    folders = {folder: folder.name.removeprefix("checkpoint-") for folder in output_dir.glob("checkpoint-*")}
+    for folder in sorted((f for f, step in folders.items() if step.isdigit()), key=lambda f: -int(folders[f])):
+        try:
+            json.loads((folder / TRAINER_STATE).read_text())
+        except (OSError, ValueError):
+            _log.warning("passed over %s: it is not complete", folder)
+        else:
+            return str(folder)
+    return None
 
 
 class _StopAfterStep(TrainerCallback):
