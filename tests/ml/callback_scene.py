@@ -52,7 +52,7 @@ def control():
     return TrainerControl()
 
 
-def trainer(kind, folder, callbacks, **settings):
+def trainer(kind, folder, callbacks, factories=None, **settings):
     settings = {
         "max_steps": 6,
         "per_device_train_batch_size": 4,
@@ -65,6 +65,7 @@ def trainer(kind, folder, callbacks, **settings):
         "report_to": "none",
     } | settings
     parts = {"train_dataset": rows(), "eval_dataset": rows(6), "processing_class": letters(), "callbacks": callbacks}
+    parts |= factories or {}
     if kind == "ours":
         from forgather.ml import Trainer, TrainingArguments
 
@@ -72,6 +73,10 @@ def trainer(kind, folder, callbacks, **settings):
     from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
     args = TrainingArguments(os.fspath(folder), include_num_input_tokens_seen="all", **settings)
+    if factories:
+        from forgather.ml.trainer.hf import HFTrainer
+
+        return HFTrainer(tiny_model(), args, **parts)
     made = Trainer(tiny_model(), args, **parts)
     made.remove_callback(PrinterCallback)
     made.remove_callback(ProgressCallback)

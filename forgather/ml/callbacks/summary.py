@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback
 
+from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.callbacks.text_sample import unwrapped
 from forgather.ml.figures import count, duration, figure
@@ -74,7 +75,7 @@ class RunSummaryCallback(TrainerCallback):
             "started": round(time.time(), 3),
             "max_steps": state.max_steps,
             "model": model_facts(unwrapped(model)),
-            "arguments": args.to_dict(),
+            **settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler")),
             "versions": versions(),
             "machine": machine(model),
         }

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
+from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, passes, run_folder
 from forgather.ml.metrics import plain
 
@@ -44,7 +45,8 @@ class TBLogger(TrainerCallback):
         if not passes(self.rank_filter, args):
             return
         writer = self._open(args)
-        texts = {"experiment": self.experiment_info, "args": args.to_dict()}
+        settings = settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
+        texts = {"experiment": self.experiment_info, "args": settings.pop("arguments"), **settings}
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_dict"):
             texts["model_config"] = config.to_dict()

@@ -194,6 +194,8 @@ def _settings(facts: RunFacts) -> str:
     known = {} if facts.run.get("versions") else summary.get("versions") or {}
     parts = [
         ("Training arguments", summary.get("arguments"), False),
+        ("Optimizer", summary.get("optimizer"), False),
+        ("Learning rate schedule", summary.get("schedule"), False),
         ("Model configuration", model.get("config"), False),
         ("Versions and machine", {**known, **(summary.get("machine") or {})}, True),
         ("How it was started", facts.run, True),

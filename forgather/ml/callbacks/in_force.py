@@ -1,0 +1,89 @@
+"""The settings that a run is under.
+
+Takes arguments, optimizer and schedule as they are when training begins; gives plain facts for people. Keeps true:
+what an optimizer or a schedule says of itself stands in for the arguments that would have made another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_OPTIMIZER = frozenset(
+    "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim optim_args optim_target_modules".split()
+)
+_OF_SCHEDULE = frozenset("lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio".split())
+_MOVING = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
+
+
+def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
+    """Returns `arguments`, `optimizer` and `schedule` of a run; the arguments without those that have no effect."""
+    found = {"arguments": args.to_dict(), "optimizer": optimizer_facts(optimizer), "schedule": schedule_facts(schedule)}
+    idle = set(_OF_OPTIMIZER if found["optimizer"] else ()) | set(_OF_SCHEDULE if found["schedule"] else ())
+    arguments: Mapping[str, Any] = found["arguments"]
+    if "max_steps" in arguments:
+        idle.add("num_train_epochs" if arguments["max_steps"] > 0 else "max_steps")
+    for kind in ("logging", "eval", "save"):
+        if str(arguments.get(f"{kind}_strategy", "steps")) == "no":
+            idle.add(f"{kind}_steps")
+    return found | {"arguments": {name: value for name, value in arguments.items() if name not in idle}}
+
+
+def optimizer_facts(optimizer: Any) -> dict[str, Any]:
+    """Returns class and settings of an optimizer; what its groups disagree about is a list.
+
+    Example:
+        >>> import torch
+        >>> optimizer_facts(torch.optim.SGD([torch.zeros(1)], lr=0.5, momentum=0.9))
+        {'class': 'SGD', 'lr': 0.5, 'momentum': 0.9, 'dampening': 0, 'weight_decay': 0}
+    """
+    if optimizer is None:
+        return {}
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # out of the wrapper of accelerate
+    facts: dict[str, list[Any]] = {}
+    for group in optimizer.param_groups:
+        for name in group:
+            known = "initial_lr" if name == "lr" and "initial_lr" in group else name
+            shown = _plain(group[known])
+            if name != "initial_lr" and _says_something(shown) and shown not in facts.setdefault(name, []):
+                facts[name].append(shown)
+    settings = {name: values[0] if len(values) == 1 else values for name, values in facts.items() if values}
+    return {"class": type(optimizer).__name__, **settings}
+
+
+def schedule_facts(schedule: Any) -> dict[str, Any]:
+    """Returns the plan of a schedule and its settings.
+
+    Example:
+        >>> import torch
+        >>> from transformers import get_linear_schedule_with_warmup
+        >>> schedule_facts(get_linear_schedule_with_warmup(torch.optim.SGD([torch.zeros(1)], lr=1.0), 2, 8))
+        {'class': 'LambdaLR', 'plan': 'linear_schedule_with_warmup', 'num_warmup_steps': 2, 'num_training_steps': 8}
+    """
+    if schedule is None:
+        return {}
+    schedule = getattr(schedule, "scheduler", schedule)  # out of the wrapper of accelerate
+    facts: dict[str, Any] = {"class": type(schedule).__name__}
+    plan = next(iter(getattr(schedule, "lr_lambdas", ())), None)
+    named = getattr(plan, "func", plan)
+    if named is not None:
+        name = getattr(named, "__name__", type(named).__name__)
+        facts["plan"] = name.removeprefix("_get_").removesuffix("_lr_lambda")
+    settings = {**schedule.state_dict(), **(getattr(plan, "keywords", None) or {})}
+    for name, value in settings.items():
+        if not name.startswith("_") and name not in _MOVING and _says_something(shown := _plain(value)):
+            facts[name] = shown
+    return facts
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number, a text, or a list of them; None for anything else."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        value = value.item()
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def _says_something(value: Any) -> bool:
+    return value is not None and value is not False and not (isinstance(value, list) and None in value)
