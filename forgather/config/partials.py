@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,14 +43,14 @@ def note_once(error: BaseException, note: BuildNote) -> None:
         error.add_note(note)
 
 
-class Recipe:
+class Recipe(ABC):
     """A value that each call of a partial builds anew."""
 
     __slots__ = ()
 
+    @abstractmethod
     def build(self, memo: dict[int, Any]) -> Any:
         """Returns a new value; `memo` holds what this call has built already."""
-        raise NotImplementedError
 
 
 def built(value: Any, memo: dict[int, Any]) -> Any:

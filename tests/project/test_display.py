@@ -34,5 +34,5 @@ def test_archive_names_keep_roots_apart(tmp_path):
     assert "project/templates/a.yaml" == display.archive_name(str(tmp_path / "p/templates/a.yaml"))
     assert "workspace/a.yaml" == display.archive_name(str(tmp_path / "a.yaml"))
     assert "lib/a.yaml" == display.archive_name(library_dir() + "/a.yaml")
-    assert "other/root/a.yaml" == display.archive_name("/root/a.yaml")
+    assert "other/elsewhere/a.yaml" == display.archive_name("/elsewhere/a.yaml")
     assert "other/string" == display.archive_name("<string>")
