@@ -185,8 +185,14 @@ def _tell_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    """The first thing that torch says, whole: its heading names only the model, which the message names already."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:200]
+    if len(lines) > 1 and lines[0].startswith("Error(s) in loading"):
+        del lines[0]
+    first = lines[0].rstrip(".") if lines else type(error).__name__
+    # A list of missing weights may hold hundreds of names.
+    first = first if len(first) <= 300 else first[:300].rsplit(" ", 1)[0] + " ..."
+    return first + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -117,6 +117,25 @@ def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[d
     return [group for group in groups if group["params"]]
 
 
+def refuse_uncallable(**factories: Any) -> None:
+    """Refuses factories that cannot be called, before any work is done.
+
+    Raises:
+        TrainingError: FG819, about the keyword.
+    """
+    for name, factory in factories.items():
+        if factory is not None and not callable(factory):
+            raise TrainingError(
+                f"{name!r} is {_kind(factory)} {repr(factory)[:60]}, which cannot be called",
+                code="FG819",
+                hint="give a callable, as !partial:torch.optim:AdamW; a template needs `-- include 'its name'`",
+            ).about(name)
+
+
+def _kind(value: Any) -> str:
+    return "the text" if isinstance(value, str) else f"a {type(value).__name__}:"
+
+
 def make_schedule(
     optimizer: Optimizer,
     args: TrainingArguments | Any,

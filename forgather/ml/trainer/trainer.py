@@ -35,7 +35,7 @@ from forgather.ml.trainer.columns import KnownColumns, default_collate, known_co
 from forgather.ml.trainer.evaluation import eval_loader, evaluate
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.loop import train_loop
-from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.prepare import preparation
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.session import Session
@@ -63,7 +63,7 @@ class Trainer:
 
     Raises:
         TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
-            something that is no callback.
+            something that is not a callback, FG819 for a factory that cannot be called.
         DistributedError: FG703 where several processes were started.
     """
 
@@ -83,6 +83,7 @@ class Trainer:
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
         distributed_env: DistributedEnvironment | None = None,
     ) -> None:
+        refuse_uncallable(optimizer_factory=optimizer_factory, lr_scheduler_factory=lr_scheduler_factory)
         self.args = TrainingArguments() if args is None else args
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -116,7 +117,13 @@ class Trainer:
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        return Session(self.args, CallbackDispatcher([*_trackers(self.args), *(callbacks or ())], scene))
+        dispatcher = CallbackDispatcher(_trackers(self.args), scene)
+        for position, callback in enumerate(callbacks or ()):
+            try:
+                dispatcher.add(callback)
+            except TrainingError as error:
+                raise error.about(f"callbacks.{position}") from None
+        return Session(self.args, dispatcher)
 
     @property
     def model(self) -> nn.Module:
