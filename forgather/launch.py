@@ -62,6 +62,13 @@ class Outcome:
     interrupted: bool = False
 
 
+def _why_no_main(project: Project, targets: list[str]) -> str:
+    known = list_of_targets(targets, MAIN)
+    if len(project.lineage) > 1 or known.startswith("did"):
+        return known
+    return f"it extends nothing: add `-- extends 'trainers/trainer.yaml'`, or define {MAIN!r}; {known}"
+
+
 def plan_run(project: Project) -> RunPlan:
     """Returns what `run` would do. Constructs nothing and writes nothing.
 
@@ -74,7 +81,7 @@ def plan_run(project: Project) -> RunPlan:
     if MAIN not in facts:
         raise UnknownTargetError(
             f"config {project.config_name!r} has no target {MAIN!r} to run",
-            hint=list_of_targets(list(facts), MAIN),
+            hint=_why_no_main(project, list(facts)),
             context=project.lineage,
         )
     _refuse_plain_main(project)

@@ -69,7 +69,10 @@ def reworded(message: str) -> str:
         return message
     name, problem = about.groups()
     if choice := re.fullmatch(r"invalid choice: (.*) \(choose from (.*)\)", problem, re.DOTALL):
-        return f"{name}: {choice[1]} is not one of {choice[2].replace(chr(39), '')}"
+        known = choice[2].replace(chr(39), "")
+        close = nearest(choice[1].strip(chr(39)), known.split(", "))
+        meant = f": {close}" if close and close.startswith("did") else ""
+        return f"{name}: {choice[1]} is not one of {known}{meant}"
     if kind := re.fullmatch(r"invalid (\w+) value: (.*)", problem, re.DOTALL):
         return f"{name}: {kind[2]} is not {_KINDS.get(kind[1], kind[1])}"
     return f"{name} needs a value" if problem == "expected one argument" else f"{name}: {problem}"
@@ -154,6 +157,9 @@ def _before_command(parser: Parser, arguments: Sequence[str]) -> argparse.Namesp
 
 def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[str]) -> Sequence[str]:
     if command is not None:
+        at = arguments.index(command)
+        if at and arguments[at - 1].startswith("--") and any(name in COMMANDS for name in arguments[at + 1 :]):
+            parser.error(f"unknown argument {arguments[at - 1]!r}: options of a config go after the command")
         parser.error(f"no command {command!r}: {nearest(command, list(COMMANDS)) or 'one of ' + ', '.join(COMMANDS)}")
     if not {"-h", "--help", "--version"}.isdisjoint(arguments):
         return arguments

@@ -21,6 +21,7 @@ from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
+from forgather.project.declared import declared_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.surroundings import surroundings
@@ -104,6 +105,10 @@ class Project:
         from forgather.config.check import check
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
+        try:
+            declared_options(self.graph)
+        except ForgatherError as error:
+            found.append(error.diagnostic)
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))
 
     @property
