@@ -7,6 +7,7 @@ no event can make it recurse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -31,6 +32,12 @@ from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, neare
 from forgather.source import Origin
 
 _ODD_BLANKS = tuple("\u00a0\u1680\u2000\u2002\u2003\u2007\u2009\u200b\u202f\u205f\u3000\ufeff")
+
+# What stands where a template's statement was meant; after a `- ` the dashes are read already.
+_STATEMENT = re.compile(
+    r"--?(include|extends|import|from)\s+(?:['\"]|[\w-]+[./])|--(set)\s+\w+\s*=|--(block|if|for|end\w+)\b"
+)
+_LISTED_STATEMENT = re.compile(r"(include|extends|import|from)\s+(['\"])[\w.-]+[./][\w./-]*\2\s*$")
 
 
 @dataclass(slots=True)
@@ -151,6 +158,7 @@ class Composer:
             message = f"a blank behind '!': the tag ends before {event.value[:60]!r}"
             raise self._fault(event, message, "FG211", "write the tag without blanks: !" + event.value.split()[0])
         if event.tag is None:
+            self._refuse_statement(event)
             if event.value[:1] == "<" and event.value == MERGE_KEY:
                 return Scalar(origin=origin, value=MERGE_KEY)
             try:
@@ -160,6 +168,22 @@ class Composer:
         if event.tag in STANDARD_SCALARS:
             return self._guarded(event, lambda: standard_scalar(event.tag or "", event, origin, digits))
         return self._guarded(event, lambda: self._tagged_scalar(event, origin))
+
+    def _refuse_statement(self, event: Event) -> None:
+        frame = self._frames[-1] if self._frames else None
+        if not self._is_config or (frame is not None and frame.event.flow):
+            return
+        listed = frame is not None and frame.event.kind is SEQUENCE
+        found = (_LISTED_STATEMENT if listed else _STATEMENT).match(event.value)
+        if found is None or not (listed or self._places.opens_line(event)):
+            return
+        word = next(group for group in found.groups() if group)
+        raise self._fault(
+            event,
+            f"{self._places.rendered_line(event.line).strip()[:60]!r} is read as text, not as a statement",
+            "FG200",
+            f"did you mean `-- {word}`? Put a text in quotes",
+        )
 
     def _tagged_scalar(self, event: Event, origin: Origin | None) -> Node:
         try:

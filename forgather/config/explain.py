@@ -157,14 +157,18 @@ def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
         return None
     line = _line(lines, number)
     if not line.strip() or line.lstrip()[0] in "#-'\"[{|>" or _KEY.match(line):
-        if not line.lstrip().startswith("--"):
+        if not re.match(r"\s*(--?\w|\[\s*\w+\s*\]\s*:?\s*$)", line):
             return None
     return _Finding("FG200", "a line that is neither 'key: value' nor '- item'", no_key_hint(line), number)
 
 
 _NO_KEY_HINTS = (
     (r"(<{7}|={7}|>{7}|\|{7})(\s|$)", "a mark of a merge conflict: choose one side and remove it"),
-    (r"--(\w+)", "a statement has a blank behind its mark: -- {0}"),
+    (r"--(\w+)", "a statement has a space after its mark: -- {0}"),
+    (r"-(include|extends|import|from|set|block)\s", "did you mean `-- {0}`?"),
+    (r"(==|=>|<<|>>)(\S.*)", "the mark needs one space after it: {0} {1}"),
+    (r"=\s*(.*\(.*)", "to print a value write: == {0}"),
+    (r"\[\s*(\w+)\s*\]", "a block header is alone on its line, without spaces inside or anything after it: [{0}]"),
     (r"[\w.-]+：", "this colon is no ASCII colon: write ':'"),
     (r"([\w.-]+)\s*=", "write ':' in place of '='"),
     (r"([A-Za-z_][\w.-]*):\S", "put a blank behind the ':'"),
@@ -198,7 +202,9 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
         f"({places.span(neighbour, other + 1)}) by {other}"
     )
     hint = "give both lines the same indent"
-    if indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
+    if symbol := re.search(r":\s+([\w./-]+:[A-Za-z_][\w.]*)\s*$", _line(lines, neighbour)):
+        hint = f"is a tag missing, as in `!singleton:{symbol[1]}`?"
+    elif indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
         hint += f", or move the value of {_name(_line(lines, neighbour))} off its line"
     return _Finding("FG201", message, hint, number, indent + 1)
 

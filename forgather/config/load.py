@@ -119,7 +119,7 @@ def _targets(entries: tuple[Entry, ...], places: Places) -> dict[str, Entry]:
                 f"the target name {entry.key!r} is not a string",
                 code="FG217",
                 span=span or places.span(1),
-                hint="quote it",
+                hint="a block header is `[name]`, without a ':'" if isinstance(entry.key, tuple) else "quote it",
                 context=places.context(1, 1)[:1],
             )
         targets[entry.key] = entry

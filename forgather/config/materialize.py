@@ -333,8 +333,22 @@ def _written(node: Call, argument: str) -> Span | None:
     first, _, inner = argument.partition(".")
     for entry in _keywords(node):
         if str(entry.key) == first:
-            nested = _written(entry.value, inner) if inner and isinstance(entry.value, Call) else None
-            return nested or entry.span
+            nested = _inside(entry.value, inner) if inner else None
+            # What an alias names was written elsewhere: that is the place to mend.
+            return nested or (entry.value.span if entry.alias and not inner else None) or entry.span
+    return None
+
+
+def _inside(node: Node, inner: str) -> Span | None:
+    if isinstance(node, Call):
+        return _written(node, inner)
+    if isinstance(node, Sequence | Mapped) and inner.isdigit():
+        entries = node.entries if isinstance(node, Mapped) else ()
+        members = _members(node)[1]
+        if int(inner) < len(members):
+            key, value = members[int(inner)]
+            written = (entry.span for entry in entries if isinstance(key, Key) and entry.key == key.name)
+            return next(written, None) or value.span
     return None
 
 

@@ -60,6 +60,10 @@ class Places:
         lines = self._rendered.text.split("\n", line)
         return lines[line - 1] if line <= len(lines) else ""
 
+    def opens_line(self, event: Event) -> bool:
+        """Says whether nothing stands before `event` on its line."""
+        return not self.rendered_line(event.line)[: event.column - 1].strip()
+
     def fault(
         self,
         message: str,

@@ -17,7 +17,7 @@ MISTAKES = [
         "add a line `-- endif`",
     ),
     ("[a]\n-- if x\n[b]\ny: 1\n", "FG102", 2, "'if' is not closed", None),
-    ("-- block a\nx\n", "FG102", 1, "'block' is not closed", "add a line `-- endblock`"),
+    ("-- block a\nx\n", "FG102", 1, "block 'a' is not closed", "add a line `-- endblock`"),
     ("-- set a\nx\n", "FG102", 1, "'set' is not closed", "add a line `-- endset`"),
     ("-- macro m()\nx\n", "FG102", 1, "'macro' is not closed", None),
     ("x\n{% raw %}\ny\n", "FG102", 2, "'raw' is not closed", None),

@@ -5,6 +5,7 @@ Takes the templates of a load as they were run, gives diagnostics. Keeps true: n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
@@ -75,9 +76,18 @@ def _outside(template: LoadedTemplate, environment: RunEnvironment) -> Iterator[
             message=f"text outside of any block has no effect in a template that extends another{shown}",
             severity=Severity.WARNING,
             span=template.definition.span(line),
-            hint="move it into a block, or remove it",
+            hint=_meant(text or "") or "move it into a block, or remove it",
             context=(environment.library.story(template.use),),
         )
+
+
+def _meant(text: str) -> str | None:
+    """What a line outside of blocks was meant to be, where it is nearly a header or a statement."""
+    if header := re.match(r"\[\s*(\w+)!?\s*\]", text):
+        return f"a block header is alone on its line, without spaces inside or anything after it: [{header[1]}]"
+    if statement := re.match(r"--?(include|extends|import|from|set|block|if|for)\s", text):
+        return f"did you mean `-- {statement[1]}`?"
+    return None
 
 
 def _sub_templates(environment: RunEnvironment) -> Iterator[Diagnostic]:

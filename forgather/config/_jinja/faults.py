@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
@@ -74,6 +75,8 @@ _ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’�
     "&": "write 'and'", "!": "write 'not', or compare with '!='", "$": "a variable is named without a '$'",
     "?": "a choice is written `a if condition else b`", ";": "one statement a line", "\\": "a path has '/'",
 }  # fmt: skip
+_ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+[./][\w./-]*)")
+_NAME = re.compile(r"\w+")
 _MISSING_NAME = re.compile(r"'([^']*)' is undefined")
 _NO_ATTRIBUTE = re.compile(r"'(.*)' has no attribute '(.*)'")
 _NO_FILTER = re.compile(r"No (filter|test) named '(.*)'\.?( found\.)?")
@@ -105,6 +108,8 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
             text = f"'endblock {name[1]}' stands where another block is open"
             return SyntaxFault(text, span=span, hint="name the block that it closes, or write `-- endblock` alone")
         message, code, hint = _reworded(error.message or "it cannot be read")
+        if error.message == "unexpected '}'":
+            message, code, hint = "'{{' is not closed", "FG102", "close it with '}}'"
         return SyntaxFault(message, code=code, span=span, hint=hint)
     if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
         return SyntaxFault(
@@ -130,8 +135,10 @@ def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> Syntax
     where = f" before '{error.found}' on line {found.line - 1 + error.found_line}" if error.found else ""
     if error.found and error.found not in "".join(found.text.split("\n")[error.found_line - 1 :][:1]):
         where = " before the block that it stands in ends"  # a bracket block: its end is not written
+    opener = "".join(found.text.split("\n")[error.lineno - 1 :][:1])
+    block = re.search(r"\bblock\s+(\w+)", opener) if error.tag == "block" else None
     return SyntaxFault(
-        f"'{error.tag}' is not closed{where}",
+        f"block '{block[1]}' is not closed{where}" if block else f"'{error.tag}' is not closed{where}",
         code="FG102",
         span=span,
         hint=f"add a line `-- end{error.tag}`",
@@ -308,11 +315,14 @@ def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, A
 
 def _unquoted_template(name: str, template: LoadedTemplate, line: int) -> str | None:
     text = template.definition.text.split("\n")[line - 1 :][:1]
-    match = re.search(rf"\b(?:extends|include|import|from)\s+({re.escape(name)}[./][\w./-]*)", text[0] if text else "")
-    return f"quote the name of a template: '{match.group(1)}'" if match else None
+    match = _ASKED.search(text[0] if text else "")
+    meant = match is not None and name in _NAME.findall(match.group(1))
+    return f"quote the name of a template: '{match.group(1)}'" if match and meant else None
 
 
 def _near_name(name: str, known: list[str]) -> str:
+    if get_close_matches(name, ["super"], cutoff=0.8):
+        return "did you mean 'super'?"
     hint = nearest(name, known)
     return hint if hint and hint.startswith("did") else _define(name)
 

@@ -218,7 +218,9 @@ class Library:
 
     def missing(self, name: str, ask: Ask | None) -> RenderError:
         """Returns the error for a name that nothing has, with the nearest names and where was looked."""
-        names = [*self.inline, *self._listed()]
+        # The asker itself is never what was meant.
+        own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
+        names = [other for other in (*self.inline, *self._listed()) if other not in own]
         close = [other for other in names if other.lower() == name.lower()]
         close = close or get_close_matches(name, names, n=2, cutoff=0.7)
         if not close:
