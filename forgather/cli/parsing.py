@@ -34,7 +34,7 @@ COMMANDS = {
 _EPILOG = """examples:
   fgcli ls                                       the configs of the project you are in
   fgcli -t tiny.yaml pp                          what a config says, all templates applied
-  fgcli -p projects/tiny_llama -t default.yaml train --set trainer_args.max_steps=20
+  fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20
   fgcli new project my_project                   start your own
 
 'fgcli COMMAND --help' says more; with -t it lists the config's own options too."""

@@ -177,6 +177,13 @@ def test_a_checkpoint_of_another_model_is_refused(saved, settings):
         other.train(str(checkpoint_folder(saved, 4)))
 
 
+def test_weights_of_another_shape_are_told_with_both_shapes(saved, settings):
+    other = Trainer(tiny_llama(vocab_size=80), settings(), train_dataset=rows())
+    shapes = r"weights do not fit .*: size mismatch .*torch\.Size\(\[\d+, \d+\]\).*torch\.Size\(\[80, \d+\]\) \(and 1 more\)"
+    with pytest.raises(CheckpointError, match=shapes):
+        other.train(str(checkpoint_folder(saved, 4)))
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(saved, settings):
     def two_groups(parameters, lr):
         return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=lr)

@@ -194,3 +194,14 @@ def test_a_kept_listing_needs_neither_stages_nor_libraries(bench):
     unwanted = ("jinja2", "ruamel", "torch", "numpy", "transformers", "importlib.metadata", "forgather.config")
     assert "forgather.project.listing" in loaded
     assert [] == [name for name in sorted(loaded) if name.startswith(unwanted)]
+
+
+def test_a_mistake_in_dynamic_args_is_listed(tmp_path, capsys):
+    text = "dynamic_args:\n  - names: --width\n    hlep: how wide\nmain: 1\n"
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+
+    assert 1 == main(["ls", str(folder), "--json"])
+
+    (config,) = json.loads(capsys.readouterr().out)["projects"][0]["configs"]
+    assert "error[FG408]: an option in 'dynamic_args' has no field 'hlep'" in config["error"]
+    assert config["error"].endswith("a.yaml:3)")

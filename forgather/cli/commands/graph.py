@@ -17,7 +17,7 @@ same graph, or as JSON for tools. Nothing is imported or constructed."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml graph
   fgcli -t tiny.yaml graph --format yaml -o frozen.yaml
-  fgcli -t tiny.yaml graph --format json --set optimizer.lr=1e-4"""
+  fgcli -t tiny.yaml graph --format json --set trainer_args.learning_rate=1e-4"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

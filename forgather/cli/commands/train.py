@@ -29,7 +29,7 @@ the run. What repeats the run (config, templates, overrides, versions, git state
 EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
-  fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set optimizer.lr=3e-4"""
+  fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
