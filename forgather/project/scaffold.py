@@ -37,7 +37,7 @@ _CONFIG = """\
 [trainer_args]
     == super()
     max_steps: 100
-    learning_rate: 1e-3
+    learning_rate: 1e-2
 """
 
 _README = """\
