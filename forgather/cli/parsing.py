@@ -164,7 +164,7 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
     if not {"-h", "--help", "--version"}.isdisjoint(arguments):
         return arguments
     if arguments and arguments[-1] in _VALUED:
-        parser.error(f"{arguments[-1]} needs a value, and a command behind it")
+        parser.error(f"{arguments[-1]} needs a value, and a command after it")
     parser.error(f"no command: one of {', '.join(COMMANDS)}")
 
 

@@ -155,8 +155,8 @@ class Composer:
             return Scalar(origin=origin, value=event.value)
         digits = self._budget.max_integer_digits
         if event.tag == "!" and event.value.split(":")[0] in TAGS:
-            message = f"a blank behind '!': the tag ends before {event.value[:60]!r}"
-            raise self._fault(event, message, "FG211", "write the tag without blanks: !" + event.value.split()[0])
+            message = f"a space after '!': the tag ends before {event.value[:60]!r}"
+            raise self._fault(event, message, "FG211", "write the tag without spaces: !" + event.value.split()[0])
         if event.tag is None:
             self._refuse_statement(event)
             if event.value[:1] == "<" and event.value == MERGE_KEY:
@@ -190,8 +190,8 @@ class Composer:
             tag = parse_tag(event.tag or "")
         except Refusal as refusal:
             if event.plain and ":" in event.value:
-                message = f"a blank inside the tag: {event.tag!r} ends at the blank before {event.value[:60]!r}"
-                raise Refusal("FG211", message, "a tag holds no blanks; rename what it points at") from None
+                message = f"a space inside the tag: {event.tag!r} ends at the space before {event.value[:60]!r}"
+                raise Refusal("FG211", message, "a tag holds no spaces; rename what it points at") from None
             raise refusal from None
         return tagged_scalar(tag, event, origin, self._budget.max_integer_digits)
 
@@ -246,8 +246,8 @@ class Composer:
     def _key(self, node: Node, event: Event) -> PlainScalar | tuple[PlainScalar, ...]:
         if isinstance(node, Scalar):
             if event.plain and event.value[:1] in _ODD_BLANKS:
-                message = f"U+{ord(event.value[0]):04X} before a key looks like a blank, and is a part of the key"
-                raise self._fault(event, message, "FG219", "indent with plain blanks")
+                message = f"U+{ord(event.value[0]):04X} before a key looks like a space, and is a part of the key"
+                raise self._fault(event, message, "FG219", "indent with plain spaces")
             return node.value
         if isinstance(node, Sequence) and not node.tagged and all(isinstance(item, Scalar) for item in node.items):
             return tuple(item.value for item in node.items if isinstance(item, Scalar))

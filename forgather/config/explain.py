@@ -81,7 +81,7 @@ def _tab(problem: YamlProblem, lines: list[str]) -> _Finding | None:
         line = _line(lines, number)
         blank = line[: len(line) - len(line.lstrip())]
         if "\t" in blank:
-            return _Finding("FG219", "a tab in the indentation", "indent with blanks", number, blank.index("\t") + 1)
+            return _Finding("FG219", "a tab in the indentation", "indent with spaces", number, blank.index("\t") + 1)
     return None
 
 
@@ -101,7 +101,7 @@ def _tag(problem: YamlProblem, lines: list[str]) -> _Finding | None:
         return _Finding(
             "FG210", f"unknown tag {tag!r}", "a tag is written !kind:module:symbol", problem.line, begin + 1
         )
-    hint = f"put a blank before {met!r}" if met else "put a blank behind the tag"
+    hint = f"put a space before {met!r}" if met else "put a space after the tag"
     return _Finding("FG211", f"the tag {tag!r} runs into {met!r}", hint, problem.line, begin + 1)
 
 
@@ -171,7 +171,7 @@ _NO_KEY_HINTS = (
     (r"\[\s*(\w+)\s*\]", "a block header is alone on its line, without spaces inside or anything after it: [{0}]"),
     (r"[\w.-]+：", "this colon is no ASCII colon: write ':'"),
     (r"([\w.-]+)\s*=", "write ':' in place of '='"),
-    (r"([A-Za-z_][\w.-]*):\S", "put a blank behind the ':'"),
+    (r"([A-Za-z_][\w.-]*):\S", "put a space after the ':'"),
 )
 
 
@@ -180,7 +180,7 @@ def no_key_hint(line: str) -> str:
     for pattern, hint in _NO_KEY_HINTS:
         if match := re.match(pattern, line.strip()):
             return hint.format(*match.groups())
-    return "add the ':' behind its key"
+    return "add the ':' after its key"
 
 
 def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding | None:
@@ -238,7 +238,7 @@ _WORDS = (
     ("unexpected ':'", "a ':' inside a plain value between brackets", 'quote the value: ["a:b"]'),
     ("flow sequence", "a '[' that is not closed, or a missing ','", "close it with ']'"),
     ("flow mapping", "a '{{' that is not closed, or a missing ','", "close it with '}}'"),
-    ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' behind its key"),
+    ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' after its key"),
     ("'-' indicator", "a line that is no '- item' of the sequence above", "give it the indent of what it belongs to"),
     ("expected key", "a line that is no 'key: value' of the mapping above", "give it the indent of its neighbours"),
     ("block sequence entries", "'- ' where no item can begin", "put it on a line of its own"),

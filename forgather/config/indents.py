@@ -1,7 +1,7 @@
 """Keys that landed elsewhere than they were meant to, because of their indent.
 
 Takes pairs of a key and the first key of the block mapping under it, and the root keys; gives findings. Keeps true:
-a document that indents by one blank throughout has none.
+a document that indents by one space throughout has none.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def load(rendered: RenderedText) -> Graph:
         hint = "a config is a mapping of targets: main: !singleton:module:symbol"
         raise places.fault(f"{rendered.name} renders to an empty document", 1, 1, code="FG202", hint=hint)
     if not isinstance(root, Mapped) or root.tagged:
-        hint = "write 'name: value' at column 0; a tag belongs behind a key"
+        hint = "write 'name: value' at column 0; a tag belongs after a key"
         raise places.fault(
             f"the root of a config is a mapping of targets, found {describe(root)}", 1, 1, code="FG202", hint=hint
         )

@@ -112,12 +112,12 @@ def _refuse(text: str) -> None:
         raise Refusal(
             "FG211",
             f"the tag {text!r} swallowed {swallowed[0]!r}: in YAML it is part of the tag",
-            f"put a blank before it: '{text[: swallowed.start()]} {swallowed[0]}'",
+            f"put a space before it: '{text[: swallowed.start()]} {swallowed[0]}'",
         )
     if not text.startswith("!"):
         raise Refusal("FG210", f"unknown tag '!<{text}>'", "a tag is written !kind:module:symbol")
     if not text.isascii() or any(char.isspace() for char in text):
-        raise Refusal("FG211", f"the tag {text!r} holds a blank or a non-ASCII character", "rename what it points at")
+        raise Refusal("FG211", f"the tag {text!r} holds a space or a non-ASCII character", "rename what it points at")
 
 
 def _split_name(body: str, text: str) -> tuple[str, str | None]:
@@ -132,12 +132,12 @@ def _split_name(body: str, text: str) -> tuple[str, str | None]:
 
 def _refuse_odd(module: str, symbol: str, text: str) -> None:
     if "(" in symbol:
-        hint = "arguments stand behind the tag: !kind:module:symbol [1, 2]"
+        hint = "arguments stand after the tag: !kind:module:symbol [1, 2]"
         raise Refusal("FG211", f"{text!r}: {symbol!r} is not the name of a class or function", hint)
     if ":" in module and not module.endswith(".py"):
         first, _, rest = module.partition(":")
         hint = f"parts of a symbol are joined by dots: {first}:{rest.replace(':', '.')}.{symbol}"
-        raise Refusal("FG211", f"{text!r} has more than one ':' behind its kind", hint)
+        raise Refusal("FG211", f"{text!r} has more than one ':' after its kind", hint)
 
 
 def _constructor(body: str, text: str) -> str:

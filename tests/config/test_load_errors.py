@@ -25,15 +25,15 @@ HOSTILE = {
     ),
     "a scalar as root": (
         "hello\n",
-        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found the value 'hello' (write 'name: value' at column 0; a tag belongs behind a key)",
+        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found the value 'hello' (write 'name: value' at column 0; a tag belongs after a key)",
     ),
     "a sequence as root": (
         "- a\n- b\n",
-        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found a sequence (write 'name: value' at column 0; a tag belongs behind a key)",
+        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found a sequence (write 'name: value' at column 0; a tag belongs after a key)",
     ),
     "a tagged root": (
         "!singleton:a:b\nx: 1\n",
-        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found !singleton:a:b (write 'name: value' at column 0; a tag belongs behind a key)",
+        "LoadError /project/t.yaml:1: [FG202] the root of a config is a mapping of targets, found !singleton:a:b (write 'name: value' at column 0; a tag belongs after a key)",
     ),
     "a target name that is a number": (
         "1: x\n",
@@ -61,11 +61,11 @@ HOSTILE = {
     ),
     "tab in the indentation": (
         "a:\n\tb: 1\n",
-        "LoadError /project/t.yaml:2: [FG219] a tab in the indentation (indent with blanks)",
+        "LoadError /project/t.yaml:2: [FG219] a tab in the indentation (indent with spaces)",
     ),
     "tab behind blanks": (
         "a:\n  b: 1\n \tc: 2\n",
-        "LoadError /project/t.yaml:3: [FG219] a tab in the indentation (indent with blanks)",
+        "LoadError /project/t.yaml:3: [FG219] a tab in the indentation (indent with spaces)",
     ),
     "undefined alias": (
         "a: &model 1\nb: *modle\n",
@@ -102,19 +102,19 @@ HOSTILE = {
     ),
     "tag that swallowed a comma": (
         "a: [!call:x:y, 1]\n",
-        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y,' swallowed ',': in YAML it is part of the tag (put a blank before it: '!call:x:y ,')",
+        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y,' swallowed ',': in YAML it is part of the tag (put a space before it: '!call:x:y ,')",
     ),
     "tag that swallowed a bracket": (
         "a: [!call:x:y]\n",
-        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y]' swallowed ']': in YAML it is part of the tag (put a blank before it: '!call:x:y ]')",
+        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y]' swallowed ']': in YAML it is part of the tag (put a space before it: '!call:x:y ]')",
     ),
     "tag that runs into a brace": (
         "a: {b: !call:x:y}\n",
-        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y}' runs into '}' (put a blank before '}')",
+        "LoadError /project/t.yaml:1: [FG211] the tag '!call:x:y}' runs into '}' (put a space before '}')",
     ),
     "tag with a blank": (
         "a: !call:my module:x\n",
-        "LoadError /project/t.yaml:1: [FG211] a blank inside the tag: '!call:my' ends at the blank before 'module:x' (a tag holds no blanks; rename what it points at)",
+        "LoadError /project/t.yaml:1: [FG211] a space inside the tag: '!call:my' ends at the space before 'module:x' (a tag holds no spaces; rename what it points at)",
     ),
     "tag with a foreign letter": (
         "a: !call:modulé:x\n",
@@ -342,7 +342,7 @@ HOSTILE = {
     ),
     "line that is no key": (
         "a: 1\nb\nc: 2\n",
-        "LoadError /project/t.yaml:2: [FG200] a line that is neither 'key: value' nor '- item' (add the ':' behind its key)",
+        "LoadError /project/t.yaml:2: [FG200] a line that is neither 'key: value' nor '- item' (add the ':' after its key)",
     ),
     "dash behind a key": (
         "a: - b\n",

@@ -35,7 +35,7 @@ class CallbackDispatcher:
         missing = next((event for event in EVENTS if not callable(getattr(built, event, None))), None)
         if missing is not None:
             raise TrainingError(
-                f"{type(built).__name__} is no callback: it has no method {missing!r}",
+                f"{type(built).__name__} is not a callback: it has no method {missing!r}",
                 code="FG815",
                 hint="derive it from transformers.TrainerCallback, which answers every event",
             )

@@ -40,7 +40,7 @@ def make_optimizer(
             them and does not set them itself.
 
     Raises:
-        TrainingError: FG819 for something that is no optimizer, FG820 for nothing to train.
+        TrainingError: FG819 for something that is not an optimizer, FG820 for nothing to train.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -58,7 +58,7 @@ def make_optimizer(
     optimizer = factory(given, **_missing(factory, parameters, wanted))
     if not isinstance(optimizer, Optimizer):
         raise TrainingError(
-            f"optimizer_factory returned a {type(optimizer).__name__}, which is no torch optimizer",
+            f"optimizer_factory returned a {type(optimizer).__name__}, which is not a torch optimizer",
             code="FG819",
             hint="give a callable that takes parameters, as !partial:torch.optim:AdamW",
         )
@@ -152,7 +152,7 @@ def make_schedule(
             it accepts them and does not set them itself.
 
     Raises:
-        TrainingError: FG819 for something that is no schedule.
+        TrainingError: FG819 for something that is not a schedule.
     """
     warmup = args.get_warmup_steps(num_training_steps)
     if factory is None:
@@ -164,7 +164,7 @@ def make_schedule(
     schedule = factory(optimizer=optimizer, **given) if "optimizer" in parameters else factory(optimizer, **given)
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TrainingError(
-            f"lr_scheduler_factory returned a {type(schedule).__name__}, which is no schedule",
+            f"lr_scheduler_factory returned a {type(schedule).__name__}, which is not a schedule",
             code="FG819",
             hint="give a callable that takes the optimizer, as !partial:torch.optim.lr_scheduler:CosineAnnealingLR",
         )
