@@ -31,13 +31,15 @@ def make(folder, *callbacks, **given):
 
 
 @pytest.mark.parametrize("request_", ["auto", True, "folder"])
-def test_the_checkpoint_that_the_arguments_name_is_resumed_from(tmp_path, request_):
+def test_the_checkpoint_that_the_arguments_name_is_resumed_from_and_named(tmp_path, request_, caplog):
     whole = make(tmp_path)
     whole.train()
     request_ = str(tmp_path / "checkpoint-2") if request_ == "folder" else request_
     recorder = Recorder()
     resumed = make(tmp_path, recorder, resume_from_checkpoint=request_)
     resumed.train()
+    named = [r.getMessage() for r in caplog.records if r.getMessage().startswith("resuming from")]
+    assert [f"resuming from {tmp_path / ('checkpoint-2' if len(str(request_)) > 4 else 'checkpoint-4')}"] == named
     steps = [step for event, step in recorder.events if event == "on_step_end"]
     assert ([3, 4] if isinstance(request_, str) and request_ != "auto" else []) == steps
     assert_same_weights(weights(whole.model), weights(resumed.model))

@@ -110,6 +110,8 @@ class HFTrainer(Trainer):
         """
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
+        if folder is not None:
+            _log.warning("resuming from %s", folder)
         with Interrupt() as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
