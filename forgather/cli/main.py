@@ -12,7 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from forgather.cli.invocation import refuse_lost_folder
-from forgather.cli.output import flush_output, open_closed_streams, print_crash, print_error, print_note, silence_output
+from forgather.cli.output import (
+    flush_output,
+    flush_reports,
+    open_closed_streams,
+    print_crash,
+    print_error,
+    print_note,
+    silence_output,
+)
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
 
@@ -37,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return 1
     finally:
+        flush_reports()
         if collecting:
             gc.enable()
     return status

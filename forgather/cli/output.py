@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.display import Display
@@ -204,10 +204,24 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
+def flush_reports() -> None:
+    """Sends what was reported to where it goes; where that is full, the exit status alone tells."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _silence(sys.stderr)
+
+
 def silence_output() -> None:
     """Drops what is still unwritten, so that the interpreter does not try it again when it ends."""
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _no_output(error: OSError) -> ProjectError:
