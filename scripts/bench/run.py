@@ -18,11 +18,14 @@ PARTS = ("cold", "warm", "step_overhead", "first_step")
 def main() -> int:
     """Runs the parts that were asked for; returns 1 when one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=PARTS, choices=[*PARTS, []], help="default: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("-o", "--output", type=Path, help="write the figures there as JSON")
     options = parser.parse_args()
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows, failed = [], False
-    for part in options.parts:
+    for part in options.parts or PARTS:
         print(f"... {part}", file=sys.stderr, flush=True)
         done = subprocess.run([sys.executable, HERE / f"{part}.py"], stdout=subprocess.PIPE, text=True)
         if done.returncode:
