@@ -36,6 +36,17 @@ def test_the_expansion_in_the_readme_is_what_the_config_expands_to():
         at += text[at:].index(line)
 
 
+def test_the_config_with_own_text_and_callback_is_without_findings(tmp_path):
+    config = [text for language, text in FENCED if language == "yaml"][2]
+    (tmp_path / "meta.yaml").write_text("name: mine\n")
+    (tmp_path / "templates/configs").mkdir(parents=True)
+    (tmp_path / "templates/configs/mine.yaml").write_text(config)
+    project = Project("mine.yaml", str(tmp_path))
+    callbacks = {entry.key: entry.value for entry in project.graph.targets["trainer_callbacks"].value.entries}
+    assert [] == list(project.diagnostics)
+    assert "callbacks.py:MyCallback" == callbacks["mine"].constructor
+
+
 @pytest.mark.parametrize("command", STATIC)
 def test_a_static_command_of_the_readme_runs(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

@@ -1,5 +1,6 @@
 """One run at a time in an output folder."""
 
+import json
 import os
 
 import pytest
@@ -35,3 +36,11 @@ def test_a_refused_train_leaves_no_run_folder(tmp_path, capsys):
 
     assert 0 == main(["-p", str(tmp_path), "-t", "a", "train"])
     assert "ran" in capsys.readouterr().out
+
+
+def test_train_as_json_prints_json_alone(tmp_path, capsys):
+    make_project(tmp_path, {"templates/configs/a.yaml": CONFIG})
+    assert 0 == main(["-p", str(tmp_path), "-t", "a", "train", "--json"])
+    printed = capsys.readouterr()
+    assert 0 == json.loads(printed.out)["status"]
+    assert "ran" in printed.err

@@ -1,0 +1,14 @@
+"""Fixtures that keep a test apart from the user's own settings."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path_factory, monkeypatch):
+    """Each test has a cache and a config folder of its own, and none of the user's settings."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.delenv("FORGATHER_CACHE", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return home
