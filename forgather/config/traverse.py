@@ -19,21 +19,27 @@ Step = Key | Index
 
 def children(node: Node) -> Iterator[tuple[Step, Node]]:
     """Yields the nodes directly inside `node`, each with the step that leads to it."""
+    for step, child, _ in edges(node):
+        yield step, child
+
+
+def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
+    """Yields the steps out of `node`: where each leads, and the key that is written there, if there is one."""
     if isinstance(node, Call):
         for position, value in enumerate(node.args):
-            yield Index(position), value
+            yield Index(position), value, None
         for entry in (*node.kwargs, *node.latent_args):
-            yield Key(entry.key), entry.value
+            yield Key(entry.key), entry.value, entry
         if node.submodule_searchpath is not None:
-            yield Key("submodule_searchpath"), node.submodule_searchpath
+            yield Key("submodule_searchpath"), node.submodule_searchpath, None
     elif isinstance(node, Sequence):
         for position, value in enumerate(node.items):
-            yield Index(position), value
+            yield Index(position), value, None
     elif isinstance(node, Mapped):
         for entry in node.entries:
-            yield Key(entry.key), entry.value
+            yield Key(entry.key), entry.value, entry
     elif isinstance(node, (Var, Env)) and node.default is not None:
-        yield Key("default"), node.default
+        yield Key("default"), node.default, None
 
 
 def entries(node: Node) -> tuple[Entry, ...]:

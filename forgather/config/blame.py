@@ -1,0 +1,164 @@
+"""Who wrote each value of a config, and what it replaced.
+
+Takes a graph, gives a `Blame` for each value in it. Keeps true: a path stands for a place in the graph, so that a
+value which several places share is blamed at each of them; what was written earlier comes nearest first; nothing
+is imported or built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from forgather.codegen.yaml_text import key_text, scalar_text
+from forgather.config.forms import describe
+from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.path import GraphPath, Key
+from forgather.config.traverse import Step, edges, roots
+from forgather.source import Origin
+
+_WIDTH = 60
+_STOPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One writing of a value.
+
+    Args:
+        text: the value as YAML on one line; a long container as its kind and size.
+        origin: who wrote the value; None for one made in Python.
+        alias: name of the anchor by which the value got here, or `<<` for a merge key; None where it stands in place.
+        through: the lines of the aliases and merge keys that led to the value, nearest first.
+    """
+
+    text: str
+    origin: Origin | None
+    alias: str | None = None
+    through: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A value, who wrote it, and what it replaced.
+
+    Args:
+        path: where the value is in the graph.
+        node: the value.
+        now: the writing that counts.
+        was: the writings that it replaced, nearest first.
+    """
+
+    path: GraphPath
+    node: Node
+    now: Writing
+    was: tuple[Writing, ...] = ()
+
+
+def blame(graph: Graph, tops: Iterable[tuple[GraphPath, Node]] | None = None) -> Iterator[Blame]:
+    """Yields each value with who wrote it, parents before what is inside them.
+
+    Args:
+        graph: where to look.
+        tops: paths and nodes to begin with, as they stand in `graph`; None means its targets and definitions.
+    """
+    given = roots(graph) if tops is None else list(tops)
+    for path, node in given:
+        yield from _inside(_top(graph, path, node))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A value at a path, the key that leads to it, and the nodes that stood at that path before."""
+
+    path: GraphPath
+    node: Node
+    entry: Entry | None
+    shadows: tuple[Entry, ...]
+
+
+def _inside(place: _Place) -> Iterator[Blame]:
+    stack = [place]
+    while stack:
+        place = stack.pop()
+        yield Blame(place.path, place.node, _writing(place.node, place.entry), tuple(map(_earlier, place.shadows)))
+        stack.extend(
+            [
+                _Place((*place.path, step), child, entry, _shadows(step, entry, place.shadows))
+                for step, child, entry in edges(place.node)
+            ][::-1]
+        )
+
+
+def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
+    """Returns the place of a path, with what stood there and above it before."""
+    first, *rest = path
+    name = first.name if isinstance(first, Key) else None
+    tops = (*graph.targets.values(), *graph.definitions)
+    entry = next((item for item in tops if item.key == name and (rest or item.value is node)), None)
+    place = _Place((first,), entry.value if entry else node, entry, entry.replaced if entry else ())
+    for step in rest:
+        found = next(((child, inner) for other, child, inner in edges(place.node) if other == step), None)
+        if found is None:
+            break
+        place = _Place((*place.path, step), found[0], found[1], _shadows(step, found[1], place.shadows))
+    return place if place.node is node else _Place(path, node, None, ())
+
+
+def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """What stood at a place before: its own earlier writings, then those inside of what stood above it before."""
+    own = entry.replaced if entry is not None else ()
+    if not above:
+        return own
+    found = list(own)
+    for earlier in above:
+        for other, child, inner in edges(earlier.value):
+            if other == step:
+                found += [inner or Entry(None, child), *(inner.replaced if inner else ())]
+    return tuple(found[:_STOPS])
+
+
+def _earlier(entry: Entry) -> Writing:
+    return _writing(entry.value, entry)
+
+
+def _writing(node: Node, entry: Entry | None) -> Writing:
+    return Writing(value_text(node), node.origin, entry.alias if entry is not None else None)
+
+
+def value_text(node: Node) -> str:
+    """Returns a value as YAML on one line; a long container as its kind and size.
+
+    Example:
+        >>> value_text(Sequence(kind=ContainerKind.LIST, items=(Scalar(value=0.9), Scalar(value="a b"))))
+        '[0.9, a b]'
+    """
+    if isinstance(node, Scalar):
+        return _shortened(scalar_text(node.value))
+    if isinstance(node, (Var, Env)):
+        default = "" if node.default is None else f" (default {value_text(node.default)})"
+        return f"!{type(node).__name__.lower()} {node.variable}{default}"
+    if isinstance(node, Calc):
+        return _shortened(f"!calc {scalar_text(node.expression)}")
+    if isinstance(node, Sequence):
+        return _container(node, [(None, item) for item in node.items], "[]", "sequence")
+    if isinstance(node, Mapped):
+        return _container(node, [(entry.key, entry.value) for entry in node.entries], "{}", "mapping")
+    name = getattr(node, "name", None)
+    return describe(node) + (f"@{name}" if name else "")
+
+
+def _container(node: Sequence | Mapped, items: list[tuple[object, Node]], marks: str, kind: str) -> str:
+    name = f":@{node.name}" if node.name else ""
+    plain = node.kind in (ContainerKind.LIST, ContainerKind.DICT)
+    tag = f"!{node.kind}{name} " if node.tagged or name or not plain else ""
+    if len(items) <= _WIDTH // 3 and all(isinstance(item, Scalar) for _, item in items):
+        parts = [(f"{key_text(key)}: " if kind == "mapping" else "") + value_text(item) for key, item in items]  # type: ignore[arg-type]
+        text = f"{tag}{marks[0]}{', '.join(parts)}{marks[1]}"
+        if len(text) <= _WIDTH:
+            return text
+    return f"{tag}{marks[0]}...{marks[1]} ({len(items)})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
