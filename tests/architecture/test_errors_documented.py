@@ -1,6 +1,7 @@
 """Every error code has a page, and every page a code."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,9 @@ def codes_in_source():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
                 found.setdefault(node.value, f"{file.relative_to(ROOT)}:{node.lineno}")
+    for file in sorted((ROOT / "forgather").rglob("rules/*.json")):
+        for rules in json.loads(file.read_text()):
+            found |= {conflict["code"]: str(file.relative_to(ROOT)) for conflict in rules.get("conflicts", ())}
     return found
 
 

@@ -22,11 +22,9 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer.arguments_check import SettingError
 
-OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd")
-
-SCHEDULES = tuple(kind.value for kind in SchedulerType if kind.value != "greedy")
+RULES = door.rules("trainer", "forgather.ml:TrainingArguments")
+"""What holds for these settings; `fgcli check` reads the same file."""
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -57,6 +55,8 @@ class TrainingArguments:
         train_sampling_strategy: "random" or "sequential".
         resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
+
+    Their values and what must hold among them are data: `forgather/ml/rules/trainer.json`.
 
     Raises:
         SettingError: FG810 to FG814.
@@ -123,14 +123,15 @@ class TrainingArguments:
             is_path = isinstance(output_dir, str | os.PathLike)
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
-        settings = door.present_names(settings, frozenset(field.name for field in fields))
+        settings = door.present_names(RULES, settings)
         object.__setattr__(self, "explicit", frozenset(settings))
+        given = {name: _as_plain(value) for name, value in settings.items()}
+        door.refuse(RULES.values(given))
+        whole = RULES.complete(given)
         for field in fields:
-            value = _as_plain(settings.get(field.name, field.default))
-            door.check_value(field.name, value, _CHECKS[field.name])
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, field.name, whole[field.name])
         self._derive()
-        self._check_together()
+        door.refuse(RULES.broken(whole, given))
 
     explicit = frozenset[str]()
     """Names that the user gave."""
@@ -138,8 +139,6 @@ class TrainingArguments:
     def _derive(self) -> None:
         if self.logging_dir is None:
             object.__setattr__(self, "logging_dir", str(own_run_folder(self.output_dir)))
-        if self.eval_strategy == "steps" and self.eval_steps is None:
-            object.__setattr__(self, "eval_steps", self.logging_steps)
         needs_metric = self.load_best_model_at_end or self.save_strategy == "best" or self.schedule_follows_metric
         if needs_metric and self.metric_for_best_model is None:
             object.__setattr__(self, "metric_for_best_model", "loss")
@@ -153,41 +152,6 @@ class TrainingArguments:
             value = getattr(self, name)
             if value is not None and value >= 1:
                 object.__setattr__(self, name, int(value))
-
-    def _check_together(self) -> None:
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise _conflict(
-                "num_train_epochs", "neither max_steps nor num_train_epochs is positive", "give one of them"
-            )
-        for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
-            if self.dataloader_num_workers == 0 and getattr(self, name):
-                raise _conflict(name, f"{name} needs workers", "set dataloader_num_workers above 0")
-        if self.gradient_checkpointing_kwargs and not self.gradient_checkpointing:
-            name = "gradient_checkpointing_kwargs"
-            raise _conflict(
-                name, f"{name} are given but gradient_checkpointing is off", "set gradient_checkpointing: true"
-            )
-        if self.eval_strategy == "no" and self.schedule_follows_metric:
-            message = "lr_scheduler_type 'reduce_lr_on_plateau' follows a metric, and eval_strategy is 'no'"
-            raise _conflict("lr_scheduler_type", message, "set eval_strategy")
-        if self.eval_strategy == "no" and self.save_strategy == "best":
-            raise _conflict("save_strategy", "save_strategy 'best' needs evaluations", "set eval_strategy")
-        if self.load_best_model_at_end and self.save_strategy != "best":
-            self._check_best_can_be_loaded()
-
-    def _check_best_can_be_loaded(self) -> None:
-        name = "load_best_model_at_end"
-        if self.eval_strategy != self.save_strategy or self.eval_strategy == "no":
-            message = f"{name} with eval_strategy {self.eval_strategy!r} and save_strategy {self.save_strategy!r}"
-            raise _conflict(name, message, "set both to the same, or save_strategy: best")
-        if self.eval_strategy != "steps" or self.eval_steps is None:
-            return
-        ratio = self.save_steps / self.eval_steps
-        if (self.save_steps < 1) != (self.eval_steps < 1) or abs(ratio - round(ratio)) > 1e-9 or ratio < 1:
-            message = f"{name} with save_steps {self.save_steps!r} and eval_steps {self.eval_steps!r}"
-            raise _conflict(
-                name, message, "make save_steps a multiple of eval_steps, so that every saved model was evaluated"
-            )
 
     @property
     def schedule_follows_metric(self) -> bool:
@@ -286,83 +250,8 @@ class TrainingArguments:
         raise AttributeError(f"TrainingArguments has no attribute {name!r}")
 
 
-def _conflict(argument: str, message: str, hint: str) -> SettingError:
-    return SettingError(message, code="FG814", hint=hint).about(argument)
-
-
 def _as_plain(value: Any) -> Any:
     return value.value if isinstance(value, IntervalStrategy | SaveStrategy | SchedulerType) else value
-
-
-def _resume(value: Any) -> str | None:
-    fits = value is None or isinstance(value, bool) or (isinstance(value, str) and value != "")
-    return None if fits else 'true, false, "auto" or a folder'
-
-
-def _trackers(value: Any) -> str | None:
-    names = [value] if isinstance(value, str) else value
-    fits = names is None or (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names))
-    return None if fits else 'the name of a tracker, a list of names, or "none"'
-
-
-_INTERVAL = door.one_of("no", "steps", "epoch")
-
-_CHECKS: dict[str, door.Check] = {
-    "output_dir": door.text,
-    "logging_dir": door.optional(door.text),
-    "run_name": door.optional(door.text),
-    "per_device_train_batch_size": door.count(1),
-    "per_device_eval_batch_size": door.count(1),
-    "gradient_accumulation_steps": door.count(1),
-    "num_train_epochs": door.number(0),
-    "max_steps": door.count(1, also=-1),
-    "learning_rate": door.number(0),
-    "weight_decay": door.number(0),
-    "adam_beta1": door.number(0, maximum=1, open_end=True),
-    "adam_beta2": door.number(0, maximum=1, open_end=True),
-    "adam_epsilon": door.number(0),
-    "optim": door.one_of(*OPTIMIZERS),
-    "lr_scheduler_type": door.one_of(*SCHEDULES),
-    "lr_scheduler_kwargs": door.optional(door.mapping),
-    "warmup_steps": door.steps_or_zero,
-    "max_grad_norm": door.number(0),
-    "label_smoothing_factor": door.number(0, maximum=1, open_end=True),
-    "bf16": door.flag,
-    "tf32": door.optional(door.flag),
-    "torch_compile": door.flag,
-    "torch_compile_backend": door.optional(door.text),
-    "torch_compile_mode": door.optional(door.text),
-    "gradient_checkpointing": door.flag,
-    "gradient_checkpointing_kwargs": door.optional(door.mapping),
-    "logging_strategy": _INTERVAL,
-    "logging_steps": door.steps,
-    "logging_first_step": door.flag,
-    "report_to": _trackers,
-    "project": door.text,
-    "eval_strategy": _INTERVAL,
-    "eval_steps": door.optional(door.steps),
-    "eval_delay": door.number(0),
-    "eval_on_start": door.flag,
-    "save_strategy": door.one_of("no", "steps", "epoch", "best"),
-    "save_steps": door.steps,
-    "save_total_limit": door.optional(door.count(1)),
-    "save_only_model": door.flag,
-    "load_best_model_at_end": door.flag,
-    "metric_for_best_model": door.optional(door.text),
-    "greater_is_better": door.optional(door.flag),
-    "restore_callback_states_from_checkpoint": door.flag,
-    "seed": door.count(0),
-    "data_seed": door.optional(door.count(0)),
-    "use_cpu": door.flag,
-    "dataloader_drop_last": door.flag,
-    "dataloader_num_workers": door.count(0),
-    "dataloader_pin_memory": door.flag,
-    "dataloader_persistent_workers": door.flag,
-    "dataloader_prefetch_factor": door.optional(door.count(1)),
-    "remove_unused_columns": door.flag,
-    "train_sampling_strategy": door.one_of("random", "sequential"),
-    "resume_from_checkpoint": _resume,
-}
 
 
 def _signature() -> inspect.Signature:

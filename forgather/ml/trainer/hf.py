@@ -31,26 +31,7 @@ from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.saving import TRAINER_STATE
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
-_NUMBERS: dict[str, door.Check] = {
-    "per_device_train_batch_size": door.count(1),
-    "per_device_eval_batch_size": door.count(1),
-    "gradient_accumulation_steps": door.count(1),
-    "num_train_epochs": door.number(0),
-    "max_steps": door.count(-1),
-    "learning_rate": door.number(0),
-    "weight_decay": door.number(0),
-    "max_grad_norm": door.number(0),
-    "seed": door.count(0),
-}
-
-
-def _check_numbers(args: TrainingArguments) -> None:
-    for name, check in _NUMBERS.items():
-        try:
-            door.check_value(name, getattr(args, name), check)
-        except door.SettingError as error:
-            raise error.about(f"args.{name}") from None
-
+_RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
 
 _log = get_logger(__name__)
 
@@ -79,7 +60,7 @@ class HFTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] = (),
         **others: Any,
     ) -> None:
-        _check_numbers(args)
+        door.refuse(_RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings}))
         if not torch.accelerator.is_available():
             args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now

@@ -1,0 +1,288 @@
+"""Rules about the settings of a constructor: data in, what breaks them out.
+
+Takes the data of a rules file (JSON, kept by the side that owns the constructor) and the settings of a call; gives
+`Breach`es. Keeps true: the check before a run and the refusal inside one read the same data through these functions; a
+setting that is not known (`UNKNOWN`) breaks nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
+from forgather.errors import Severity, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """Settings that break a rule.
+
+    Args:
+        code: stable code.
+        message: what was found.
+        argument: the setting to point at; `args.lr` is the setting `lr` of the call that is given as `args`.
+        hint: what can be done.
+        severity: how bad it is; a run refuses errors.
+        expected: what would have been accepted.
+        found: the value.
+    """
+
+    code: str
+    message: str
+    argument: str
+    hint: str | None = None
+    severity: Severity = Severity.ERROR
+    expected: str | None = None
+    found: Any = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for the settings of a constructor.
+
+    Args:
+        about: the constructors, as configs name them.
+        settings: by name, what a value must be, as `type`, `minimum`, `choices` and so on; see `misfit`.
+        conflicts: conditions that must not hold, with code, message, hint and the setting to point at.
+        derived: values of settings that follow from others: `when` and `value`, by name.
+        defaults: values of settings that are not given.
+        closed: a name outside `settings` is a mistake.
+        renamed: present names of older spellings.
+        quietly: older spellings that need no remark.
+        without_effect: settings that mean nothing, with the reason, and the one value (`only`) that may be given.
+        elsewhere: constructor that has further settings; here they may be given with their default values alone.
+        instead: what to do in place of such a setting.
+    """
+
+    about: tuple[str, ...]
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    conflicts: tuple[Mapping[str, Any], ...] = ()
+    derived: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    closed: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    quietly: tuple[str, ...] = ()
+    without_effect: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    elsewhere: str | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """How messages call the constructor."""
+        return self.about[0].rpartition(":")[2].rpartition(".")[2]
+
+    def names(
+        self, given: Mapping[str, Any], elsewhere: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], list[Breach]]:
+        """Returns the settings under their present names, and what is wrong with the names.
+
+        Args:
+            given: settings as the user wrote them.
+            elsewhere: the settings of the constructor `elsewhere`, with their defaults; None where they are not known.
+        """
+        settings: dict[str, Any] = {}
+        found: list[Breach] = []
+        for name, value in given.items():
+            present = name if name in self.settings else self.renamed.get(name)
+            if present is None:
+                found += self._without_place(name, value, elsewhere)
+                continue
+            if name != present and name not in self.quietly:
+                message = f"{self.name}: {name!r} is now {present!r}; {value!r} was taken for it"
+                found.append(Breach(code="FG825", message=message, argument=name, severity=Severity.LINT))
+            elif name != present and value is None:
+                continue
+            if present in settings:
+                message = f"{present!r} is given twice, once as {name!r}"
+                found.append(Breach(code="FG812", message=message, argument=name, hint="keep one of them"))
+            settings[present] = value
+        return settings, found
+
+    def _without_place(self, name: str, value: Any, elsewhere: Mapping[str, Any] | None) -> Iterator[Breach]:
+        if name in self.without_effect:
+            rule = self.without_effect[name]
+            if "only" in rule and value is not UNKNOWN and value != rule["only"]:
+                message = f"{name}: {value!r} is not available"
+                yield Breach(code="FG811", message=message, argument=name, hint=rule["why"])
+            else:
+                message = f"{self.name}: {name!r} has no effect: {rule['why']}"
+                yield Breach(code="FG825", message=message, argument=name, severity=Severity.LINT)
+        elif elsewhere and name in elsewhere:
+            # What asks for the value that holds anyway asks for nothing.
+            if value is not None and value is not UNKNOWN and elsewhere[name] not in (value, UNKNOWN):
+                other = f"{_owner(self.elsewhere)} that this trainer does not have"
+                message = f"{name!r} is a setting of {other} (found {value!r})"
+                hint = self.instead.get(name) or self.instead.get("*")
+                yield Breach(code="FG811", message=message, argument=name, hint=hint, found=value)
+        elif self.closed and (elsewhere is not None or self.elsewhere is None):
+            message = f"{self.name} has no setting {name!r}"
+            hint = nearest(name, sorted({*self.settings, *self.renamed}))
+            hint = hint or self.instead.get("unknown") or "see its documentation"
+            yield Breach(code="FG810", message=message, argument=name, hint=hint)
+
+    def values(self, settings: Mapping[str, Any]) -> Iterator[Breach]:
+        """Yields the settings whose values do not fit."""
+        for name, rule in self.settings.items():
+            value = settings.get(name, UNKNOWN)
+            if value is UNKNOWN or value is SOMETHING:
+                continue
+            expected = misfit(value, rule)
+            if expected is not None:
+                yield _wrong_value(name, value, expected, rule)
+
+    def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings with defaults, and with what follows from others."""
+        whole = {**self.defaults, **settings}
+        for name, rule in self.derived.items():
+            if whole.get(name) is None and holds(rule["when"], whole) is True:
+                whole[name] = whole.get(rule["value"], UNKNOWN)
+        return whole
+
+    def broken(
+        self, settings: Mapping[str, Any], given: Collection[str] = (), *, main: bool = True
+    ) -> Iterator[Breach]:
+        """Yields the conflicts that hold.
+
+        Args:
+            settings: every setting, defaults included; what is missing counts as unknown.
+            given: the settings that the user wrote.
+            main: True where the object is what a run runs, which some rules are about.
+        """
+        facts = {**settings, "given": tuple(given)}
+        for rule in self.conflicts:
+            if rule.get("main_only") and not main:
+                continue
+            if holds(rule["when"], facts) is True:
+                yield Breach(
+                    code=rule["code"],
+                    message=rule["message"].format_map(_Shown(facts)),
+                    argument=rule["argument"],
+                    hint=rule.get("hint"),
+                    severity=Severity(rule.get("severity", "error")),
+                )
+
+    def undecided(self, settings: Mapping[str, Any]) -> list[str]:
+        """Returns the names of unknown settings that keep a conflict from being judged."""
+        names: dict[str, None] = {}
+        for rule in self.conflicts:
+            if holds(rule["when"], {"given": (), **settings}) is UNKNOWN:
+                for name in names_of(rule["when"]):
+                    value = settings.get(name, UNKNOWN)
+                    if name != "given" and (value is UNKNOWN or value is SOMETHING):
+                        names[name] = None
+        return list(names)
+
+
+def read_rules(file: str) -> tuple[Rules, ...]:
+    """Returns the rules of a file: a JSON list of objects with the fields of `Rules`."""
+    with open(file, encoding="utf-8") as stream:
+        return tuple(_rules(facts) for facts in json.load(stream))
+
+
+def _rules(facts: dict[str, Any]) -> Rules:
+    for name in ("about", "conflicts", "quietly"):
+        facts[name] = tuple(facts.get(name, ()))
+    return Rules(**facts)
+
+
+def _owner(constructor: str | None) -> str:
+    return "transformers.Trainer" if constructor == "transformers:TrainingArguments" else str(constructor)
+
+
+def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Breach:
+    hint = f"expected {expected}"
+    if isinstance(value, str):
+        close = nearest(value, rule.get("choices", ()))
+        if close and close.startswith("did"):
+            hint = f"{close} {hint}"
+        elif "number" in expected:
+            hint += "; a number in quotes is a text"
+    found = repr(value)
+    message = f"{name.rpartition('.')[2]} is {found[:80]}"
+    return Breach(code="FG813", message=message, argument=name, hint=hint, expected=expected, found=value)
+
+
+# values
+
+
+def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
+    """Returns what was expected where a value does not fit; None where it fits.
+
+    Args:
+        value: what is given.
+        rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts" or a list of them;
+            `minimum`, `maximum` and `below` bound a number; `choices` lists the words; `also` lists further values;
+            `optional` accepts None; `expected` says it in other words.
+
+    Example:
+        >>> misfit(0, {"type": "whole", "minimum": 1})
+        'a whole number from 1'
+    """
+    if (value is None and rule.get("optional")) or _listed(value, rule.get("also", ())):
+        return None
+    kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+    if any(_FITS[kind](value, rule) for kind in kinds):
+        return None
+    expected: str | None = rule.get("expected")
+    return expected or " or ".join(_EXPECTED[kind](rule) for kind in kinds)
+
+
+def _listed(value: Any, further: Collection[Any]) -> bool:
+    return not isinstance(value, bool) and any(type(value) is type(other) and value == other for other in further)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _in_range(value: Any, rule: Mapping[str, Any]) -> bool:
+    lowest, highest = rule.get("minimum", value), rule.get("maximum", value)
+    return bool(lowest <= value <= highest) and not ("below" in rule and value >= rule["below"])
+
+
+def _is_steps(value: Any) -> bool:
+    return _is_number(value) and value > 0 and (value < 1 or (value != float("inf") and value == int(value)))
+
+
+def _number_expected(rule: Mapping[str, Any]) -> str:
+    words = [f"a number from {rule['minimum']:g}"] if "minimum" in rule else ["a number"]
+    words += [f"{word} {rule[key]:g}" for key, word in (("maximum", "to"), ("below", "below")) if key in rule]
+    return " ".join(words)
+
+
+_FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
+    "text": lambda value, rule: isinstance(value, str) and value != "",
+    "texts": lambda value, rule: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+    "flag": lambda value, rule: isinstance(value, bool),
+    "whole": lambda value, rule: isinstance(value, int) and not isinstance(value, bool) and _in_range(value, rule),
+    "number": lambda value, rule: _is_number(value) and _in_range(value, rule),
+    "steps": lambda value, rule: _is_steps(value),
+    "mapping": lambda value, rule: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    "word": lambda value, rule: isinstance(value, str) and value in rule["choices"],
+}
+_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "text": lambda rule: "a text",
+    "texts": lambda rule: "a list of texts",
+    "flag": lambda rule: "true or false",
+    "whole": lambda rule: f"a whole number from {rule['minimum']}" if "minimum" in rule else "a whole number",
+    "number": _number_expected,
+    "steps": lambda rule: "a whole number of steps from 1, or a share of all steps between 0 and 1",
+    "mapping": lambda rule: "a mapping",
+    "word": lambda rule: "one of: " + ", ".join(rule["choices"]),
+}
+
+
+class _Shown(dict[str, Any]):
+    """Settings for a message: `{args.lr!r}` is the setting of that name, dots included."""
+
+    def __missing__(self, key: str) -> Any:
+        prefix = f"{key}."
+        return _Inner({name.removeprefix(prefix): value for name, value in self.items() if name.startswith(prefix)})
+
+
+class _Inner:
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
