@@ -47,6 +47,17 @@ class Site:
     block: str | None = None
 
 
+def variable_place(name: str) -> str:
+    """Returns the pseudo file of a template variable that was given by an option of the config, or in Python."""
+    return f"<variable {name}>"
+
+
+def variable_of(site: Site) -> str | None:
+    """Returns the template variable that was given there; None for a line of a template."""
+    file = site.span.file
+    return file[10:-1] if file.startswith("<variable ") else None
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who wrote a piece of rendered text.

@@ -16,7 +16,7 @@ from forgather.config.events import Event
 from forgather.config.rendered import RenderedText
 from forgather.config.repeats import Template
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
-from forgather.source import Origin, Site, Span
+from forgather.source import Origin, Site, Span, variable_of
 
 Fault = TypeVar("Fault", bound=ForgatherError)
 
@@ -116,5 +116,7 @@ class Places:
 
 def _shown(site: Site) -> str:
     """Names a line by its template, or by its file where the template is a part of that."""
+    if variable_of(site) is not None:
+        return site.span.file
     name = site.template if site.span.file.endswith(site.template) else site.span.file
     return f"{name}:{site.span.line}"

@@ -2,6 +2,7 @@ import pytest
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render
+from forgather.source import variable_of
 
 
 @pytest.fixture
@@ -190,3 +191,96 @@ def test_a_filter_block_keeps_or_loses_the_lines_of_its_body(origins):
 def test_a_loop_writes_the_same_line_many_times(origins):
     found = origins(main="-- for i in range(2)\nk{{ i }}: 1\n-- endfor\n")
     assert [[("main", 2, None)], [("main", 2, None)]] == [item[1] for item in found]
+
+
+def sets_of(found):
+    return [(line, sets) for line, _, sets, _ in found]
+
+
+def test_a_set_in_a_loop_is_forgotten_in_the_next_turn_and_after_the_loop(origins):
+    found = origins(
+        main="-- set a = 1\n-- for i in [1, 2]\n-- if i == 1\n-- set a = 2\n-- endif\n{{ a }}\n-- endfor\n{{ a }}\n"
+    )
+    assert [("2", [4]), ("1", [1]), ("1", [1])] == sets_of(found)
+
+
+def test_a_set_in_a_loop_is_forgotten_where_the_loop_is_left_early(origins):
+    found = origins(main="-- set a = 1\n-- for i in [1, 2]\n-- set a = 2\n-- break\n-- endfor\n{{ a }}\n")
+    assert [("1", [1])] == sets_of(found)
+
+
+def test_a_set_in_the_else_of_a_loop_is_forgotten_after_it(origins):
+    found = origins(main="-- set a = 1\n-- for i in []\n-- else\n-- set a = 2\n{{ a }}\n-- endfor\n{{ a }}\n")
+    assert [("2", [4]), ("1", [1])] == sets_of(found)
+
+
+def test_a_name_of_a_loop_is_set_by_the_loop_and_by_what_it_goes_over(origins):
+    found = origins(main="-- set a = [1]\n-- for i in a\n{{ i }}\n-- endfor\n")
+    assert [("1", [2, 1])] == sets_of(found)
+
+
+def test_over_a_literal_list_each_turn_names_its_own_item(origins):
+    found = origins(
+        main="-- set a = 1\n-- set b = 2\n-- for k, v in [('x', a), ('y', b | default(3))]\n{{ k }}: {{ v }}\n-- endfor\n"
+    )
+    assert [("x: 1", [3]), ("y: 2", [3])] == sets_of(found)
+    found = origins(
+        main="-- set a = 1\n-- set b = 2\n-- for v in [a, b]\n{{ v }}\n-- endfor\n-- for v in [a, b] if v > 1\n"
+        "{{ v }}\n-- endfor\n"
+    )
+    assert [("1", [3, 1]), ("2", [3, 2]), ("2", [6, 1, 2])] == sets_of(found)
+
+
+def test_a_loop_over_attributes_of_a_namespace_names_the_lines_that_set_them(origins):
+    found = origins(main="-- set ns = namespace()\n-- set ns.a = 1\n-- for v in [ns.a]\n{{ v }}\n-- endfor\n")
+    assert [("1", [3, 2])] == sets_of(found)
+
+
+def test_a_loop_that_calls_itself_keeps_the_lines_apart(origins):
+    found = origins(
+        main="-- set a = [[[]]]\n-- for i in a recursive\n-- set n = 1\n{{ loop(i) }}{{ n }}\n-- endfor\n{{ n | default(0) }}\n"
+    )
+    assert [6] not in [sets for _, sets in sets_of(found)]
+    assert [] == found[-1][2]
+
+
+def test_a_with_is_the_set_of_its_names(origins):
+    found = origins(main="-- set a = 1\n-- with a = 2\n{{ a }}\n-- set a = 3\n{{ a }}\n-- endwith\n{{ a }}\n")
+    assert [("2", [2]), ("3", [4]), ("1", [1])] == sets_of(found)
+
+
+@pytest.mark.parametrize("around", ["-- set t\n{}-- endset\n", "-- filter upper\n{}-- endfilter\n"])
+def test_a_set_in_a_captured_or_filtered_text_is_forgotten_after_it(origins, around):
+    found = origins(main="-- set a = 1\n" + around.format("-- set a = 2\n") + "{{ a }}\n")
+    assert ("1", [1]) == sets_of(found)[-1]
+
+
+def test_a_parameter_of_a_macro_is_not_the_name_outside(origins):
+    found = origins(main="-- set x = 1\n-- set y = 2\n-- macro m(x)\n{{ x }}\n-- endmacro\n== m(y)\n")
+    assert [("2", [("main", 6, None), ("main", 4, None)], [2], False)] == found
+
+
+def test_a_call_block_names_what_it_hands_on(origins):
+    found = origins(main="-- set y = 2\n-- macro m(x)\n{{ x }}{{ caller() }}\n-- endmacro\n-- call m(y)\n-- endcall\n")
+    assert [("2", [1])] == sets_of(found)
+
+
+@pytest.mark.parametrize(
+    "imported", ["-- import 'lib' as lib\n{{ lib.a }}\n", "-- from 'lib' import a as b\n{{ b }}\n"]
+)
+def test_an_imported_name_is_set_in_the_template_it_comes_from(origins, imported):
+    found = origins(main="-- set b = 0\n" + imported, lib="\n\n-- set a = 1\n")
+    assert [("1", [3])] == sets_of(found)
+
+
+def test_an_imported_macro_is_no_name_that_was_set(origins):
+    found = origins(main="-- set m = 0\n-- from 'lib' import m\n== m()\n", lib="-- macro m()\nk: 1\n-- endmacro\n")
+    assert [("k: 1", [])] == sets_of(found)
+
+
+def test_a_variable_that_was_given_from_outside_is_named(tmp_path):
+    (tmp_path / "main").write_text("a: {{ steps }}\n-- set steps = 2\nb: {{ steps }}\n")
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main", {"steps": 1})
+    given, own = [rendered.source_map.at(line, 4).sets for line in (1, 2)]
+    assert ["<variable steps>"] == [site.span.file for site in given]
+    assert ["steps", None] == [variable_of(given[0]), variable_of(own[0])]

@@ -54,6 +54,7 @@ def _fingerprint() -> bytes:
     here = os.path.dirname(os.path.abspath(__file__))
     for path in (
         os.path.join(here, "compiler.py"),
+        os.path.join(here, "names.py"),
         os.path.join(here, "parser.py"),
         os.path.join(here, "filters.py"),
         os.path.join(here, "cache.py"),

@@ -7,6 +7,7 @@ code; the identity of the template is given to it when it is run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -14,6 +15,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.environment import Environment
 
+from forgather.config._jinja.names import bound_by, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
 
 _BODY_COST = 2
@@ -29,7 +31,10 @@ class TracingGenerator(CodeGenerator):
         self.place_numbers: dict[tuple[int, str | None], int] = {}
         self.prints: list[tuple[int, tuple[str, ...], tuple[tuple[str, str], ...]]] = []
         self.dropped: list[tuple[int, str]] = []
+        self.loops: list[tuple[int, tuple[str, ...], tuple[tuple[Any, ...], ...]]] = []
         self.scoped: dict[int, int] = {}
+        self.bound: dict[int, tuple[tuple[str, ...], int | None]] = {}
+        self.turns: dict[int, str] = {}
 
     # -- the module
 
@@ -43,6 +48,7 @@ class TracingGenerator(CodeGenerator):
             "fg_literals": tuple(self.literals),
             "fg_places": tuple(self.places),
             "fg_prints": tuple(self.prints),
+            "fg_loops": tuple(self.loops),
             "fg_dropped": tuple(self.dropped),
             "fg_blocks": {name: (block.lineno, name in top) for name, block in self.blocks.items()},
             "fg_cost": 2 + _count(node.body) // _BODY_COST,
@@ -125,18 +131,19 @@ class TracingGenerator(CodeGenerator):
                 self.outdent()
 
     def _write_print(self, child: nodes.Expr, frame: Frame) -> None:
-        names, fields = _names_in(child)
-        number = len(self.prints)
-        self.prints.append((self._place(child.lineno, frame), names, fields))
-        if not names and not fields:
-            self.write(f"fg_print({number}, ")
-            self.visit(child, frame)
-            self.write(")")
-            return
-        refs = "".join(f"{frame.symbols.find_ref(name)}, " for name, _ in fields)
-        self.write(f"fg_print_names({number}, ")
+        begin, end = self._printing(child.lineno, child, frame)
+        self.write(begin)
         self.visit(child, frame)
-        self.write(f", context, ({refs}))")
+        self.write(end)
+
+    def _printing(self, lineno: int, expression: nodes.Expr, frame: Frame) -> tuple[str, str]:
+        """Returns the code before and behind an expression that is printed on a line."""
+        names, fields = names_in(expression)
+        number = len(self.prints)
+        self.prints.append((self._place(lineno, frame), names, fields))
+        if not names and not fields:
+            return f"fg_print({number}, ", ")"
+        return f"fg_print_names({number}, ", f", context, ({_refs(frame, [name for name, _ in fields])}))"
 
     # -- assignments
 
@@ -150,6 +157,7 @@ class TracingGenerator(CodeGenerator):
 
     def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
         """Writes a captured block, and the note of its line."""
+        self.scoped[id(node.body)] = 0
         super().visit_AssignBlock(node, frame)
         self._note_set(node, frame)
 
@@ -158,49 +166,67 @@ class TracingGenerator(CodeGenerator):
         targets = [node.target, *node.target.find_all((nodes.Name, nodes.NSRef))]
         for target in targets:
             if isinstance(target, nodes.Name):
-                self.writeline(f"context.fg_sets[{target.name!r}] = fg_place[{place}]")
+                self.writeline(f"context.fg_sets[{target.name!r}] = fg_site[{place}]")
             elif isinstance(target, nodes.NSRef):
                 ref = frame.symbols.ref(target.name)
-                self.writeline(f"fg_note({ref}, {target.attr!r}, fg_place[{place}])")
+                self.writeline(f"fg_note({ref}, {target.attr!r}, fg_site[{place}])")
 
     def blockvisit(self, body: Any, frame: Frame) -> None:
-        """Writes a body; what a block or macro sets is forgotten when it ends, what it does is charged."""
-        cost = self.scoped.get(id(body))
+        """Writes a body; what it sets is forgotten when it ends, what it does is charged."""
+        turns, cost = self.turns.get(id(body)), self.scoped.get(id(body))
+        if turns is not None:
+            self.writeline(turns)
         if cost is None or frame.soft_frame:
             super().blockvisit(body, frame)
             return
         if cost:
             self.writeline(f"fg_turn({cost})")
-        saves = any(_finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
+        names, place = self.bound.get(id(body), ((), None))
+        saves = names or any(_finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
         saved = self.temporary_identifier() if saves else ""
         if saves:
             self.writeline(f"{saved} = context.fg_sets")
             self.writeline(f"context.fg_sets = {saved}.copy()")
+        for name in names:
+            known = f"context.fg_sets.pop({name!r}, None)"
+            self.writeline(known if place is None else f"context.fg_sets[{name!r}] = fg_site[{place}]")
         super().blockvisit(body, frame)
         if saves:
             self.writeline(f"context.fg_sets = {saved}")
 
+    def visit_With(self, node: nodes.With, frame: Frame) -> None:
+        """Writes a `with`, whose names were set on its line."""
+        names = tuple(name for target in node.targets for name in bound_by(target))
+        self.scoped[id(node.body)] = 0
+        self.bound[id(node.body)] = names, self._place(node.lineno, frame)
+        super().visit_With(node, frame)
+
+    def _scope_macro(self, node: nodes.Macro | nodes.CallBlock) -> None:
+        # What a parameter is worth is written where the macro is called, and that line is a site already.
+        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        self.bound[id(node.body)] = tuple(argument.name for argument in node.args), None
+
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
         """Writes a macro whose calls are charged by the size of its body."""
-        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        self._scope_macro(node)
         super().visit_Macro(node, frame)
 
     def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
         """Writes a call block; what the macro returns is printed at the line of the call."""
-        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        self._scope_macro(node)
         call_frame, macro_ref = self.macro_body(node, frame)
         self.writeline("caller = ")
         self.macro_def(macro_ref, call_frame)
-        number = len(self.prints)
-        self.prints.append((self._place(node.lineno, frame), (), ()))
+        begin, end = self._printing(node.lineno, node.call, frame)
         self.start_write(frame, node)
-        self.write(f"fg_print({number}, ")
+        self.write(begin)
         self.visit_Call(node.call, frame, forward_caller=True)
-        self.write(")")
+        self.write(end)
         self.end_write(frame)
 
     def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
         """Writes a filter block; where the filter takes the text apart, the line of the filter owns it."""
+        self.scoped[id(node.body)] = 0
         filter_frame = frame.inner()
         filter_frame.symbols.analyze_node(node)
         self.enter_frame(filter_frame)
@@ -217,10 +243,18 @@ class TracingGenerator(CodeGenerator):
     # -- loops and other templates
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """Writes a loop whose turns are charged by the size of its body."""
+        """Writes a loop whose turns are charged by the size of its body; each forgets what the last one set."""
         cost = 1 + (_count(node.body) + _count(node.else_)) // _BODY_COST
         node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
+        owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
+        turns = self.temporary_identifier()
+        self.writeline(f"{turns} = fg_loop({len(self.loops)}, context, ({_refs(frame, owners)}))")
+        self.loops.append((self._place(node.lineno, frame), owners, turns_of(node)))
+        self.turns[id(node.body)] = f"{turns}.begin(context)"
+        if node.else_:
+            self.turns[id(node.else_)] = f"{turns}.otherwise(context)"
         super().visit_For(node, frame)
+        self.writeline(f"{turns}.end(context)")
 
     def visit_Extends(self, node: nodes.Extends, frame: Frame) -> None:
         """Writes `extends`, with the place that asks for the parent."""
@@ -235,6 +269,12 @@ class TracingGenerator(CodeGenerator):
         self.name = _Asker(node.lineno, "import")  # type: ignore[assignment]
         super()._import_common(node, frame)
         self.name = None
+
+    def visit_FromImport(self, node: nodes.FromImport, frame: Frame) -> None:
+        """Writes an import of names, which keep the lines that set them."""
+        super().visit_FromImport(node, frame)
+        pairs = [name if isinstance(name, tuple) else (name, name) for name in node.names]
+        self.writeline(f"fg_imported(context, included_template, {pairs!r})")
 
     def visit_Include(self, node: nodes.Include, frame: Frame) -> None:
         """Writes an include as one call, so that its text gets the site of the include."""
@@ -309,6 +349,10 @@ class _Asker:
         return f"(fg_self, {self.lineno}, {self.why!r})"
 
 
+def _refs(frame: Frame, names: Iterable[str]) -> str:
+    return "".join(f"{frame.symbols.find_ref(name)}, " for name in names)
+
+
 def _finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
     return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
 
@@ -322,22 +366,6 @@ def _top_level_blocks(node: nodes.Template) -> set[str]:
     for block in node.find_all(nodes.Block):
         names -= {inner.name for inner in block.find_all(nodes.Block)}
     return names
-
-
-def _names_in(node: nodes.Expr) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Returns the names that an expression reads, and the attributes it reads of names."""
-    found = [node, *node.find_all((nodes.Name, nodes.Getattr))]
-    names = [item.name for item in found if isinstance(item, nodes.Name) and item.ctx == "load"]
-    fields = [
-        (item.node.name, item.attr)
-        for item in found
-        if isinstance(item, nodes.Getattr) and isinstance(item.node, nodes.Name)
-    ]
-    hidden = {"super", "self", "loop", "caller"}
-    return (
-        tuple(dict.fromkeys(name for name in names if name not in hidden)),
-        tuple(dict.fromkeys(pair for pair in fields if pair[0] not in hidden)),
-    )
 
 
 class CompilerEnvironment(Environment):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, GeneratorType
 from typing import Any
 
-from jinja2.environment import Template
+from jinja2.environment import Template, TemplateModule
 from jinja2.exceptions import TemplateNotFound
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +22,7 @@ from forgather.config._jinja.budget import Account
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
+from forgather.config._jinja.sets import Turns, note_imported, sets_of
 from forgather.config._jinja.values import (
     RunContext,
     SuperReference,
@@ -73,6 +74,15 @@ class LoadedTemplate(Template):
     namespace: dict[str, Any]
     dropped: dict[int, str]
 
+    def make_module(
+        self, vars: dict[str, Any] | None = None, shared: bool = False, locals: Mapping[str, Any] | None = None
+    ) -> TemplateModule:
+        """Returns what the template exports, with the lines that set it."""
+        context: Any = self.new_context(vars, shared, locals)
+        module = TemplateModule(self, context)
+        module.__dict__["_fg_sets"] = context.fg_sets
+        return module
+
 
 class RunEnvironment(ImmutableSandboxedEnvironment):
     """One load's environment."""
@@ -102,6 +112,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             "fg_count": self._count,
             "fg_join": self.join,
             "fg_note": note_field,
+            "fg_imported": note_imported,
         }
 
     # -- templates
@@ -192,13 +203,17 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
         def fg_print_names(number: int, value: Any, context: RunContext, spaces: tuple[Any, ...]) -> str:
             place, names, fields = prints[number]
-            sets = _sets_of(names, fields, context.fg_sets, spaces)
+            sets = sets_of(names, fields, context.fg_sets, spaces)
             if type(value) is Traced:
                 charge(_TRAIL_WORK * len(value.trails))
                 return origins.printed(value, places[place], sets)
             apart = type(value) is Markup
             trail: Trail = ((places[place],), sets, apart, False) if sets or apart else alone[place]
             return origins.traced(self.text(value), trail)
+
+        def fg_loop(number: int, context: RunContext, spaces: tuple[Any, ...]) -> Turns:
+            place, owners, rows = namespace["fg_loops"][number]
+            return Turns(context, places[place], rows, dict(zip(owners, spaces, strict=True)))
 
         def fg_filtered(place: int, value: Any) -> str:
             text = value if type(value) is Traced else origins.lost(self.text(value))
@@ -210,7 +225,8 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         namespace.update(
             fg_self=template,
             fg_literal=_Literals(namespace["fg_literals"], owner),
-            fg_place=places,
+            fg_site=[(place,) for place in places],
+            fg_loop=fg_loop,
             fg_print=fg_print,
             fg_print_names=fg_print_names,
             fg_filtered=fg_filtered,
@@ -328,31 +344,16 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             return __context.call(__obj, *args, **kwargs)
         if kind is LoopContext:
             cost = getattr(__obj._iterable, "cost", 1)
-            return __context.call(__obj, *(account.counted(value, cost) for value in args), **kwargs)
+            known: Any = __context.fg_sets  # type: ignore[attr-defined]
+            made = __context.call(__obj, *(account.counted(value, cost) for value in args), **kwargs)
+            __context.fg_sets = known  # type: ignore[attr-defined]
+            return made
         for name, value in kwargs.items():
             if name not in ("_loop_vars", "_block_vars"):
                 account.weigh(value)
         calls.check(account, __obj, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         return calls.traced_result(__obj, args, result)
-
-
-def _sets_of(
-    names: tuple[str, ...],
-    fields: tuple[tuple[str, str], ...],
-    known: dict[str, Place],
-    spaces: tuple[Any, ...],
-) -> tuple[Place, ...]:
-    found: dict[Place, None] = {}
-    replaced: set[str] = set()
-    for (name, field), space in zip(fields, spaces, strict=True):
-        if type(space) is TracedNamespace and (place := space._fg_sets.get(field)) is not None:
-            found[place] = None
-            replaced.add(name)
-    for name in names:
-        if name not in replaced and (place := known.get(name)) is not None:
-            found[place] = None
-    return tuple(found)
 
 
 def _last_span(piece: str) -> Span | None:

@@ -21,6 +21,7 @@ from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.functions import Globals
 from forgather.config._jinja.loader import Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
+from forgather.config._jinja.sets import given
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.rendered import RenderedText
 from forgather.config.syntax import desugar
@@ -67,7 +68,8 @@ class Render:
             )
         try:
             template = self.run.instance(found, None)
-            context = template.new_context(dict(variables))
+            context: Any = template.new_context(dict(variables))
+            context.fg_sets.update(given(variables))
             text = self.run.concat(template.root_render_func(context))
         except RENDER_FAULTS as error:
             fault = render_fault(error, self.library)

@@ -90,7 +90,7 @@ class RunContext(Context):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fg_sets: dict[str, Place] = {}
+        self.fg_sets: dict[str, tuple[Place, ...]] = {}
 
     def super(self, name: str, current: Callable[[Context], Any]) -> BlockReference | Undefined:
         """Returns the parent's block."""
@@ -114,7 +114,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def note_field(space: Any, field: str, place: Place) -> None:
+def note_field(space: Any, field: str, place: tuple[Place, ...]) -> None:
     """Remembers the line that set an attribute of a namespace."""
     if type(space) is TracedNamespace:
         space._fg_sets[field] = place

@@ -1,0 +1,117 @@
+"""The lines that gave names their values, while a template runs.
+
+Takes the tables of compiled code, gives places for the names in an expression. Keeps true: what a body binds is
+forgotten where Jinja forgets it; a name that nobody set has no place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jinja2.environment import TemplateModule
+
+from forgather.config._jinja.names import Bound, Fields, Names
+from forgather.config._jinja.origins import Place
+from forgather.config._jinja.values import RunContext, TracedNamespace
+from forgather.source import Span, variable_place
+
+Places = tuple[Place, ...]
+
+
+class Given:
+    """Stands in for a template where a variable was given from outside: by an option, or in Python."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, variable: str) -> None:
+        self.name = variable_place(variable)
+
+    def span(self, line: int) -> Span:
+        """Returns the pseudo place of the variable."""
+        return Span(self.name, line)
+
+
+def given(variables: Iterable[str]) -> dict[str, Places]:
+    """Returns the places of variables that were given from outside."""
+    return {name: ((Given(name), 1, None),) for name in variables}
+
+
+def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: Iterable[Any]) -> Places:
+    """Returns the last executed `set` of each name, and of each attribute that has its own.
+
+    Args:
+        names: names that the expression reads.
+        fields: attributes that it reads, as pairs of name and attribute.
+        known: places of names.
+        spaces: the value of the name of each of `fields`.
+    """
+    found: dict[Place, None] = {}
+    replaced: set[str] = set()
+    for (name, field), space in zip(fields, spaces, strict=True):
+        places = _fields_of(space).get(field)
+        if places is not None:
+            found.update(dict.fromkeys(places))
+            replaced.add(name)
+    for name in names:
+        if name not in replaced and (places := known.get(name)) is not None:
+            found.update(dict.fromkeys(places))
+    return tuple(found)
+
+
+def _fields_of(space: Any) -> Mapping[str, Places]:
+    if type(space) is TracedNamespace:
+        fields: Mapping[str, Places] = space._fg_sets
+    elif type(space) is TemplateModule:
+        fields = space.__dict__["_fg_sets"]
+    else:
+        fields = {}
+    return fields
+
+
+def note_imported(context: RunContext, module: TemplateModule, pairs: Iterable[tuple[str, str]]) -> None:
+    """Remembers where names were set that a template imports from another."""
+    places = _fields_of(module)
+    for name, alias in pairs:
+        if name in places:
+            context.fg_sets[alias] = places[name]
+        else:
+            context.fg_sets.pop(alias, None)
+
+
+class Turns:
+    """A loop that is under way: what its names are worth in each turn.
+
+    Args:
+        context: where names are looked up; `outer` is what it knew before the loop.
+        place: the line of the loop.
+        rows: what each name reads, turn by turn; the last row stands for all further turns.
+        spaces: values of the names whose attributes the loop reads.
+    """
+
+    __slots__ = ("_place", "_rows", "_spaces", "_turn", "outer")
+
+    def __init__(
+        self, context: RunContext, place: Place, rows: tuple[tuple[Bound, ...], ...], spaces: Mapping[str, Any]
+    ) -> None:
+        self.outer = context.fg_sets
+        self._place, self._rows, self._spaces, self._turn = place, rows, spaces, 0
+
+    def begin(self, context: RunContext) -> None:
+        """Begins a turn: what the last one set is forgotten."""
+        known = context.fg_sets = self.outer.copy()
+        rows = self._rows
+        if rows:
+            row = rows[min(self._turn, len(rows) - 1)]
+            for target, names, fields in row:
+                spaces = [self._spaces.get(name) for name, _ in fields]
+                known[target] = (self._place, *sets_of(names, fields, self.outer, spaces))
+        self._turn += 1
+
+    def otherwise(self, context: RunContext) -> None:
+        """Begins the `else` of the loop."""
+        context.fg_sets = self.outer.copy()
+
+    def end(self, context: RunContext) -> None:
+        """Ends the loop."""
+        context.fg_sets = self.outer
