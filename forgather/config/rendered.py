@@ -23,6 +23,7 @@ class RenderedText:
         sources: every file that was read, by absolute path.
         diagnostics: warnings and lints of the rendering.
         env_reads: environment variables that templates read, with the value they got.
+        reads: names that any of the templates reads, whether it came to that or not.
         budget: limits that loading goes on with.
     """
 
@@ -34,6 +35,7 @@ class RenderedText:
     sources: Mapping[str, SourceFile] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
     env_reads: Mapping[str, str] = field(default_factory=dict)
+    reads: frozenset[str] = frozenset()
     budget: Budget = Budget()
 
     @property

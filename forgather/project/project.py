@@ -21,7 +21,7 @@ from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
-from forgather.project.declared import declared_options
+from forgather.project.declared import declared_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.surroundings import surroundings
@@ -106,7 +106,8 @@ class Project:
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
         try:
-            declared_options(self.graph)
+            options = declared_options(self.graph)
+            found += unread_options(options, self.rendered.reads, self.meta.project_dir)
         except ForgatherError as error:
             found.append(error.diagnostic)
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))

@@ -20,7 +20,9 @@ def findings(tmp_path):
 
 
 def test_a_config_without_mistakes_has_no_findings(findings):
-    assert [] == findings(main="-- extends 'base'\n-- set x = 1\n# a comment\n\n[model]\nb: 1\n[lr_scheduler]\nc: 1\n")
+    assert [] == findings(
+        main="-- extends 'base'\n-- set x = 1\n# a comment\n\n[model]\nb: {{ x }}\n[lr_scheduler]\nc: 1\n"
+    )
 
 
 def test_a_misspelt_block_is_an_error_with_the_name(findings):
@@ -121,3 +123,29 @@ def test_the_templates_of_a_load_are_told_with_their_reasons(tmp_path):
         ("lib", 1, "import", 2, 0),
         ("shared", 4, "include", 6, 1),
     ] == [(use.name, use.line, use.why, use.by and use.by.line, use.parent) for use in rendered.templates]
+
+
+HOST = "t:\n-- block trainer_args\n  a: 1\n-- endblock\no:\n-- block optimizer\n  lr: 1\n-- endblock\n"
+
+
+def test_a_header_that_its_indent_puts_into_another_block_is_an_error(tmp_path):
+    (tmp_path / "base").write_text(HOST)
+    (tmp_path / "main").write_text("-- extends 'base'\n[trainer_args]\n  b: 2\n\n    [optimizer]\n  lr: 3\n")
+    (found,) = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main").diagnostics
+    assert ("FG135", Severity.ERROR, 5) == (found.code, found.severity, found.span.line)
+    assert found.message == (
+        "the indent of '[optimizer]' puts it inside the block 'trainer_args'; "
+        f"'base' has it outside, at {tmp_path}/base:6"
+    )
+    assert "write '[optimizer]' at the start of the line" == found.hint
+
+
+def test_a_block_inside_another_is_no_mistake_where_nobody_has_it_elsewhere(findings):
+    nested = "-- extends 'base'\n[trainer_args]\n  b: 2\n  [extra]\n  c: 3\n"
+    assert [] == findings(base=HOST, main=nested)
+    assert [] == findings(base=HOST, middle=nested, main="-- extends 'middle'\n[trainer_args]\n  [extra]\n  c: 4\n")
+
+
+def test_a_block_inside_another_that_is_closed_by_name_is_meant(findings):
+    text = "-- extends 'base'\n[trainer_args]\n  -- block optimizer\n  lr: 3\n  -- endblock optimizer\n"
+    assert [] == findings(base=HOST, main=text)

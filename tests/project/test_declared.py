@@ -1,6 +1,6 @@
 import pytest
 
-from forgather.errors import ProjectError
+from forgather.errors import ProjectError, Severity
 from forgather.project.declared import declared_options
 from forgather.project.project import Project
 from tests.project.workbench import make_project
@@ -68,3 +68,23 @@ def test_a_declaration_that_cannot_be_is_an_error_with_its_place(tmp_path, text,
         options(tmp_path, text)
 
     assert (code, str(tmp_path / "templates/configs/a.yaml")) == (caught.value.code, caught.value.span.file)
+
+
+def test_an_option_that_no_template_reads_is_a_finding_where_it_is_declared(tmp_path):
+    text = (
+        "dynamic_args:\n  depth:\n    names: --depht\n    type: int\n  width: {type: int}\n"
+        "main: [{{ depth | default(4) }}, {{ width is defined }}]\n"
+    )
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+    (found,) = Project("a", folder).diagnostics
+    assert ("FG246", Severity.WARNING, 3) == (found.code, found.severity, found.span.line)
+    assert "the option '--depht' has no effect: no template of this config reads 'depht'" == found.message
+    assert "did you mean 'depth'?" == found.hint
+
+
+def test_an_option_of_a_shared_template_that_nothing_reads_is_a_lint(tmp_path):
+    text = "dynamic_args:\n-- include 'options/trainer.yaml'\nmain: {{ [max_steps, seed, output_dir] is defined }}\n"
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+    (found,) = Project("a", folder).diagnostics
+    assert ("FG246", Severity.LINT) == (found.code, found.severity)
+    assert found.hint.startswith("read it, as in {{ resume_from_checkpoint | default(...) }}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forgather.codegen.emit_yaml import emit_yaml
+from forgather.config.check import check
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
 from forgather.config.load import load
@@ -58,7 +59,8 @@ def test_a_config_describes_the_same_graph_as_before(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_a_config_has_no_finding(config):
     text = rendered(config)
-    assert [] == [str(finding) for finding in (*text.diagnostics, *load(text).diagnostics)]
+    graph = load(text)
+    assert [] == [str(finding) for finding in (*text.diagnostics, *graph.diagnostics, *check(graph))]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)

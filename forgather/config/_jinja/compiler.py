@@ -17,6 +17,7 @@ from jinja2.environment import Environment
 
 from forgather.config._jinja.names import bound_by, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
+from forgather.config._jinja.survey import survey
 
 _BODY_COST = 2
 
@@ -40,7 +41,7 @@ class TracingGenerator(CodeGenerator):
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         """Writes the module, then the tables that its functions read."""
-        top = _top_level_blocks(node)
+        around = _blocks_around(node)
         for block in node.find_all(nodes.Block):
             self.scoped[id(block.body)] = 0
         super().visit_Template(node, frame)
@@ -50,8 +51,9 @@ class TracingGenerator(CodeGenerator):
             "fg_prints": tuple(self.prints),
             "fg_loops": tuple(self.loops),
             "fg_dropped": tuple(self.dropped),
-            "fg_blocks": {name: (block.lineno, name in top) for name, block in self.blocks.items()},
+            "fg_blocks": {name: (block.lineno, around.get(name, ())) for name, block in self.blocks.items()},
             "fg_cost": 2 + _count(node.body) // _BODY_COST,
+            **survey(node),
         }
         for name, table in tables.items():
             self.writeline(f"{name} = {table!r}")
@@ -361,11 +363,13 @@ def _count(body: list[nodes.Node]) -> int:
     return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
 
 
-def _top_level_blocks(node: nodes.Template) -> set[str]:
-    names = {block.name for block in node.find_all(nodes.Block)}
+def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
+    """Returns, for each block that stands inside others, their names."""
+    around: dict[str, tuple[str, ...]] = {}
     for block in node.find_all(nodes.Block):
-        names -= {inner.name for inner in block.find_all(nodes.Block)}
-    return names
+        for inner in block.find_all(nodes.Block):
+            around[inner.name] = (*around.get(inner.name, ()), block.name)
+    return around
 
 
 class CompilerEnvironment(Environment):

@@ -6,28 +6,35 @@ Takes the templates of a load as they were run, gives diagnostics. Keeps true: n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
+from forgather.config._jinja.unread import unread_sets, unread_variables
 from forgather.errors import Diagnostic, Severity
 from forgather.source import Span
 
 _NEAR = 0.7
 
+Blocks = dict[str, tuple[int, tuple[str, ...]]]
 
-def findings(environment: RunEnvironment) -> tuple[Diagnostic, ...]:
-    """Returns what the templates of a load say that nothing reads."""
+
+def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[Diagnostic, ...]:
+    """Returns what the templates of a load say that nothing reads, and which of the given variables nothing reads."""
     found: dict[tuple[str, Span | None], Diagnostic] = {}
     by_use = {template.use: template for template in environment.templates}
     for template in environment.templates:
         parents = _parents(template, environment, by_use)
         if parents:
-            for item in (*_idle_blocks(template, parents, environment), *_outside(template, environment)):
+            for item in (
+                *_idle_blocks(template, parents, environment),
+                *_swallowed_blocks(template, parents, environment),
+                *_outside(template, environment),
+            ):
                 found.setdefault((item.code, item.span), item)
-    for item in _sub_templates(environment):
+    for item in (*_sub_templates(environment), *unread_sets(environment)):
         found.setdefault((item.code, item.span), item)
-    return tuple(found.values())
+    return (*unread_variables(environment, given), *found.values())
 
 
 def _parents(
@@ -47,9 +54,9 @@ def _idle_blocks(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
     known = {name for parent in parents for name in parent.blocks}
-    blocks: dict[str, tuple[int, bool]] = template.namespace["fg_blocks"]
-    for name, (line, outermost) in blocks.items():
-        if not outermost or name in known or name in environment.called_blocks:
+    blocks: Blocks = template.namespace["fg_blocks"]
+    for name, (line, around) in blocks.items():
+        if around or name in known or name in environment.called_blocks:
             continue
         close = get_close_matches(name, sorted(known - set(blocks)), n=1, cutoff=_NEAR)
         yield Diagnostic(
@@ -60,6 +67,37 @@ def _idle_blocks(
             hint=f"did you mean '{close[0]}'?" if close else _blocks_hint(sorted(known)),
             context=(environment.library.story(template.use),),
         )
+
+
+def _swallowed_blocks(
+    template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
+) -> Iterator[Diagnostic]:
+    """Yields an error for each bracket header that its indent puts inside a block, where the parents have it elsewhere.
+
+    The block replaces the parents' one at its place there, and is printed inside the other block as well.
+    """
+    blocks: Blocks = template.namespace["fg_blocks"]
+    for name, (line, around) in blocks.items():
+        hosts = [parent for parent in parents if name in parent.namespace["fg_blocks"]] if around else []
+        if not hosts or not _is_bracket(template.definition.text, line):
+            continue
+        if any(set(around) & set(host.namespace["fg_blocks"][name][1]) for host in hosts):
+            continue
+        first = hosts[-1]
+        place = first.definition.span(first.namespace["fg_blocks"][name][0])
+        yield Diagnostic(
+            code="FG135",
+            message=f"the indent of '[{name}]' puts it inside the block '{around[-1]}'; "
+            f"'{first.name}' has it outside, at {place}",
+            severity=Severity.ERROR,
+            span=template.definition.span(line),
+            hint=f"write '[{name}]' at the start of the line",
+            context=(environment.library.story(template.use),),
+        )
+
+
+def _is_bracket(text: str, line: int) -> bool:
+    return text.split("\n", line)[line - 1].lstrip().startswith("[")
 
 
 def _blocks_hint(known: list[str]) -> str | None:

@@ -22,6 +22,7 @@ from forgather.config._jinja.functions import Globals
 from forgather.config._jinja.loader import Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
 from forgather.config._jinja.sets import given
+from forgather.config._jinja.unread import reads
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.rendered import RenderedText
 from forgather.config.syntax import desugar
@@ -81,7 +82,8 @@ class Render:
             source_map=source_map(text),
             templates=tuple(self.library.uses),
             sources=self.library.sources,
-            diagnostics=findings(self.run),
+            diagnostics=findings(self.run, variables),
+            reads=reads(self.run),
             env_reads=dict(self.functions.env_reads),
             budget=self.environment.budget,
         )

@@ -1,0 +1,163 @@
+"""Names that templates set, or are given, and that nothing reads.
+
+Takes the templates of a load and their tables of names, gives findings. Keeps true: a name that anything in the load
+may read is no finding, and a template that a project takes from elsewhere has none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+
+from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
+from forgather.config._jinja.loader import read_text
+from forgather.errors import Diagnostic, ForgatherError, Severity
+
+_NEAR = 0.75
+_MAX_SEARCHED = 500
+
+
+def reads(environment: RunEnvironment) -> frozenset[str]:
+    """Returns the names that any template of the load reads."""
+    return frozenset().union(*[template.namespace["fg_reads"] for template in environment.templates])
+
+
+def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Iterator[Diagnostic]:
+    """Yields a warning for each variable that was given from outside and that no template reads."""
+    for name in given:
+        if _is_read(name, environment):
+            continue
+        close = get_close_matches(name, sorted(_free_names(environment)), n=1, cutoff=0.6)
+        yield Diagnostic(
+            code="FG136",
+            message=f"the variable {name!r} is given, and no template of this config reads it",
+            severity=Severity.WARNING,
+            hint=f"did you mean {close[0]!r}?" if close else "to change a value of the config, take --set path=value",
+            context=(environment.library.story(0),),
+        )
+
+
+def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
+    """Yields a finding for each `set` of the project's own templates that nothing reads."""
+    project = environment.globals.get("project_dir")
+    for template in environment.templates:
+        tables = template.namespace
+        if not (tables["fg_sets"] or tables["fg_set_fields"]) or not _is_own(template, project):
+            continue
+        for name, line, kind, scope in tables["fg_sets"]:
+            if kind:
+                yield _forgotten(environment, template, (name, line, kind, scope))
+            elif not _is_read(name, environment) and not _is_imported(template, name, environment):
+                near = _near(name, _free_names(environment), tables["fg_written"])
+                if near or not _is_elsewhere(name, template, environment):
+                    yield _unread(environment, template, name, line, near)
+        for base, field, line in tables["fg_set_fields"]:
+            if _is_field_read(base, field, environment):
+                continue
+            near = _near(field, _fields_of(base, environment), tables["fg_written"])
+            if near or not _is_elsewhere(field, template, environment):
+                yield _unread(environment, template, f"{base}.{field}", line, f"{base}.{near}" if near else None)
+
+
+def _unread(
+    environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, near: str | None
+) -> Diagnostic:
+    return Diagnostic(
+        code="FG134",
+        message=f"{name!r} is set, and nothing that this config loads reads it",
+        severity=Severity.WARNING if near else Severity.LINT,
+        span=template.definition.span(line),
+        hint=f"did you mean {near!r}?" if near else "remove the line, or read the name",
+        context=(environment.library.story(template.use),),
+    )
+
+
+def _forgotten(environment: RunEnvironment, template: LoadedTemplate, setting: tuple[str, int, str, str]) -> Diagnostic:
+    name, line, kind, scope = setting
+    place = f"{kind} '{scope}'" if scope else kind
+    return Diagnostic(
+        code="FG134",
+        message=f"{name!r} is set inside the {place}, which does not read it and forgets it at its end",
+        severity=Severity.WARNING if _is_read(name, environment) else Severity.LINT,
+        span=template.definition.span(line),
+        hint=f"set it outside, or keep it in a namespace: `-- set ns.{name} = ...`",
+        context=(environment.library.story(template.use),),
+    )
+
+
+def _is_own(template: LoadedTemplate, project: object) -> bool:
+    """Says whether a template is one of the project's; without a project all are."""
+    return not isinstance(project, str) or template.definition.file.startswith(os.path.join(project, ""))
+
+
+def _is_read(name: str, environment: RunEnvironment) -> bool:
+    return any(name in template.namespace["fg_reads"] for template in environment.templates)
+
+
+def _is_imported(template: LoadedTemplate, name: str, environment: RunEnvironment) -> bool:
+    """Says whether a name of an imported template is read as an attribute."""
+    if environment.library.uses[template.use].why != "import":
+        return False
+    return any(name == field for other in environment.templates for _, field in other.namespace["fg_fields"])
+
+
+def _is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
+    return any(
+        base in template.namespace["fg_whole"] or any(field == known for _, known in template.namespace["fg_fields"])
+        for template in environment.templates
+    )
+
+
+def _free_names(environment: RunEnvironment) -> set[str]:
+    """Returns the names that templates read and that a `set` or whoever renders gives them."""
+    known = set(environment.globals)
+    for template in environment.templates:
+        known.update(template.namespace["fg_bound"])
+    return set(reads(environment) - known)
+
+
+def _fields_of(base: str, environment: RunEnvironment) -> set[str]:
+    return {
+        field for template in environment.templates for name, field in template.namespace["fg_fields"] if name == base
+    }
+
+
+def _near(name: str, known: set[str], own: Collection[str]) -> str | None:
+    """Returns the name that was meant; none where the template sets that one, too."""
+    return next(iter(get_close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
+
+
+def _is_elsewhere(name: str, template: LoadedTemplate, environment: RunEnvironment) -> bool:
+    """Says whether another file of the project holds the name: a template that several configs share sets for all."""
+    library = environment.library
+    config = library.uses[0].file
+    if template.definition.file == config:
+        return False
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    project = environment.globals.get("project_dir")
+    for root in library.roots:
+        if isinstance(project, str) and not os.path.join(root, "").startswith(os.path.join(project, "")):
+            continue
+        for path in _files(root):
+            if path == template.definition.file:
+                continue
+            try:
+                if word.search(read_text(path)):
+                    return True
+            except ForgatherError:
+                continue
+    return False
+
+
+def _files(root: str) -> Iterator[str]:
+    count = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            count += 1
+            if count > _MAX_SEARCHED:
+                return
+            if name.endswith((".yaml", ".yml")):
+                yield os.path.join(folder, name)
