@@ -60,6 +60,8 @@ def _before(words: list[str]) -> argparse.Namespace:
 def _attach(parser: argparse.ArgumentParser, before: argparse.Namespace) -> None:
     offers = {
         "config": lambda: _configs(before),
+        "a": lambda: _configs(before),
+        "b": lambda: _configs(before),
         "targets": lambda: _targets(before),
         "code": lambda: list(explain.error_codes()),
         "project": None,

@@ -1,7 +1,8 @@
 """`fgcli`: reads the command line, runs one command, and turns whatever happens into an exit status.
 
-Takes arguments, gives 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. Keeps true: no command's
-module, and none of the stages, is imported before it is chosen; every error is drawn here, once.
+Takes arguments, gives 0 for success, 1 for a failure (a command's own `TROUBLE` where it has one), 2 for wrong usage,
+130 for Ctrl-C. Keeps true: no command's module, and none of the stages, is imported before it is chosen; every error
+is drawn here, once.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     project_dir: str | None = None
+    trouble = 1
     try:
         refuse_lost_folder()
         command, invocation = parse(arguments)
+        trouble = getattr(command, "TROUBLE", 1)
         project_dir = invocation.project_hint
         if getattr(command, "EXECUTES", False):
             gc.enable()
@@ -63,7 +66,7 @@ def _run(arguments: list[str]) -> int:
         return int(command.run(invocation))
     except ForgatherError as error:
         print_error(error, project_dir)
-        return 1
+        return trouble
     except KeyboardInterrupt:
         print_note("interrupted")
         return 130
@@ -77,4 +80,4 @@ def _run(arguments: list[str]) -> int:
         raise
     except Exception as error:  # noqa: BLE001 - the top: whatever a constructor or a run raised is drawn for its user
         print_crash(error, project_dir)
-        return 1
+        return trouble

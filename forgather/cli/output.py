@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any, TextIO
@@ -150,8 +150,13 @@ def print_note(text: str) -> None:
     _print_lines([text])
 
 
-def write_text(text: str, file: str | None = None) -> None:
+def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str] | None = None) -> None:
     """Writes text to a file, or to the terminal where none is named.
+
+    Args:
+        text: what to write; a missing last line end is added.
+        file: where to; None for the standard output.
+        paint: gives a line its colors, where colors are wanted.
 
     Raises:
         ProjectError: the file cannot be written.
@@ -163,7 +168,10 @@ def write_text(text: str, file: str | None = None) -> None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
         try:
             # What a config says must not steer the terminal; a file or another program gets it as it is.
-            sys.stdout.write(_encodable(visible(text) if sys.stdout.isatty() else text, sys.stdout))
+            shown = visible(text) if sys.stdout.isatty() else text
+            if paint is not None and _wants_color(sys.stdout):
+                shown = "\n".join(paint(line) for line in shown.split("\n"))
+            sys.stdout.write(_encodable(shown, sys.stdout))
         except BrokenPipeError:
             raise
         except OSError as error:

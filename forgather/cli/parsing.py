@@ -26,6 +26,7 @@ COMMANDS = {
     "targets": "list the targets of a config",
     "trefs": "show the templates that a config loaded, and why",
     "tlist": "list the templates that a project can use",
+    "diff": "show how the graphs of two configs, revisions or runs differ",
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
     "new": "make a working project or config",
@@ -169,7 +170,8 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
 
 
 def _refuse_unused(namespace: argparse.Namespace, module: ModuleType, chosen: Parser) -> None:
-    if namespace.config is not None and not getattr(module, "CONFIG_OPTIONS", False):
+    about_one = getattr(module, "CONFIG_OPTIONS", False) or getattr(module, "TAKES_CONFIG", False)
+    if namespace.config is not None and not about_one:
         chosen.error(f"-t {namespace.config} means nothing to {namespace.command!r}, which is not about one config")
     if namespace.project is not None and getattr(namespace, "folders", None):
         chosen.error(f"both -p {namespace.project} and {namespace.folders[0]!r} name a folder")

@@ -47,7 +47,7 @@ class _Comparison:
             a, b = stack.pop()
             if a is b and not self._sharing:
                 continue
-            if _label(a) != _label(b) or not self._counterparts(a, b):
+            if label(a) != label(b) or not self._counterparts(a, b):
                 return False
             if (id(a), id(b)) in self._met:
                 continue
@@ -68,8 +68,8 @@ def _key(step: object) -> str:
     return repr(step)
 
 
-def _label(node: Node) -> tuple[object, ...]:
-    """What a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
+def label(node: Node) -> tuple[object, ...]:
+    """Returns what a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
     if isinstance(node, Scalar):
         return "scalar", repr(node.value)
     if isinstance(node, Call):

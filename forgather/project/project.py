@@ -28,6 +28,7 @@ from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 
 if TYPE_CHECKING:
+    from forgather.config.environment import ConfigEnvironment
     from forgather.config.graph import Graph
 
 _Construction = tuple[str, str, tuple[str, ...]]
@@ -61,6 +62,32 @@ class Project:
         self.config_name: str = choose_config(self.meta, config)
         self.overrides: tuple[tuple[str, str], ...] = tuple(overrides)
         self.variables: Mapping[str, Any] = variables
+        self._environment: ConfigEnvironment | None = None
+
+    @classmethod
+    def placed(
+        cls,
+        meta: ProjectMeta,
+        config_name: str,
+        *,
+        environment: ConfigEnvironment,
+        overrides: Sequence[tuple[str, str]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> Project:
+        """Returns a config whose templates see what they are given here, and not what is there now.
+
+        Args:
+            meta: the project's facts.
+            config_name: an existing config, with its `.yaml`.
+            environment: search path, variables and clock of its render.
+            overrides: pairs of graph path and YAML text.
+            variables: Jinja variables.
+        """
+        project = cls.__new__(cls)
+        project.meta, project.config_name = meta, config_name
+        project.overrides, project.variables = tuple(overrides), dict(variables or {})
+        project._environment = environment
+        return project
 
     def __repr__(self) -> str:
         return f"Project({self.config_name!r}, {self.meta.project_dir!r})"
@@ -68,7 +95,7 @@ class Project:
     @cached_property
     def rendered(self) -> RenderedText:
         """The config as text, with the place of every line."""
-        environment = surroundings(
+        environment = self._environment or surroundings(
             self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
         )
         with self._named_in_errors():

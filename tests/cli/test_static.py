@@ -21,8 +21,9 @@ COMMANDS = {
     "targets": ["targets", "--steps", "3"],
     "trefs": ["trefs"],
     "tlist": ["tlist"],
+    "diff": ["diff", "evil", "evil"],
 }
-NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "construct", "train", "new", "explain")
+NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "diff", "construct", "train", "new", "explain")
 CANARY = "import pathlib; pathlib.Path(__file__).with_name('CANARY').write_text('ran')\ndef touch(*a, **k): pass\n"
 EVIL = """\
 -- extends 'base.yaml'

@@ -1,0 +1,162 @@
+"""Differences as lines for people, and as facts for tools.
+
+Takes differences and the names of places on both sides, gives lines or plain data. Keeps true: one line a difference
+where it fits; a value that is shared is told once, with its other places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from forgather.config.difference import Change, Difference, Side
+from forgather.config.graph import Scalar
+from forgather.config.path import GraphPath, format_path
+from forgather.source import Origin, Span
+
+Places = tuple[Callable[[str], str], Callable[[str], str]]
+_TWO_VALUES = {Change.VALUE, Change.CONSTRUCTOR, Change.KIND, Change.NAME, Change.ORDER}
+_MARKS = {Change.ADDED: "+", Change.REMOVED: "-"}
+_WIDTH = 72
+_SHOWN = 3
+_COLORS = {"+ ": "\x1b[32m", "- ": "\x1b[31m", "~ ": "\x1b[33m"}
+_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def difference_lines(differences: Sequence[Difference], places: Places) -> list[str]:
+    """Returns the lines that show differences, grouped by target."""
+    groups: dict[str, list[Difference]] = {}
+    for item in differences:
+        groups.setdefault(format_path(item.path[:1]), []).append(item)
+    lines: list[str] = []
+    for name, group in groups.items():
+        elsewhere = _shared_heads(group)
+        lines += ["", name + _also(elsewhere)]
+        rows = [(_row(item, elsewhere), _where(item, places)) for item in group]
+        width = max((len(left) for left, _ in rows if len(left) <= _WIDTH), default=0)
+        for item, (left, where) in zip(group, rows, strict=True):
+            if len(left) <= width:
+                lines.append(f"{left:<{width}}  {where}".rstrip())
+            else:
+                lines += _long(item, left, where, elsewhere, places)
+    return lines[1:]
+
+
+def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath], places: Places) -> Iterator[str]:
+    """Yields the lines of a difference that does not fit on one: each value with its own place."""
+    if item.change not in _TWO_VALUES:
+        yield left
+        if where:
+            yield f"      {where}"
+        return
+    yield f"  ~ {format_path(item.path[1:]) or 'itself'}{_also(_own_places(item, elsewhere))}"
+    old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    for mark, side, span, place in (("  ", item.old, old, places[0]), ("->", item.new, new, places[1])):
+        yield f"   {mark} {side.text}" + (f"  {place(span.file)}:{span.line}" if span else "")
+
+
+def summary(differences: Sequence[Difference]) -> str:
+    """Returns the counts: "3 changed, 1 added, 2 removed"."""
+    counts = Counter("~" if item.change not in _MARKS else _MARKS[item.change] for item in differences)
+    words = {"~": "changed", "+": "added", "-": "removed"}
+    return ", ".join(f"{counts[mark]} {word}" for mark, word in words.items() if counts[mark]) or "no difference"
+
+
+def paint(line: str) -> str:
+    """Returns a line with the colors of a terminal."""
+    color = _COLORS.get(line[2:4] if line.startswith("  ") else "")
+    if color:
+        return f"{color}{line}{_OFF}"
+    return f"{_DIM}{line}{_OFF}" if line.startswith("      ") else f"{_BOLD}{line}{_OFF}" if line[:1].strip() else line
+
+
+def difference_facts(differences: Sequence[Difference], places: Places) -> list[dict[str, Any]]:
+    """Returns differences as plain data."""
+    return [_fact(item, places) for item in differences]
+
+
+def _fact(item: Difference, places: Places) -> dict[str, Any]:
+    fact: dict[str, Any] = {"change": str(item.change), "path": format_path(item.path)}
+    fact["also"] = [format_path(path) for path in item.also]
+    fact["old"], fact["new"] = _side_fact(item.old, places[0]), _side_fact(item.new, places[1])
+    if item.partner is not None:
+        fact["partner"] = format_path(item.partner)
+    return fact
+
+
+def _side_fact(side: Side, place: Callable[[str], str]) -> dict[str, Any] | None:
+    if not side.text and side.origin is None:
+        return None
+    fact: dict[str, Any] = {"text": side.text}
+    if isinstance(side.node, Scalar) and not (
+        isinstance(side.node.value, float) and not math.isfinite(side.node.value)
+    ):
+        fact["value"] = side.node.value
+    if side.origin is not None:
+        fact |= {"file": place(side.origin.span.file), "line": side.origin.span.line}
+        if side.origin.sets:
+            fact["sets"] = [{"file": place(site.span.file), "line": site.span.line} for site in side.origin.sets]
+    return fact
+
+
+def _row(item: Difference, elsewhere: Sequence[GraphPath]) -> str:
+    inside = item.path[1:]
+    key = f"{format_path(inside)}: " if inside else ""
+    return f"  {_MARKS.get(item.change, '~')} {key}{_what(item)}{_also(_own_places(item, elsewhere))}"
+
+
+def _own_places(item: Difference, elsewhere: Sequence[GraphPath]) -> list[GraphPath]:
+    """Returns the other paths that those of the target do not explain."""
+    return [path for path in item.also if not any(path == (*head, *item.path[1:]) for head in elsewhere)]
+
+
+def _what(item: Difference) -> str:
+    if item.change is Change.ADDED:
+        return item.new.text
+    if item.change is Change.REMOVED:
+        return item.old.text
+    if item.change is Change.APART:
+        return f"was one object with {format_path(item.partner or ())}, is one of its own"
+    if item.change is Change.SHARED:
+        return f"was an object of its own, is one with {format_path(item.partner or ())}"
+    if item.change in (Change.DEFAULT, Change.CODE):
+        return f"{item.old.text}, {item.new.text}"
+    return f"{'order ' if item.change is Change.ORDER else ''}{item.old.text} -> {item.new.text}"
+
+
+def _where(item: Difference, places: Places) -> str:
+    old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    shown = [f"{place(span.file)}:{span.line}" for span, place in zip((old, new), places, strict=True) if span]
+    return " -> ".join(dict.fromkeys(shown))
+
+
+def _cause(origin: Origin | None, other: Origin | None) -> Span | None:
+    """Returns the line that causes a side: where both are printed by one line, the `set` that is another one."""
+    if origin is None:
+        return None
+    if other is not None and origin.site.template == other.site.template and origin.span.line == other.span.line:
+        theirs = [(site.template, site.span.line) for site in other.sets]
+        for site in origin.sets:
+            if (site.template, site.span.line) not in theirs:
+                return site.span
+    return origin.span
+
+
+def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:
+    """Returns the other paths of the target, as far as they hold for the whole group."""
+    heads: list[GraphPath] | None = None
+    for item in group:
+        inside = item.path[1:]
+        own = [path[: len(path) - len(inside)] for path in item.also if not inside or path[-len(inside) :] == inside]
+        heads = own if heads is None else [head for head in heads if head in own]
+    return [head for head in heads or [] if head]
+
+
+def _also(paths: Sequence[GraphPath]) -> str:
+    if not paths:
+        return ""
+    shown = sorted((format_path(path) for path in paths), key=lambda text: (text.count(".") + text.count("["), text))
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"  (also {', '.join(shown[:_SHOWN])}{more})"

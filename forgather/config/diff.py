@@ -1,0 +1,345 @@
+"""The differences of two graphs, by path.
+
+Takes two graphs, gives `Difference` records in the order of the graph. Keeps true: graphs that are the same have none;
+a difference inside a shared value is told once, with the other places; what stands below a difference is compared
+with what stood there, so that one change is not told again at every value inside. Nothing recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from forgather.config.align import Contents, align
+from forgather.config.blame import value_text
+from forgather.config.difference import Change, Difference, Side
+from forgather.config.equality import label
+from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.path import GraphPath, Index, Key
+from forgather.config.traverse import Step, edges, entries
+from forgather.source import Origin
+
+_PLACES = 10
+_WIDTH = 60
+_CONTEXT = 20
+
+
+def diff(a: Graph, b: Graph) -> tuple[Difference, ...]:
+    """Returns what differs from `a` to `b`, in the order of the graphs.
+
+    `SHARED` and `APART` are told of values whose identity can be told: calls other than factories, and containers.
+    """
+    return tuple(_Walk().differences(a, b))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A value at one path of both graphs, with the keys that lead to it."""
+
+    above: _Place | None
+    steps: tuple[Step, Step]
+    old: Node
+    new: Node
+    old_entry: Entry | None = None
+    new_entry: Entry | None = None
+    split: bool = False
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        return id(self.old), id(self.new)
+
+    def path(self, side: int) -> GraphPath:
+        steps: list[Step] = []
+        place: _Place | None = self
+        while place is not None:
+            steps.append(place.steps[side])
+            place = place.above
+        return tuple(steps[::-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A difference at a place, or at a key below it."""
+
+    change: Change
+    place: _Place | None
+    old: Side
+    new: Side
+    below: Step | None = None
+    partner: GraphPath | None = None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One walk over two graphs side by side."""
+
+    contents: Contents = field(default_factory=Contents)
+    met: dict[tuple[int, int], list[_Place]] = field(default_factory=dict)
+    first: tuple[dict[int, _Place], dict[int, _Place]] = field(default_factory=lambda: ({}, {}))
+
+    def differences(self, a: Graph, b: Graph) -> Iterator[Difference]:
+        found: list[_Found] = []
+        stack: list[_Place | _Found] = list(_members(None, _roots(a), _roots(b)))[::-1]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, _Found):
+                found.append(item)
+            else:
+                stack.extend(self._at(item)[::-1])
+        for item in found:
+            yield Difference(item.change, item.old, item.new, self._also(item), item.partner)
+
+    def _at(self, place: _Place) -> list[_Place | _Found]:
+        if place.ids in self.met:
+            self.met[place.ids].append(place)
+            return []
+        self.met[place.ids] = [place]
+        if not _comparable(place.old, place.new):
+            return [] if _same_leaf(place.old, place.new) else [_value(place)]
+        sharing = self._sharing(place)
+        inside = _Place(
+            place.above, place.steps, place.old, place.new, place.old_entry, place.new_entry,
+            place.split or bool(sharing),
+        )  # fmt: skip
+        self.met[place.ids] = [inside]
+        return [*sharing, *_head(inside), *self._inside(inside)]
+
+    def _sharing(self, place: _Place) -> list[_Found]:
+        if not _has_identity(place.old) or not _has_identity(place.new):
+            return []
+        ours = self.first[0].setdefault(id(place.old), place)
+        theirs = self.first[1].setdefault(id(place.new), place)
+        if place.split:
+            return []
+        found = []
+        if ours.new is not place.new:
+            found.append(_apart(Change.APART, place, ours))
+        if theirs.old is not place.old:
+            found.append(_apart(Change.SHARED, place, theirs))
+        return found
+
+    def _inside(self, place: _Place) -> Iterator[_Place | _Found]:
+        if isinstance(place.old, Sequence) and isinstance(place.new, Sequence):
+            yield from self._items(place, place.old, place.new)
+            return
+        if isinstance(place.old, Mapped) and place.old.kind is ContainerKind.DLIST:
+            yield from _order_of_keys(place)
+        yield from _members(place, edges(place.old), edges(place.new))
+
+    def _items(self, place: _Place, old: Sequence, new: Sequence) -> Iterator[_Place | _Found]:
+        lying = align(old.items, new.items, self.contents)
+        if lying.moved:
+            yield _Found(Change.ORDER, place, *_sides(place, _listed(old.items), _listed(new.items)))
+        for i, j in lying.pairs:
+            if i is not None and j is not None:
+                yield _Place(place, (Index(i), Index(j)), old.items[i], new.items[j], split=place.split)
+            elif i is not None:
+                yield _removed(place, (Index(i), old.items[i], None))
+            elif j is not None:
+                yield _added(place, (Index(j), new.items[j], None))
+
+    def _also(self, item: _Found) -> tuple[GraphPath, ...]:
+        """Returns the other paths of the place, all but the first, those of definitions left out."""
+        if item.place is None:
+            return ()
+        paths: list[GraphPath] = []
+        behind: GraphPath = () if item.below is None else (item.below,)
+        stack = [(place, behind) for place in self.met[item.place.ids][::-1]]
+        while stack and len(paths) <= _PLACES:
+            place, behind = stack.pop()
+            path = (place.steps[1], *behind)
+            if place.above is not None:
+                stack.extend([(other, path) for other in self.met[place.above.ids]][::-1])
+            elif not str(place.steps[1].name if isinstance(place.steps[1], Key) else "").startswith("."):
+                paths.append(path)
+        own = item.new.path if item.change is not Change.REMOVED else item.old.path
+        return tuple(path for path in paths if path != own)[:_PLACES]
+
+
+# what belongs together
+
+_Edge = tuple[Step, Node, Entry | None]
+
+
+def _roots(graph: Graph) -> Iterator[_Edge]:
+    for entry in (*graph.targets.values(), *graph.definitions):
+        yield Key(entry.key), entry.value, entry
+
+
+def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -> Iterator[_Place | _Found]:
+    """Yields what stands behind the same step on both sides, then what is new; a null in a `!dlist` is nothing."""
+    ours, theirs = _numbered(old), _numbered(new)
+    nulls = above is not None and isinstance(above.new, Mapped) and above.new.kind is ContainerKind.DLIST
+    split = above is not None and above.split
+    for token, (step, node, entry) in ours.items():
+        match = theirs.get(token)
+        if match is None:
+            if not (nulls and _is_null(node)):
+                yield _removed(above, (step, node, entry))
+        elif nulls and _is_null(match[1]) and not _is_null(node):
+            yield _removed(above, (step, node, entry), by=match[1].origin)
+        elif nulls and _is_null(node) and not _is_null(match[1]):
+            yield _added(above, match)
+        else:
+            yield _Place(above, (step, match[0]), node, match[1], entry, match[2], split)
+    for token, edge in theirs.items():
+        if token not in ours and not (nulls and _is_null(edge[1])):
+            yield _added(above, edge)
+
+
+def _numbered(members: Iterable[_Edge]) -> dict[Hashable, _Edge]:
+    """Definitions may repeat, and a call may have one keyword twice, early and late: the n-th is the n-th."""
+    found: dict[Hashable, _Edge] = {}
+    for edge in members:
+        count = 0
+        while (repr(edge[0]), count) in found:
+            count += 1
+        found[repr(edge[0]), count] = edge
+    return found
+
+
+def _comparable(old: Node, new: Node) -> bool:
+    """Whether what is inside of one can be compared with what is inside of the other."""
+    if type(old) is not type(new) or isinstance(old, Scalar):
+        return False
+    if isinstance(old, Mapped) and isinstance(new, Mapped):
+        return (old.kind is ContainerKind.DLIST) == (new.kind is ContainerKind.DLIST)
+    return isinstance(old, (Call, Sequence)) or label(old) == label(new)
+
+
+def _same_leaf(old: Node, new: Node) -> bool:
+    return type(old) is type(new) and label(old) == label(new)
+
+
+def _has_identity(node: Node) -> bool:
+    if isinstance(node, Call):
+        return node.kind is not CallKind.FACTORY
+    return isinstance(node, (Sequence, Mapped))
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.value is None
+
+
+# what is told of them
+
+
+def _head(place: _Place) -> Iterator[_Found]:
+    """Yields what differs in the nodes themselves: constructor, kind, name, the time at which arguments are built."""
+    old, new = place.old, place.new
+    if isinstance(old, Call) and isinstance(new, Call):
+        if old.constructor != new.constructor:
+            yield _Found(Change.CONSTRUCTOR, place, *_sides(place, old.constructor, new.constructor))
+        late = {entry.key for entry in old.latent_args} ^ {entry.key for entry in new.latent_args}
+        both = {entry.key for entry in entries(old)} & {entry.key for entry in entries(new)}
+        for key in sorted(str(key) for key in late & both):
+            words = [f"latent {key}" if any(key == entry.key for entry in node.latent_args) else key
+                     for node in (old, new)]  # fmt: skip
+            yield _Found(Change.KIND, place, *_sides(place, *words))
+    if isinstance(old, (Call, Sequence, Mapped)) and isinstance(new, (Call, Sequence, Mapped)):
+        if old.kind is not new.kind:
+            yield _Found(Change.KIND, place, *_sides(place, f"!{old.kind}", f"!{new.kind}"))
+        if old.name != new.name:
+            names = [f"@{node.name}" if node.name else "no name" for node in (old, new)]
+            yield _Found(Change.NAME, place, *_sides(place, *names))
+
+
+def _sides(place: _Place, old: str, new: str) -> tuple[Side, Side]:
+    return (
+        Side(old, place.old.origin, place.path(0), place.old),
+        Side(new, place.new.origin, place.path(1), place.new),
+    )
+
+
+def _value(place: _Place) -> _Found:
+    old, new = place.old_entry, place.new_entry
+    # Where one side has an alias and the other has not, the alias is what was changed.
+    moved = (old.alias if old else None) != (new.alias if new else None)
+    texts = _texts(place.old, place.new)
+    sides = []
+    for side, (node, entry) in enumerate(((place.old, old), (place.new, new))):
+        aliased = moved and entry is not None and entry.alias not in (None, "<<")
+        origin = entry.origin if aliased and entry is not None else node.origin
+        sides.append(Side(texts[side], origin, place.path(side), node))
+    return _Found(Change.VALUE, place, sides[0], sides[1])
+
+
+def _texts(old: Node, new: Node) -> tuple[str, str]:
+    """Returns both values on one line; of two long texts that begin alike, the part around what differs."""
+    texts = value_text(old), value_text(new)
+    if texts[0] != texts[1] or not isinstance(old, Scalar) or not isinstance(new, Scalar):
+        return texts
+    ours, theirs = str(old.value), str(new.value)
+    at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    begin = max(at - _CONTEXT, 0)
+    cut = [repr(text[begin : begin + 2 * _CONTEXT]) for text in (ours, theirs)]
+    return f"...{cut[0]}...", f"...{cut[1]}..."
+
+
+def _apart(change: Change, place: _Place, partner: _Place) -> _Found:
+    """A value that was one object with that of another path and is not any more, or the reverse."""
+    sides = [
+        Side(value_text(node), entry.origin if entry is not None and entry.alias else node.origin, place.path(n), node)
+        for n, (node, entry) in enumerate(((place.old, place.old_entry), (place.new, place.new_entry)))
+    ]
+    side = 0 if change is Change.APART else 1
+    return _Found(change, place, sides[0], sides[1], partner=partner.path(side))
+
+
+def _order_of_keys(place: _Place) -> Iterator[_Found]:
+    keys = [[str(entry.key) for entry in entries(node) if not _is_null(entry.value)] for node in (place.old, place.new)]
+    common = set(keys[0]) & set(keys[1])
+    old, new = ([key for key in side if key in common] for side in keys)
+    if old != new:
+        yield _Found(Change.ORDER, place, *_sides(place, f"[{', '.join(old)}]", f"[{', '.join(new)}]"))
+
+
+def _listed(items: Iterable[Node]) -> str:
+    text = ", ".join(value_text(item) for item in items)
+    return f"[{text}]" if len(text) <= _WIDTH else f"[{text[: _WIDTH - 3]}...]"
+
+
+def _removed(above: _Place | None, edge: _Edge, by: Origin | None = None) -> _Found:
+    step, node, entry = edge
+    if by is None and above is not None:
+        by = _remover(entry, above)
+    origin = entry.origin if entry is not None else node.origin
+    old = Side(_written(node, entry), origin, (*_path(above, 0), step), node)
+    return _Found(Change.REMOVED, above, old, Side("", by, _path(above, 1)), step)
+
+
+def _added(above: _Place | None, edge: _Edge) -> _Found:
+    step, node, entry = edge
+    origin = entry.origin if entry is not None else node.origin
+    new = Side(_written(node, entry), origin, (*_path(above, 1), step), node)
+    return _Found(Change.ADDED, above, Side("", None, _path(above, 0)), new, step)
+
+
+def _path(place: _Place | None, side: int) -> GraphPath:
+    return () if place is None else place.path(side)
+
+
+def _written(node: Node, entry: Entry | None) -> str:
+    if entry is not None and entry.alias not in (None, "<<") and not isinstance(node, Scalar):
+        return f"*{entry.alias}"
+    return value_text(node)
+
+
+def _remover(entry: Entry | None, above: _Place) -> Origin | None:
+    """Returns the line that took a key away: a value written anew around it, or a block that replaces the key's own.
+
+    Templates are told apart by name, so that two revisions of one template are the same template.
+    """
+    old, new = above.old.origin, above.new.origin
+    if old is None or new is None:
+        return None
+    if old.site.template != new.site.template:
+        return new
+    if entry is None or entry.origin is None:
+        return None
+    before = {other.origin.site.template for other in entries(above.old) if other.origin is not None}
+    for other in entries(above.new):
+        site = other.origin.site if other.origin is not None else None
+        if site is not None and site.block == entry.origin.site.block and site.template not in before:
+            return other.origin
+    return None
