@@ -8,7 +8,7 @@ template and block it is written in), `Origin` (the chain of sites that wrote a 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -67,11 +67,13 @@ class Origin:
             text itself. `super()` is transparent: it adds no site.
         sets: for text printed from an expression, the last executed `set` of each name in it.
         approximate: True where a filter took the text apart, so that `sites[-1]` is the printing line.
+        parts: for text that several lines wrote, the further ones.
     """
 
     sites: tuple[Site, ...]
     sets: tuple[Site, ...] = ()
     approximate: bool = False
+    parts: tuple[Site, ...] = ()
 
     @property
     def site(self) -> Site:
@@ -136,8 +138,39 @@ class SourceMap:
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
         return self.at_offset(min(begin + column - 1, max(end - 1, begin)))
 
+    def between(self, line: int, column: int, end_line: int, end_column: int) -> Origin | None:
+        """Returns the origin of a stretch of rendered text: the first place, with all that the rest adds to it.
+
+        Args:
+            line: where it begins; as everywhere, lines and columns are 1-based.
+            column: column of its first character.
+            end_line: where it ends.
+            end_column: column behind its last character.
+        """
+        starts, lines = self.starts, self._line_starts
+        if not starts:
+            return None
+        last = len(lines)
+        behind = bisect_right(starts, lines[line - 1 if line < last else last - 1] + column - 1) or 1
+        end = lines[end_line - 1 if end_line < last else last - 1] + end_column - 1
+        if behind == len(starts) or starts[behind] >= end:
+            return self.origins[behind - 1]
+        return _joined(self.origins[behind - 1 : bisect_left(starts, end)])
+
     def lines(self) -> Iterator[tuple[str, Origin | None]]:
         """Yields each rendered line with the origin of its first visible character."""
         for number, line in enumerate(self.text.split("\n"), start=1):
             indent = len(line) - len(line.lstrip())
             yield line, self.at(number, indent + 1) if line else None
+
+
+def _joined(origins: Sequence[Origin]) -> Origin:
+    """Returns one origin for a text that several wrote."""
+    first = origins[0]
+    sites = {origin.site.span: origin.site for origin in origins}
+    sets = tuple(dict.fromkeys(site for origin in origins for site in origin.sets))
+    approximate = any(origin.approximate for origin in origins)
+    parts = tuple(site for span, site in sites.items() if span != first.span)
+    if sets == first.sets and approximate == first.approximate and not parts:
+        return first
+    return Origin(first.sites, sets, approximate, parts)

@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, YamlProblem
+from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
 
 SECOND_DOCUMENT = "a second document begins here"
 DIRECTIVE = "a directive stands before the document"
@@ -56,6 +56,7 @@ _KINDS = {
 
 
 _ANCHOR_ALONE = re.compile(r"&\S+[ \t]*(#.*)?$")
+_BLANK = re.compile(r"[ \t]")
 _NO_CONTENT = re.compile(r"[ \t]*(#.*)?$")
 
 
@@ -70,8 +71,13 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
     if event.anchor is not None and not empty and _ANCHOR_ALONE.match(lines[line - 1], column - 1):
         line, column = _behind_anchor(lines, line, column)
     if kind is SCALAR:
-        return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style)
-    return Event(kind, line, column, "", event.tag, event.anchor, False, bool(event.flow_style))
+        return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style, False, event.end_mark)
+    flow = bool(event.flow_style)
+    if event.tag is None:
+        return Event(kind, line, column, "", None, event.anchor, False, flow)
+    behind = _BLANK.search(lines[line - 1] + " ", column)
+    end = Place(line - 1, behind.start() if behind else column)
+    return Event(kind, line, column, "", event.tag, event.anchor, False, flow, end)
 
 
 def _behind_anchor(lines: list[str], line: int, column: int) -> tuple[int, int]:

@@ -123,7 +123,9 @@ def _earlier(entry: Entry) -> Writing:
 
 
 def _writing(node: Node, entry: Entry | None) -> Writing:
-    return Writing(value_text(node), node.origin, entry.alias if entry is not None else None)
+    if entry is None:
+        return Writing(value_text(node), node.origin)
+    return Writing(value_text(node), node.origin, entry.alias, entry.through)
 
 
 def value_text(node: Node) -> str:
@@ -134,7 +136,7 @@ def value_text(node: Node) -> str:
         '[0.9, a b]'
     """
     if isinstance(node, Scalar):
-        return _shortened(scalar_text(node.value))
+        return _shortened(scalar_text(node.value) if node.written is None else node.written or "~")
     if isinstance(node, (Var, Env)):
         default = "" if node.default is None else f" (default {value_text(node.default)})"
         return f"!{type(node).__name__.lower()} {node.variable}{default}"

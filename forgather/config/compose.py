@@ -162,7 +162,8 @@ class Composer:
             if event.value[:1] == "<" and event.value == MERGE_KEY:
                 return Scalar(origin=origin, value=MERGE_KEY)
             try:
-                return Scalar(origin=origin, value=resolve_scalar(event.value, digits))
+                value = resolve_scalar(event.value, digits)
+                return Scalar(origin=origin, value=value, written=None if value is event.value else event.value)
             except Refusal as refusal:
                 raise self._refused(event, refusal) from None
         if event.tag in STANDARD_SCALARS:
@@ -200,9 +201,14 @@ class Composer:
     def _sequence(self, frame: _Frame) -> Node:
         event, items = frame.event, tuple(frame.nodes)
         origin = self._places.origin(event)
+        marks = tuple(
+            Entry(position, items[position], place := self._places.origin(item), (), item.value, _line(place))
+            for position, item in enumerate(frame.events)
+            if item.kind is ALIAS
+        )
         if event.tag is None or event.tag in STANDARD_CONTAINERS:
-            return Sequence(origin=origin, kind=ContainerKind.LIST, items=items)
-        return tagged_sequence(parse_tag(event.tag), items, origin)
+            return Sequence(origin=origin, kind=ContainerKind.LIST, items=items, marks=marks)
+        return tagged_sequence(parse_tag(event.tag), items, origin, marks)
 
     def _mapping(self, frame: _Frame) -> Node:
         event = frame.event
@@ -223,15 +229,17 @@ class Composer:
         explicit: list[Entry] = []
         lines: dict[int, Event] = {}
         definitions: list[Entry] = []
-        merges: list[list[tuple[Entry, ...]]] = []
+        merges: list[tuple[Origin | None, list[tuple[Entry, ...]]]] = []
         nodes, events = frame.nodes, frame.events
         for at in range(0, len(nodes), 2):
             key, value, key_event = nodes[at], nodes[at + 1], events[at]
             if key_event.plain and key_event.value == MERGE_KEY and key_event.kind is SCALAR and key_event.tag is None:
-                merges.append(self._merge_sources(value, events[at + 1]))
+                merges.append((key.origin, self._merge_sources(value, events[at + 1])))
                 continue
-            alias = events[at + 1].value if events[at + 1].kind is ALIAS else None
-            entry = Entry(self._key(key, key_event), value, key.origin, alias=alias)
+            alias: tuple[str | None, tuple[Origin, ...]] = (None, ())
+            if events[at + 1].kind is ALIAS:
+                alias = events[at + 1].value, _line(self._places.origin(events[at + 1]))
+            entry = Entry(self._key(key, key_event), value, key.origin, (), *alias)
             if is_root and isinstance(entry.key, str) and entry.key.startswith("."):
                 definitions.append(entry)
             else:
@@ -332,3 +340,7 @@ class Composer:
 
     def _over(self, event: Event, message: str, hint: str | None) -> BudgetError:
         return self._places.fault(message, event.line, event.column, code="FG220", hint=hint, kind=BudgetError)
+
+
+def _line(place: Origin | None) -> tuple[Origin, ...]:
+    return () if place is None else (place,)

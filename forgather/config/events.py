@@ -6,11 +6,30 @@ nothing here knows which YAML library is in use.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from forgather.source import Span
 
 SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping", "end"
+
+
+class End(Protocol):
+    """The place behind a piece of text, counted from 0 as parsers do."""
+
+    @property
+    def line(self) -> int:
+        """Lines before it."""
+
+    @property
+    def column(self) -> int:
+        """Characters before it on its line."""
+
+
+class Place(NamedTuple):
+    """A place that no parser made."""
+
+    line: int
+    column: int
 
 
 class Event(NamedTuple):
@@ -25,6 +44,7 @@ class Event(NamedTuple):
         anchor: anchor name; None without one.
         plain: True for a scalar without quotes or block style.
         flow: True for a container in brackets.
+        end: where the scalar or the tag ends; None where there is neither.
     """
 
     kind: str
@@ -35,6 +55,7 @@ class Event(NamedTuple):
     anchor: str | None = None
     plain: bool = False
     flow: bool = False
+    end: End | None = None
 
 
 class Refusal(ValueError):

@@ -11,8 +11,11 @@ from dataclasses import replace
 
 from forgather.config.events import Event, Refusal
 from forgather.config.graph import Calc, Call, CallKind, ContainerKind, Entry, Env, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.merge import overriding, reached
+from forgather.config.path import Index, Key
 from forgather.config.scalars import resolve_scalar
 from forgather.config.tags import STANDARD, Tag, ValueKind
+from forgather.config.traverse import SEARCH_PATH, edges
 from forgather.source import Origin
 
 Payload = Event | tuple[Node, ...] | tuple["Entry", ...]
@@ -30,19 +33,20 @@ def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int
             raise Refusal("FG212", f"!{tag.kind} stands before {event.value[:80]!r}", _container_hint(tag.kind))
         return tagged_mapping(tag, (), origin) if _is_mapped(tag.kind) else tagged_sequence(tag, (), origin)
     value = resolve_scalar(event.value, max_digits) if event.plain else event.value
-    args = () if nothing else (Scalar(origin=origin, value=value),)
+    written = None if value is event.value else event.value
+    args = () if nothing else (Scalar(origin=origin, value=value, written=written),)
     return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=args, name=tag.name)
 
 
-def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None) -> Node:
+def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None, marks: tuple[Entry, ...] = ()) -> Node:
     """Returns the node of a tag in front of a sequence."""
     if isinstance(tag.kind, CallKind):
-        return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name)
+        return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name, marks=marks)
     if isinstance(tag.kind, ValueKind):
         raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _value_hint(tag.kind))
     if _is_mapped(tag.kind):
         raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _container_hint(tag.kind))
-    return Sequence(origin=origin, kind=tag.kind, items=items, name=tag.name, tagged=True)
+    return Sequence(origin=origin, kind=tag.kind, items=items, name=tag.name, tagged=True, marks=marks)
 
 
 def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
@@ -111,22 +115,31 @@ def _value_from_mapping(kind: ValueKind, entries: tuple[Entry, ...], origin: Ori
 
 
 def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Call:
-    reserved = {entry.key: entry for entry in entries if entry.key in ("submodule_searchpath", "latent_args")}
+    reserved = {entry.key: entry for entry in entries if entry.key in (SEARCH_PATH, "latent_args")}
     plain = tuple(entry for entry in entries if entry.key not in reserved)
     node = Call(
         origin=origin,
         kind=kind,
         constructor=tag.constructor,
         latent_args=_mapping_under(reserved.get("latent_args")),
-        submodule_searchpath=reserved["submodule_searchpath"].value if "submodule_searchpath" in reserved else None,
+        submodule_searchpath=reserved[SEARCH_PATH].value if SEARCH_PATH in reserved else None,
         name=tag.name,
     )
+    marks = _remembered([reserved[SEARCH_PATH]]) if SEARCH_PATH in reserved else ()
     if plain and all(entry.key in _EXPLICIT for entry in plain):
         forms = {entry.key: entry for entry in plain}
-        return replace(node, args=_sequence_under(forms.get("args")), kwargs=_mapping_under(forms.get("kwargs")))
-    numbered = [(int(match[1]), entry.value) for entry in plain if (match := _positional(entry))]
-    args = tuple(value for _, value in sorted(numbered, key=lambda pair: pair[0]))
-    return replace(node, args=args, kwargs=_keywords(tuple(entry for entry in plain if not _positional(entry))))
+        args, kwargs = _sequence_under(forms.get("args")), _mapping_under(forms.get("kwargs"))
+        return replace(node, args=args, kwargs=kwargs, marks=(*marks, *_marks_under(forms.get("args"))))
+    numbered = [(int(match[1]), entry) for entry in plain if (match := _positional(entry))]
+    ordered = [entry for _, entry in sorted(numbered, key=lambda pair: pair[0])]
+    marks += _remembered([replace(entry, key=position) for position, entry in enumerate(ordered)])
+    kwargs = _keywords(tuple(entry for entry in plain if not _positional(entry)))
+    return replace(node, args=tuple(entry.value for entry in ordered), kwargs=kwargs, marks=marks)
+
+
+def _remembered(entries: list[Entry]) -> tuple[Entry, ...]:
+    """Returns the entries that say more than their value does."""
+    return tuple(entry for entry in entries if entry.alias or entry.replaced)
 
 
 def _positional(entry: Entry) -> re.Match[str] | None:
@@ -160,11 +173,32 @@ def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
     )
 
 
+def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
+    """What is remembered of the items of `args:`, and of the items of the lists that this `args:` replaced."""
+    if entry is None or not isinstance(entry.value, Sequence):
+        return ()
+    marks = {mark.key: mark for mark in entry.value.marks}
+    items = [marks.get(at) or Entry(at, item) for at, item in enumerate(entry.value.items)]
+    return _remembered([_seen_in(entry, item) for item in items])
+
+
+def _seen_in(form: Entry, entry: Entry) -> Entry:
+    """Returns an entry of `args:`, `kwargs:` or `latent_args:` with what is remembered of the form around it."""
+    if not form.alias and not form.replaced:
+        return entry
+    seen = reached(entry, form.alias, form.through)
+    for earlier in form.replaced:
+        for step, child, inner in edges(earlier.value):
+            if step == Key(entry.key) or (isinstance(entry.key, int) and step == Index(entry.key)):
+                seen = overriding(seen, inner or Entry(entry.key, child, child.origin))
+    return seen
+
+
 def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
     if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
         return ()
     if isinstance(entry.value, Mapped):
-        return _keywords(entry.value.entries)
+        return _keywords(tuple(_seen_in(entry, inner) for inner in entry.value.entries))
     raise Refusal(
         "FG213",
         f"{entry.key!r} is {describe(entry.value)}; it is a mapping of keyword arguments",

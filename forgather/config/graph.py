@@ -55,9 +55,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar(Node):
-    """A plain value: string, number, boolean or null."""
+    """A plain value: string, number, boolean or null.
+
+    Args:
+        value: the value.
+        written: how it was written, where YAML read a text as something else (`3e-4`, `0o17`); None for a string.
+    """
 
     value: PlainScalar
+    written: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +77,7 @@ class Entry:
         replaced: entries of the same key that this one overrides, nearest first.
         alias: anchor name through which the value was written (`lr: *lr`), or `<<` for a merged entry; None where
             the value stands in place.
+        through: the lines of the aliases and merge keys by which the value got here, nearest first.
     """
 
     key: PlainScalar | tuple[PlainScalar, ...]
@@ -78,6 +85,7 @@ class Entry:
     origin: Origin | None = None
     replaced: tuple[Entry, ...] = ()
     alias: str | None = None
+    through: tuple[Origin, ...] = ()
 
     @property
     def span(self) -> Span | None:
@@ -97,6 +105,8 @@ class Call(Node):
         latent_args: keywords that are constructed last and merged last.
         submodule_searchpath: folders for file imports relative to the constructor's file.
         name: identity, the `@name` of the tag.
+        marks: what is remembered of positional arguments and of the search path, by position or name: the aliases,
+            and what they replaced.
     """
 
     kind: CallKind
@@ -106,6 +116,7 @@ class Call(Node):
     latent_args: tuple[Entry, ...] = ()
     submodule_searchpath: Node | None = None
     name: str | None = None
+    marks: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,12 +128,14 @@ class Sequence(Node):
         items: the values.
         name: identity, the `@name` of the tag.
         tagged: False for a plain sequence without a tag.
+        marks: what is remembered of items, by position: those that are aliases, and what they replaced.
     """
 
     kind: ContainerKind
     items: tuple[Node, ...] = ()
     name: str | None = None
     tagged: bool = False
+    marks: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

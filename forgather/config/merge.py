@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from forgather.config.graph import Entry
 from forgather.config.repeats import Template, Verdict, judge
+from forgather.source import Origin
 
 MERGE_KEY = "<<"
 _REMEMBERED = 20
@@ -29,7 +30,7 @@ class Repeat:
 
 def settle(
     explicit: Iterable[Entry],
-    merges: Iterable[Iterable[tuple[Entry, ...]]],
+    merges: Iterable[tuple[Origin | None, Iterable[tuple[Entry, ...]]]],
     descents: AbstractSet[tuple[Template, Template]],
     report: Callable[[Repeat], None],
 ) -> tuple[Entry, ...]:
@@ -37,16 +38,17 @@ def settle(
 
     Args:
         explicit: entries written in the mapping itself.
-        merges: for each `<<` line, the entries of each mapping named there.
+        merges: for each `<<` line, its place and the entries of each mapping named there.
         descents: pairs of a template and one that it extends.
         report: called for each repeated explicit key.
     """
     merged: dict[object, Entry] = {}
-    for sources in merges:
+    for origin, sources in merges:
         line: dict[object, Entry] = {}
         for entries in sources:
             for entry in entries:
-                line.setdefault(entry.key, entry if entry.alias else replace(entry, alias=MERGE_KEY))
+                if entry.key not in line:
+                    line[entry.key] = reached(entry, MERGE_KEY, () if origin is None else (origin,))
         _put_all(merged, line.values())
     own: dict[object, Entry] = {}
     for entry in explicit:
@@ -65,6 +67,11 @@ def settle(
 def overriding(entry: Entry, earlier: Entry) -> Entry:
     """Returns `entry` as the override of `earlier`, which it remembers."""
     return replace(entry, replaced=(*entry.replaced, earlier, *earlier.replaced)[:_REMEMBERED])
+
+
+def reached(entry: Entry, alias: str | None, through: tuple[Origin, ...]) -> Entry:
+    """Returns `entry` as it is seen through an alias or merge key at the lines `through`."""
+    return replace(entry, alias=entry.alias or alias, through=(*through, *entry.through))
 
 
 def _put_all(into: dict[object, Entry], entries: Iterable[Entry]) -> None:

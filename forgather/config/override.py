@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from forgather.config.forms import describe
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node
@@ -20,7 +20,19 @@ from forgather.config.graph import Sequence as Items
 from forgather.config.load import COMMAND_LINE, load_value
 from forgather.config.merge import overriding
 from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
-from forgather.config.traverse import Step, children, entries, paths_to, rebuild, roots, shared_nodes, walk
+from forgather.config.traverse import (
+    SEARCH_PATH,
+    Moved,
+    Step,
+    children,
+    entries,
+    paths_to,
+    rebuild,
+    roots,
+    shared_nodes,
+    walk,
+    with_value,
+)
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 
@@ -73,7 +85,8 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     adds = text.startswith("+")
     path = _path(text.removeprefix("+"))
     anchors = {graph.anchors[id(node)]: node for _, node in walk(roots(graph)) if id(node) in graph.anchors}
-    edit = _Edit(text, path, _value(text, value, anchors), adds)
+    alias = value.strip().removeprefix("*") if value.lstrip().startswith("*") else None
+    edit = _Edit(text, path, _value(text, value, anchors), adds, alias)
     if len(path) == 1:
         return _assign_root(graph, edit)
     holder = _follow(graph, edit)
@@ -82,9 +95,8 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     _judge_presence(edit, holder, present)
     if present is not None and _is_home(graph, holder, step, present):
         swaps = {id(present): edit.value}
-        changed = _rebuilt(graph, swaps, edit, {id(holder): _set(holder, step, present)})
-        return _announced(changed, edit, _places(graph, swaps))
-    swaps = {id(holder): _added(edit, holder) if present is None else _set(holder, step, edit.value)}
+        return _announced(_rebuilt(graph, swaps, edit, edit.moved), edit, _places(graph, swaps))
+    swaps = {id(holder): _added(edit, holder) if present is None else _set(holder, step, edit)}
     return _announced(_rebuilt(graph, swaps, edit), edit, _places(graph, swaps, (step,)))
 
 
@@ -102,6 +114,18 @@ class _Edit:
     path: GraphPath
     value: Node
     adds: bool
+    alias: str | None = None
+
+    def entry(self, key: Any) -> Entry:
+        """Returns the key that the command line writes."""
+        return Entry(key, self.value, _ORIGIN, alias=self.alias, through=(_ORIGIN,) if self.alias else ())
+
+    def moved(self, entry: Entry, value: Node) -> Entry:
+        """Returns what becomes of an entry; one whose value is replaced, here or through an alias, remembers it."""
+        if value is not self.value:
+            return with_value(entry, value)
+        here = self.entry(entry.key) if entry.alias is None else replace(entry, value=value, replaced=())
+        return overriding(here, entry)
 
 
 def _path(text: str) -> GraphPath:
@@ -188,33 +212,41 @@ def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
     return id(present) in shared_nodes([node for _, node in roots(graph)])
 
 
-def _set(holder: Node, step: Step, value: Node) -> Node:
+def _set(holder: Node, step: Step, edit: _Edit) -> Node:
     """Returns `holder` with the child behind `step` replaced, in this place only."""
     if isinstance(holder, Call) and isinstance(step, Key):
-        if step.name == "submodule_searchpath" and all(entry.key != step.name for entry in entries(holder)):
-            return replace(holder, submodule_searchpath=value)
-        kwargs, latent = _entry_set(holder.kwargs, step.name, value), holder.latent_args
+        if step.name == SEARCH_PATH and all(entry.key != step.name for entry in entries(holder)):
+            marks = _marked(holder.marks, SEARCH_PATH, holder.submodule_searchpath, edit)
+            return replace(holder, submodule_searchpath=edit.value, marks=marks)
+        kwargs, latent = _entry_set(holder.kwargs, step.name, edit), holder.latent_args
         if kwargs is holder.kwargs:
-            latent = _entry_set(latent, step.name, value)
+            latent = _entry_set(latent, step.name, edit)
         return replace(holder, kwargs=kwargs, latent_args=latent)
     if isinstance(holder, Call) and isinstance(step, Index):
-        return replace(holder, args=_item_set(holder.args, step.position, value))
+        marks = _marked(holder.marks, step.position, holder.args[step.position], edit)
+        return replace(holder, args=_item_set(holder.args, step.position, edit.value), marks=marks)
     if isinstance(holder, Items) and isinstance(step, Index):
-        return replace(holder, items=_item_set(holder.items, step.position, value))
+        marks = _marked(holder.marks, step.position, holder.items[step.position], edit)
+        return replace(holder, items=_item_set(holder.items, step.position, edit.value), marks=marks)
     if isinstance(holder, Mapped):
         name = step.name if isinstance(step, Key) else step.position
-        return replace(holder, entries=_entry_set(holder.entries, name, value))
-    return rebuild(holder, lambda _: value)
+        return replace(holder, entries=_entry_set(holder.entries, name, edit))
+    return rebuild(holder, lambda _: edit.value)
 
 
-def _entry_set(entries: tuple[Entry, ...], name: object, value: Node) -> tuple[Entry, ...]:
+def _entry_set(entries: tuple[Entry, ...], name: object, edit: _Edit) -> tuple[Entry, ...]:
     if all(entry.key != name for entry in entries):
         return entries
-    return tuple(_overridden(entry, value) if entry.key == name else entry for entry in entries)
+    return tuple(overriding(edit.entry(entry.key), entry) if entry.key == name else entry for entry in entries)
 
 
-def _overridden(entry: Entry, value: Node) -> Entry:
-    return overriding(Entry(entry.key, value, _ORIGIN), entry)
+def _marked(marks: tuple[Entry, ...], key: int | str, present: Node | None, edit: _Edit) -> tuple[Entry, ...]:
+    """Returns the marks of a node with one more, or another, for what stands at `key`."""
+    earlier = next((mark for mark in marks if mark.key == key), None)
+    if earlier is None and present is not None:
+        earlier = Entry(key, present, present.origin)
+    new = edit.entry(key) if earlier is None else overriding(edit.entry(key), earlier)
+    return (*(mark for mark in marks if mark.key != key), new)
 
 
 def _item_set(items: tuple[Node, ...], position: int, value: Node) -> tuple[Node, ...]:
@@ -224,9 +256,9 @@ def _item_set(items: tuple[Node, ...], position: int, value: Node) -> tuple[Node
 def _added(edit: _Edit, holder: Node) -> Node:
     step = edit.path[-1]
     if isinstance(step, Key) and isinstance(holder, Call) and isinstance(step.name, str):
-        return replace(holder, kwargs=(*holder.kwargs, Entry(step.name, edit.value, _ORIGIN)))
+        return replace(holder, kwargs=(*holder.kwargs, edit.entry(step.name)))
     if isinstance(step, Key) and isinstance(holder, Mapped):
-        return replace(holder, entries=(*holder.entries, Entry(step.name, edit.value, _ORIGIN)))  # type: ignore[arg-type]
+        return replace(holder, entries=(*holder.entries, edit.entry(step.name)))
     if isinstance(step, Index) and isinstance(holder, Items) and step.position == len(holder.items):
         return replace(holder, items=(*holder.items, edit.value))
     if isinstance(step, Index) and isinstance(holder, Call) and step.position == len(holder.args):
@@ -241,49 +273,49 @@ def _assign_root(graph: Graph, edit: _Edit) -> Graph:
     name = step.name if isinstance(step, Key) else step.position
     present = _root(graph, name)
     if edit.adds and isinstance(name, str) and present is None:
-        entry = Entry(name, edit.value, _ORIGIN)
+        entry = edit.entry(name)
         if name.startswith("."):
             return replace(graph, definitions=(*graph.definitions, entry))
         return replace(graph, targets={**graph.targets, name: entry})
     entry = _root_entry(graph, edit)
     _judge_presence(edit, entry.value, entry.value)
-    new = _overridden(entry, edit.value)
+    new = overriding(edit.entry(entry.key), entry)
     swaps = {id(entry.value): edit.value} if entry.alias is None else {}
     changed = replace(
         graph,
         targets={key: new if old is entry else old for key, old in graph.targets.items()},
         definitions=tuple(new if old is entry else old for old in graph.definitions),
     )
-    return _announced(_rebuilt(changed, swaps, edit), edit, _places(graph, swaps))
+    return _announced(_rebuilt(changed, swaps, edit, edit.moved), edit, _places(graph, swaps))
 
 
-def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, marks: Mapping[int, Node] | None = None) -> Graph:
+def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved = with_value) -> Graph:
     """Returns the graph with each node of `swaps` exchanged wherever it stands.
 
     Args:
         graph: what to change.
         swaps: new node by id of the old one; taken as it is.
         edit: what is being made, for messages.
-        marks: new node by id of the old one; its children are rebuilt, too.
+        moved: what becomes of an entry whose value is another now.
     """
     made: dict[int, Node] = {}
     anchors: dict[int, str] = {}
 
     def change(node: Node) -> Node:
         if id(node) not in made:
-            made[id(node)] = swaps.get(id(node)) or rebuild((marks or {}).get(id(node), node), change)
+            made[id(node)] = swaps.get(id(node)) or rebuild(node, change, moved)
             if id(node) in graph.anchors:
                 anchors[id(made[id(node)])] = graph.anchors[id(node)]
         return made[id(node)]
 
-    targets = {name: _changed(entry, change(entry.value)) for name, entry in graph.targets.items()}
-    definitions = tuple(_changed(entry, change(entry.value)) for entry in graph.definitions)
+    def changed(entry: Entry) -> Entry:
+        value = change(entry.value)
+        return entry if value is entry.value else moved(entry, value)
+
+    targets = {name: changed(entry) for name, entry in graph.targets.items()}
+    definitions = tuple(changed(entry) for entry in graph.definitions)
     _refuse_depth([entry.value for entry in (*targets.values(), *definitions)], edit)
     return replace(graph, targets=targets, definitions=definitions, anchors=anchors)
-
-
-def _changed(entry: Entry, value: Node) -> Entry:
-    return entry if value is entry.value else replace(entry, value=value)
 
 
 def _refuse_depth(level: list[Node], edit: _Edit) -> None:

@@ -27,6 +27,7 @@ class Places:
     def __init__(self, rendered: RenderedText) -> None:
         self._rendered = rendered
         self._at = rendered.source_map.at
+        self._between = rendered.source_map.between
 
     @cached_property
     def descents(self) -> frozenset[tuple[Template, Template]]:
@@ -41,8 +42,11 @@ class Places:
         return frozenset(pairs)
 
     def origin(self, event: Event) -> Origin | None:
-        """Returns who wrote the text of `event`."""
-        return self._at(event.line, event.column)
+        """Returns who wrote the text of `event`; of a container, who wrote its tag, or where it begins."""
+        end = event.end
+        if end is None:
+            return self._at(event.line, event.column)
+        return self._between(event.line, event.column, end.line + 1, end.column + 1)
 
     def span(self, line: int, column: int = 1) -> Span:
         """Returns the place in the user's file of a rendered place."""

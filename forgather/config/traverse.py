@@ -15,6 +15,8 @@ from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Node, Sequen
 from forgather.config.path import GraphPath, Index, Key
 
 Step = Key | Index
+Moved = Callable[[Entry, Node], Entry]
+SEARCH_PATH = "submodule_searchpath"
 
 
 def children(node: Node) -> Iterator[tuple[Step, Node]]:
@@ -24,17 +26,19 @@ def children(node: Node) -> Iterator[tuple[Step, Node]]:
 
 
 def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
-    """Yields the steps out of `node`: where each leads, and the key that is written there, if there is one."""
+    """Yields the steps out of `node`: where each leads, and the key or mark that is remembered with it, if any."""
     if isinstance(node, Call):
+        marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.args):
-            yield Index(position), value, None
+            yield Index(position), value, marks.get(position)
         for entry in (*node.kwargs, *node.latent_args):
             yield Key(entry.key), entry.value, entry
         if node.submodule_searchpath is not None:
-            yield Key("submodule_searchpath"), node.submodule_searchpath, None
+            yield Key(SEARCH_PATH), node.submodule_searchpath, marks.get(SEARCH_PATH)
     elif isinstance(node, Sequence):
+        marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.items):
-            yield Index(position), value, None
+            yield Index(position), value, marks.get(position)
     elif isinstance(node, Mapped):
         for entry in node.entries:
             yield Key(entry.key), entry.value, entry
@@ -49,11 +53,22 @@ def entries(node: Node) -> tuple[Entry, ...]:
     return node.entries if isinstance(node, Mapped) else ()
 
 
-def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns `node` with `change` applied to each direct child; the same node where nothing changed."""
+def with_value(entry: Entry, value: Node) -> Entry:
+    """Returns `entry` with another value, and the same memory."""
+    return replace(entry, value=value)
+
+
+def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_value) -> Node:
+    """Returns `node` with `change` applied to each direct child; the same node where nothing changed.
+
+    Args:
+        node: what to rebuild.
+        change: gives the new child.
+        moved: gives the entry or mark of a child that changed.
+    """
     if isinstance(node, Call):
-        args, kwargs = _values(node.args, change), _entries(node.kwargs, change)
-        latent = _entries(node.latent_args, change)
+        args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
+        latent = _entries(node.latent_args, change, moved)
         search = node.submodule_searchpath and change(node.submodule_searchpath)
         same = (
             args is node.args
@@ -63,12 +78,13 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
         )
         if same:
             return node
-        return replace(node, args=args, kwargs=kwargs, latent_args=latent, submodule_searchpath=search)
+        marks = _entries(node.marks, change, moved)
+        return replace(node, args=args, kwargs=kwargs, latent_args=latent, submodule_searchpath=search, marks=marks)
     if isinstance(node, Sequence):
         items = _values(node.items, change)
-        return node if items is node.items else replace(node, items=items)
+        return node if items is node.items else replace(node, items=items, marks=_entries(node.marks, change, moved))
     if isinstance(node, Mapped):
-        changed = _entries(node.entries, change)
+        changed = _entries(node.entries, change, moved)
         return node if changed is node.entries else replace(node, entries=changed)
     if isinstance(node, (Var, Env)) and node.default is not None:
         default = change(node.default)
@@ -81,13 +97,12 @@ def _values(values: tuple[Node, ...], change: Callable[[Node], Node]) -> tuple[N
     return values if all(a is b for a, b in zip(values, changed, strict=True)) else changed
 
 
-def _entries(entries: tuple[Entry, ...], change: Callable[[Node], Node]) -> tuple[Entry, ...]:
+def _entries(entries: tuple[Entry, ...], change: Callable[[Node], Node], moved: Moved) -> tuple[Entry, ...]:
     values = tuple(change(entry.value) for entry in entries)
     if all(entry.value is value for entry, value in zip(entries, values, strict=True)):
         return entries
     return tuple(
-        entry if entry.value is value else replace(entry, value=value)
-        for entry, value in zip(entries, values, strict=True)
+        entry if entry.value is value else moved(entry, value) for entry, value in zip(entries, values, strict=True)
     )
 
 
