@@ -27,6 +27,7 @@ COMMANDS = {
     "trefs": "show the templates that a config loaded, and why",
     "tlist": "list the templates that a project can use",
     "diff": "show how the graphs of two configs, revisions or runs differ",
+    "golden": "compare the graphs of a project's configs with their snapshots",
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
     "new": "make a working project or config",

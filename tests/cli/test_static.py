@@ -22,8 +22,9 @@ COMMANDS = {
     "trefs": ["trefs"],
     "tlist": ["tlist"],
     "diff": ["diff", "evil", "evil"],
+    "golden": ["golden", "evil"],
 }
-NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "diff", "construct", "train", "new", "explain")
+NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "diff", "golden", "construct", "train", "new", "explain")
 CANARY = "import pathlib; pathlib.Path(__file__).with_name('CANARY').write_text('ran')\ndef touch(*a, **k): pass\n"
 EVIL = """\
 -- extends 'base.yaml'
@@ -84,7 +85,7 @@ def test_a_static_command_runs_nothing_that_the_project_names(project, tmp_path,
     audit, done = run(project, command, tmp_path)
 
     assert_harmless(audit, project)
-    assert (1 if command == ["ls"] else 0) == audit["status"], done.stderr
+    assert (1 if command[0] in ("ls", "golden") else 0) == audit["status"], done.stderr
 
 
 @pytest.mark.parametrize("config", ["args", "escape", "cycler"])

@@ -10,7 +10,7 @@ from forgather.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "diff.md").read_text()
-EXAMPLES = re.findall(r"In `(projects/\w+)`:\n\n    \$ fgcli (.*)\n((?:    .*\n|\n(?=    ))+)", PAGE)
+EXAMPLES = re.findall(r"[Ii]n `(projects/\w+)`:\n\n    \$ fgcli (.*)\n((?:    .*\n|\n(?=    ))+)", PAGE)
 
 
 @pytest.mark.parametrize(("project", "command", "shown"), EXAMPLES, ids=lambda text: text.split("\n")[0])

@@ -1,0 +1,91 @@
+"""`fgcli golden`: are the graphs of a project's configs what they were. Constructs nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from forgather.cli.differences import Places, difference_facts, difference_lines, paint, summary
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import near_path, print_error, write_json, write_text
+from forgather.project.display import Display
+from forgather.project.golden import Judged, State, judge, update
+from forgather.project.metastore import load_meta
+from forgather.project.workspace import find_project
+
+TROUBLE = 2
+DESCRIPTION = """Compare the graph of each config with its golden, the snapshot in the project's folder 'goldens'.
+The exit status is 0 where all are as they were, 1 where one differs or is missing, 2 in trouble. Nothing is imported
+or constructed, and a golden holds nothing of the machine: paths read {project}, clocks and host names are stand-ins."""
+EXAMPLES = """examples:
+  fgcli golden                                   all configs of the project
+  fgcli golden tiny                              one of them
+  fgcli golden --update                          make today's graphs the goldens; then read 'git diff'"""
+_WORDS = {State.SAME: "as before", State.BROKEN: "cannot be compared"}
+_NEXT = {State.MISSING: "'--update' writes it", State.LOST: "'--update' removes the golden"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="configs (default: all of the project)")
+    parser.add_argument("--update", action="store_true", help="write the goldens anew, and remove those of no config")
+    add_json(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Compares or writes the goldens and returns the exit status."""
+    options = invocation.options
+    meta = load_meta(find_project(invocation.project_dir))
+    judged = judge(meta, options.configs)
+    display = Display(meta.project_dir, meta.workspace_root)
+    changed = [item for item in judged if update(item)] if options.update else []
+    if options.json:
+        write_json(
+            {"project": meta.name, "goldens": [_fact(item, item in changed, (display, display)) for item in judged]}
+        )
+    elif options.update:
+        write_text("\n".join([*(_done(item) for item in changed), _counts(changed, "changed")]))
+    else:
+        write_text("\n".join([*_report(judged, (display, display)), _verdict(judged)]), paint=paint)
+    broken = [item for item in judged if item.state is State.BROKEN and item not in changed]
+    for item in broken:
+        if item.error is not None:
+            print_error(item.error, meta.project_dir)
+    return TROUBLE if broken else int(not options.update and any(item.state is not State.SAME for item in judged))
+
+
+def _fact(item: Judged, changed: bool, places: Places) -> dict[str, object]:
+    return {
+        "config": item.config,
+        "file": places[0](item.file),
+        "state": str(item.state),
+        "updated": changed,
+        "differences": difference_facts(item.differences, places),
+    }
+
+
+def _done(item: Judged) -> str:
+    return f"{near_path(item.file)} {'removed' if item.state is State.LOST else 'written'}"
+
+
+def _counts(items: list[Judged], word: str) -> str:
+    return f"{len(items)} golden{'' if len(items) == 1 else 's'} {word}"
+
+
+def _report(judged: list[Judged], places: Places) -> list[str]:
+    lines: list[str] = []
+    for item in judged:
+        if item.state is State.DIFFERS:
+            lines += [f"--- {near_path(item.file)}", f"+++ {item.config}", ""]
+            lines += [*difference_lines(item.differences, places), "", summary(item.differences), ""]
+    width = max((len(item.config) for item in judged), default=0)
+    for item in judged:
+        words = summary(item.differences) if item.differences else _WORDS.get(item.state, str(item.state))
+        following = f": {_NEXT[item.state]}" if item.state in _NEXT else ""
+        lines.append(f"{item.config:<{width}}  {words}{following}")
+    return lines
+
+
+def _verdict(judged: list[Judged]) -> str:
+    same = sum(item.state is State.SAME for item in judged)
+    return f"{same} of {len(judged)} as before"

@@ -1,0 +1,189 @@
+"""Goldens: the graph of each config of a project, kept to be compared on later days.
+
+Takes a project's facts, gives for each config whether its graph is still what `<project>/goldens/<config>` holds.
+Keeps true: a golden is the same on every machine; only files that say they are goldens are written over or removed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forgather.codegen.emit_yaml import emit_yaml
+from forgather.config.diff import diff
+from forgather.config.difference import Difference
+from forgather.config.graph import Graph
+from forgather.config.load import load
+from forgather.config.rendered import RenderedText
+from forgather.errors import ForgatherError, ProjectError
+from forgather.project.configfiles import config_files
+from forgather.project.configs import choose_config
+from forgather.project.meta import ProjectMeta
+from forgather.project.stillness import still_graph, still_project
+from forgather.source import Origin, Site, SourceFile, SourceMap, Span
+
+FOLDER = "goldens"
+_HEAD = "# A golden: what a config describes. 'fgcli golden' compares, 'fgcli golden --update' writes this file.\n"
+
+
+class State(StrEnum):
+    """How a golden and its config stand to one another."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    MISSING = "no golden"
+    LOST = "no config"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One config and its golden.
+
+    Args:
+        config: the config's name.
+        file: absolute path of the golden.
+        state: how they stand to one another.
+        differences: from the golden to the config.
+        text: what the golden would hold now; "" where there is no such config.
+        error: why the config or the golden cannot be read.
+    """
+
+    config: str
+    file: str
+    state: State
+    differences: tuple[Difference, ...] = ()
+    text: str = ""
+    error: ForgatherError | None = None
+
+
+def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
+    """Returns how the goldens of configs stand: of those named, or of all, lost goldens last.
+
+    Raises:
+        ProjectError: there is no config of a name.
+    """
+    available = list(config_files(meta.searchdir, meta.config_prefix))
+    chosen = [choose_config(meta, name) for name in names] or available
+    judged = [_judged(meta, config) for config in chosen]
+    if not names:
+        judged += [
+            Judged(config=name, file=golden_file(meta, name), state=State.LOST)
+            for name in _kept(meta)
+            if name not in available
+        ]
+    return judged
+
+
+def update(judged: Judged) -> bool:
+    """Makes a golden what its config describes now, or removes it with its config; returns whether anything changed.
+
+    Raises:
+        ProjectError: the file cannot be written.
+    """
+    if judged.state is State.LOST:
+        os.remove(judged.file)
+        with suppress(OSError):
+            os.removedirs(os.path.dirname(judged.file))
+        return True
+    before = _text(judged.file)
+    if not judged.text or judged.text == before:
+        return False
+    if before and not before.startswith(_HEAD):
+        raise ProjectError(
+            f"{judged.file!r} is no golden, and is not written over",
+            code="FG431",
+            hint="remove it, or move it to another folder",
+        )
+    try:
+        os.makedirs(os.path.dirname(judged.file), exist_ok=True)
+        with open(judged.file, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(judged.text)
+    except OSError as error:
+        raise ProjectError(
+            f"the golden {judged.file!r} cannot be written: {error.strerror or error}",
+            code="FG431",
+            hint="goldens lie in the project's folder, beside its meta.yaml",
+        ) from error
+    return True
+
+
+def golden_file(meta: ProjectMeta, config: str) -> str:
+    """Returns the absolute path of a config's golden."""
+    return os.path.join(meta.project_dir, FOLDER, *config.split("/"))
+
+
+def golden_text(graph: Graph) -> str:
+    """Returns what a golden of this graph holds."""
+    return _HEAD + emit_yaml(graph)
+
+
+def read_golden(file: str) -> Graph:
+    """Returns the graph that a golden holds; each value comes from its line of the file.
+
+    Raises:
+        ProjectError: it cannot be read, or is no golden.
+    """
+    text = _text(file)
+    if text is None or not text.startswith(_HEAD):
+        raise _no_golden(file, "cannot be read" if text is None else "is not a golden: its first line is another")
+    starts, origins, offset = [], [], 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        starts.append(offset)
+        origins.append(Origin((Site(Span(file, number), os.path.basename(file)),)))
+        offset += len(line) + 1
+    rendered = RenderedText(
+        name=os.path.basename(file),
+        file=file,
+        text=text,
+        source_map=SourceMap(text, starts, origins),
+        sources={file: SourceFile(file, text)},
+    )
+    try:
+        return load(rendered)
+    except ForgatherError as error:
+        raise _no_golden(file, f"cannot be read: {error.message}", error.span) from error
+
+
+def _judged(meta: ProjectMeta, config: str) -> Judged:
+    file = golden_file(meta, config)
+    try:
+        graph = still_graph(still_project(meta, config))
+        text = golden_text(graph)
+    except ForgatherError as error:
+        return Judged(config=config, file=file, state=State.BROKEN, error=error)
+    if not os.path.lexists(file):
+        return Judged(config=config, file=file, state=State.MISSING, text=text)
+    try:
+        differences = diff(read_golden(file), graph)
+    except ForgatherError as error:
+        return Judged(config=config, file=file, state=State.BROKEN, text=text, error=error)
+    state = State.DIFFERS if differences else State.SAME
+    return Judged(config=config, file=file, state=state, differences=differences, text=text)
+
+
+def _kept(meta: ProjectMeta) -> Iterator[str]:
+    """Yields the names of the goldens that there are; other files in the folder are not ours."""
+    for name, file in config_files([meta.project_dir], FOLDER).items():
+        if (_text(file) or "").startswith(_HEAD):
+            yield name
+
+
+def _text(file: str) -> str | None:
+    try:
+        with open(file, encoding="utf-8", newline="") as stream:
+            return stream.read().replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _no_golden(file: str, problem: str, span: Span | None = None) -> ProjectError:
+    return ProjectError(
+        f"the golden {os.path.basename(file)!r} {problem}",
+        code="FG432",
+        span=span or Span(file, 1),
+        hint="'fgcli golden --update' writes it anew",
+    )

@@ -1,0 +1,154 @@
+"""Goldens: the same on every machine and every day, and compared by what they mean."""
+
+import os
+
+import pytest
+
+from forgather.errors import ProjectError
+from forgather.project.golden import State, golden_text, judge, read_golden, update
+from forgather.project.metafile import read_meta
+from forgather.project.project import Project
+from forgather.project.stillness import still_graph, still_project
+from tests.project.workbench import make_project
+
+MOVING = """\
+meta: {config_name: {{ hostname }}, output_dir: {{ project_dir }}/out}
+times: [{{ isotime() | toyaml }}, {{ utcfiletime() | toyaml }}, {{ now().year }}]
+places:
+  - {{ getcwd() }}
+  - {{ user_home_dir() }}
+  - {{ user_cache_dir('x') }}
+  - {{ abspath('data') }}
+  - {{ abspath(project_dir) }}
+  - {{ relpath(project_dir, workspace_root) | toyaml }}
+  - {{ joinpath(workspace_root, 'shared') }}
+host: {{ uname.release | toyaml }}
+env: [{{ env('SOME_NUMBER', 3) }}, {{ env('SOME_WORD') }}]
+versions: {{ versions.torch }}
+new: {{ versions.torch >= '2.4' }}
+main: 1
+"""
+
+
+def project(folder, files=None, workspace=False):
+    if workspace:
+        (folder / "forgather_workspace").mkdir(parents=True)
+        folder = folder / "inside"
+    make_project(folder, files or {"templates/configs/a.yaml": MOVING, "templates/configs/b.yaml": "main: 1\n"})
+    return read_meta(str(folder))
+
+
+def text(meta, config="a.yaml"):
+    return golden_text(still_graph(still_project(meta, config)))
+
+
+@pytest.mark.parametrize("workspace", [False, True])
+def test_a_golden_holds_nothing_of_the_machine_and_the_day(tmp_path, monkeypatch, workspace):
+    one = text(project(tmp_path / "one", workspace=workspace))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("SOME_NUMBER", "7")
+    monkeypatch.setenv("HOME", "/other")
+    two = text(project(tmp_path / "two", workspace=workspace))
+
+    assert one == two
+    assert str(tmp_path) not in one
+    assert os.uname().nodename not in one
+
+
+def test_paths_read_as_what_they_are(tmp_path):
+    held = text(project(tmp_path, workspace=True)).replace('"', "")
+
+    assert "output_dir: {project}/out" in held
+    for line in (
+        "{cwd}",
+        "{home}",
+        "{home}/user_cache_dir/x",
+        "{cwd}/data",
+        "{project}",
+        "inside",
+        "{workspace}/shared",
+    ):
+        assert f"\n  - {line}\n" in held
+    assert "new: true" in held
+
+
+def test_a_golden_is_written_once_and_is_then_as_before(tmp_path):
+    meta = project(tmp_path)
+
+    assert [State.MISSING, State.MISSING] == [item.state for item in judge(meta)]
+    assert [True, True] == [update(item) for item in judge(meta)]
+    assert [State.SAME, State.SAME] == [item.state for item in judge(meta)]
+    assert [False, False] == [update(item) for item in judge(meta)]
+
+
+def test_the_order_of_keys_and_a_comment_are_no_difference(tmp_path):
+    meta = project(tmp_path, {"templates/configs/a.yaml": "main: {x: 1, y: 2}\n"})
+    update(judge(meta)[0])
+    (tmp_path / "templates/configs/a.yaml").write_text("# moved\nmain:\n  y: 2\n  x: 1\n")
+
+    assert [State.SAME] == [item.state for item in judge(meta)]
+
+
+def test_a_difference_has_the_line_of_the_golden_and_that_of_the_template(tmp_path):
+    meta = project(tmp_path)
+    for item in judge(meta):
+        update(item)
+    (tmp_path / "templates/configs/b.yaml").write_text("\nmain: 2\n")
+
+    (found,) = judge(meta, ["b"])[0].differences
+
+    assert (2, 2) == (found.old.origin.span.line, found.new.origin.span.line)
+    assert str(tmp_path / "goldens/b.yaml") == found.old.origin.span.file
+
+
+def test_a_golden_without_a_config_is_told_and_removed_and_a_file_of_someone_else_is_left(tmp_path):
+    meta = project(tmp_path, {"templates/configs/exp/a.yaml": "main: 1\n"})
+    update(judge(meta)[0])
+    (tmp_path / "templates/configs/exp/a.yaml").rename(tmp_path / "templates/configs/b.yaml")
+    (tmp_path / "goldens/notes.yaml").write_text("mine: 1\n")
+
+    assert [("b.yaml", State.MISSING), ("exp/a.yaml", State.LOST)] == [(i.config, i.state) for i in judge(meta)]
+    for item in judge(meta):
+        update(item)
+    assert ["b.yaml", "notes.yaml"] == sorted(os.listdir(tmp_path / "goldens"))
+
+
+def test_a_file_of_someone_else_is_not_written_over(tmp_path):
+    meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\n", "goldens/a.yaml": "mine: 1\n"})
+
+    (item,) = judge(meta)
+
+    assert (State.BROKEN, "FG432") == (item.state, item.error.code)
+    with pytest.raises(ProjectError, match=r"\[FG431\] .*is no golden, and is not written over"):
+        update(item)
+
+
+def test_a_damaged_golden_is_told_by_its_line_and_written_anew(tmp_path):
+    meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\nb: 2\n"})
+    update(judge(meta)[0])
+    file = tmp_path / "goldens/a.yaml"
+    file.write_text(file.read_text().replace("b: 2", "<<: ours"))
+
+    (item,) = judge(meta)
+
+    assert (State.BROKEN, "FG432", 3) == (item.state, item.error.code, item.error.span.line)
+    assert update(item)
+    assert [State.SAME] == [item.state for item in judge(meta)]
+
+
+def test_a_golden_that_cannot_be_written_is_an_error(tmp_path):
+    meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\n", "goldens": "a file\n"})
+
+    with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written"):
+        update(judge(meta)[0])
+
+
+def test_the_real_graph_is_another_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_WORD", "w")
+    meta = project(tmp_path)
+    update(judge(meta, ["a"])[0])
+
+    held = read_golden(str(tmp_path / "goldens/a.yaml")).targets["meta"].value.entries[1].value
+    real = Project("a", tmp_path).graph.targets["meta"].value.entries[1].value
+    assert ("{project}/out", f"{tmp_path}/out") == (held.value, real.value)
