@@ -1,0 +1,1 @@
+"""What several projects of the help desk share."""

@@ -1,0 +1,75 @@
+"""The corpus of seeded mistakes, met by this project's own check."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from forgather.errors import ForgatherError
+from forgather.project.project import Project
+
+sys.path.insert(0, str(Path(__file__).parent / "mistakes"))
+
+from corpus import PROJECT, Finding, describe, read_innocent, read_known_gaps, read_mistakes  # noqa: E402
+
+MISTAKES = read_mistakes()
+KNOWN_GAPS = read_known_gaps()
+CONFIGS = ("baseline", "net", "distill")
+
+
+def _diagnostics(project):
+    return project.diagnostics
+
+
+def _findings(folder, config):
+    """Returns what the check says about a config, with files relative to the project."""
+    try:
+        diagnostics = list(_diagnostics(Project(config, folder)))
+    except ForgatherError as error:
+        diagnostics = [error.diagnostic, *error.others]
+    return [
+        Finding(
+            file=_relative(found.span.file, folder) if found.span else None,
+            line=found.span.line if found.span else None,
+            code=found.code,
+            severity=str(found.severity),
+            message=found.message,
+            hint=found.hint or "",
+        )
+        for found in diagnostics
+    ]
+
+
+def _relative(file, folder):
+    return Path(file).relative_to(folder).as_posix() if Path(file).is_relative_to(folder) else file
+
+
+def _cases():
+    for mistake in MISTAKES:
+        reason = KNOWN_GAPS.get(mistake.id)
+        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
+        yield pytest.param(mistake, id=mistake.id, marks=marks)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_project_itself_has_no_findings(config):
+    assert [] == _findings(PROJECT, config)
+
+
+@pytest.mark.parametrize("mistake", list(_cases()))
+def test_a_mistake_is_found_where_it_was_made(mistake, tmp_path):
+    mistake.seed(tmp_path / "project")
+    assert [] == mistake.shortfalls(_findings(tmp_path / "project", mistake.config), tmp_path / "project")
+
+
+@pytest.mark.parametrize("edit", read_innocent(), ids=lambda edit: edit.id)
+def test_what_is_right_is_not_called_a_mistake(edit, tmp_path):
+    edit.seed(tmp_path / "project")
+    found = _findings(tmp_path / "project", edit.config)
+    assert [] == [describe(item) for item in found if item.severity in ("error", "warning")]
+
+
+def test_there_are_enough_mistakes_and_each_has_its_own_name():
+    assert 60 <= len(MISTAKES)
+    assert len(MISTAKES) == len({mistake.id for mistake in MISTAKES})
+    assert KNOWN_GAPS.keys() <= {mistake.id for mistake in MISTAKES}
