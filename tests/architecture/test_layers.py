@@ -28,6 +28,7 @@ LEVELS = {
     "forgather.config.tags": 30,
     "forgather.config._yaml": 40,
     "forgather.config.load": 42,
+    "forgather.signatures": 45,
     "forgather.codegen": 50,
     "forgather.config.materialize": 60,
     "forgather.project": 70,
@@ -69,6 +70,7 @@ FACADES = {
     "forgather.ml.data",
     "forgather.project",
     "forgather.config",
+    "forgather.signatures",
 }
 
 

@@ -1,0 +1,134 @@
+"""What statements bind a name to.
+
+Takes statements and a name, gives the alternatives for its value after they ran. Keeps true: where it depends on the
+machine which branch runs, the alternatives of all branches are given.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Judge(Protocol):
+    """Answers what the statements alone do not tell."""
+
+    def static(self, test: ast.expr) -> bool | None:
+        """Returns what a condition is, where that is known before anything runs."""
+
+    def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
+        """Returns whether an import would succeed; None where that is not known."""
+
+    def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Any] | None:
+        """Returns the alternatives that a statement binds a name to; None where it does not bind it."""
+
+    def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
+        """Returns statements in the order in which the last one counts."""
+
+
+Result = tuple[list[Any], bool]
+"""Alternatives, and whether the name is bound for sure."""
+
+
+def flow(statements: Sequence[ast.stmt], name: str, judge: Judge) -> Result:
+    """Returns what a name is after statements ran, and whether they bind it for sure."""
+    found: list[Any] = []
+    if statements and isinstance(statements[-1], ast.Raise | ast.Return):
+        return found, True
+    for statement in reversed(judge.ordered(statements, name)):
+        alternatives, sure = _bound_by(statement, name, judge)
+        found += alternatives
+        if sure:
+            return found, True
+    return found, False
+
+
+def _bound_by(statement: ast.stmt, name: str, judge: Judge) -> Result:
+    if isinstance(statement, ast.If):
+        return _if(statement, name, judge)
+    if isinstance(statement, ast.Try):
+        return _try(statement, name, judge)
+    if isinstance(statement, ast.With):
+        return flow(statement.body, name, judge)
+    if isinstance(statement, ast.For | ast.While | ast.AsyncFor):
+        loop = flow([*statement.body, *statement.orelse], name, judge)[0]
+        target = getattr(statement, "target", None)
+        if target is not None and _position(target, name) is not None:
+            loop = [*loop, *(judge.value(statement, name, None) or [])]
+        return loop, False
+    if isinstance(statement, ast.Delete):
+        return [], any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
+    expression = None
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        positions = [p for target in targets if (p := _position(target, name)) is not None]
+        if not positions or statement.value is None:
+            return [], False
+        expression = None if isinstance(statement, ast.AugAssign) else _element(statement.value, positions[-1])
+    elif not _binds(statement, name):
+        return [], False
+    values = judge.value(statement, name, expression)
+    return (values, True) if values is not None else ([], False)
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return statement.name == name
+    if isinstance(statement, ast.Import):
+        return any((alias.asname or alias.name.partition(".")[0]) == name for alias in statement.names)
+    if isinstance(statement, ast.ImportFrom):
+        return any((alias.asname or alias.name) == name or alias.name == "*" for alias in statement.names)
+    if isinstance(statement, ast.Match):
+        return any(name in (getattr(n, "id", None), getattr(n, "name", None)) for n in ast.walk(statement))
+    return any(isinstance(n, ast.NamedExpr) and n.target.id == name for n in ast.walk(statement))
+
+
+def _position(target: ast.expr, name: str) -> tuple[int, ...] | None:
+    """Returns where a name stands in the target of an assignment; () for the target itself."""
+    if isinstance(target, ast.Name):
+        return () if target.id == name else None
+    if isinstance(target, ast.Starred):
+        return (-1,) if _position(target.value, name) is not None else None
+    if isinstance(target, ast.Tuple | ast.List):
+        for index, element in enumerate(target.elts):
+            inner = _position(element, name)
+            if inner is not None:
+                starred = any(isinstance(other, ast.Starred) for other in target.elts)
+                return (-1,) if starred else (index, *inner)
+    return None
+
+
+def _element(value: ast.expr, position: tuple[int, ...]) -> ast.expr | None:
+    for index in position:
+        if not isinstance(value, ast.Tuple | ast.List) or not 0 <= index < len(value.elts):
+            return None
+        value = value.elts[index]
+    return value
+
+
+def _if(statement: ast.If, name: str, judge: Judge) -> Result:
+    static = judge.static(statement.test)
+    if static is not None:
+        return flow(statement.body if static else statement.orelse, name, judge)
+    first, first_sure = flow(statement.body, name, judge)
+    second, second_sure = flow(statement.orelse, name, judge) if statement.orelse else ([], False)
+    return first + second, first_sure and second_sure
+
+
+def _try(statement: ast.Try, name: str, judge: Judge) -> Result:
+    last, sure = flow(statement.finalbody, name, judge)
+    if sure:
+        return last, True
+    imports = [s for s in statement.body if isinstance(s, ast.Import | ast.ImportFrom)]
+    outcomes = [judge.importable(one) for one in imports]
+    only_imports = bool(imports) and len(imports) == len(statement.body)
+    if False in outcomes:
+        handled = [flow(handler.body, name, judge) for handler in statement.handlers]
+        return last + [value for values, _ in handled for value in values], bool(handled) and all(s for _, s in handled)
+    tried, tried_sure = flow([*statement.body, *statement.orelse], name, judge)
+    if only_imports and all(outcomes):
+        return last + tried, tried_sure
+    handled = [flow(handler.body, name, judge) for handler in statement.handlers]
+    values = last + tried + [value for alternatives, _ in handled for value in alternatives]
+    return values, tried_sure and all(s for _, s in handled)

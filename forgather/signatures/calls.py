@@ -1,0 +1,366 @@
+"""How things in source may be called.
+
+Takes a class, function or partial, gives lists of parameters, one for each way to call it. Keeps true: what is given
+accepts every call that the real thing accepts; where that cannot be known, a `Doubt` is given.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forgather.signatures import known
+from forgather.signatures.annotations import describe
+from forgather.signatures.binding import flow
+from forgather.signatures.decorators import keeps_signature
+from forgather.signatures.effects import dotted_name, effects_on
+from forgather.signatures.fields import is_true, joined, own_fields, tuple_params
+from forgather.signatures.handing import Handing, handing_of, is_local
+from forgather.signatures.names import Names, Scope
+from forgather.signatures.parameters import (
+    EITHER,
+    KEYWORD,
+    OPTIONAL,
+    STAR,
+    STARS,
+    Param,
+    after,
+    default_of,
+    merged,
+    opened,
+    optional,
+    parameters_of,
+    without_first,
+)
+from forgather.signatures.things import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value
+from forgather.signatures.values import Annotation
+
+Ways = list[list[Param]] | Doubt
+_CYCLE = Doubt("its arguments lead back to itself")
+_PLAIN_NEW = [Param("args", STAR), Param("kwargs", STARS)]
+
+
+class Calls:
+    """Answers how things may be called.
+
+    Args:
+        names: what names stand for.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def ways(self, thing: Thing) -> Ways:
+        """Returns the parameters of each way to call a thing."""
+        if isinstance(thing, Class):
+            return self.constructor(thing)
+        if isinstance(thing, Function):
+            return self.function(thing, thing.owner)
+        if isinstance(thing, Partial):
+            return self._partial(thing)
+        if isinstance(thing, Tuples):
+            first = len(thing.fields) - thing.defaults
+            return [[Param(n, EITHER, OPTIONAL if i >= first else None) for i, n in enumerate(thing.fields)]]
+        if isinstance(thing, Value) and isinstance(thing.node, ast.Lambda):
+            return [parameters_of(thing.node.args, lambda expression: None)]
+        if isinstance(thing, Doubt):
+            return thing
+        return Doubt("it is neither class nor function in source")
+
+    def _partial(self, partial: Partial) -> Ways:
+        ways = self.ways(partial.inner)
+        if isinstance(ways, Doubt):
+            return ways
+        found = []
+        for params in ways:
+            rest = without_first(params, partial.args)
+            if rest is None:
+                return Doubt("a partial with more arguments than its function takes")
+            given = [i for i, p in enumerate(rest) if p.name in partial.keywords and p.is_named]
+            for index, param in enumerate(rest):
+                if given and index >= given[0] and param.kind is EITHER:
+                    rest[index] = replace(param, kind=KEYWORD)
+                if index in given:
+                    rest[index] = replace(rest[index], default=param.default or OPTIONAL)
+            if given:
+                rest = [p for p in rest if p.kind is not STAR]
+            found.append(sorted(rest, key=lambda p: p.kind))
+        return found
+
+    def function(self, function: Function, owner: Class | None, *, bound: bool = False) -> Ways:
+        """Returns the parameters of a function.
+
+        Args:
+            function: the function.
+            owner: the class that it is called on.
+            bound: whether its first argument is given already.
+        """
+        key = (function.node, owner and owner.node, bound)
+        return self.names.world.remembered(key, lambda: self._overloads(function, owner, bound), _CYCLE)
+
+    def _overloads(self, function: Function, owner: Class | None, bound: bool) -> Ways:
+        """Returns the ways of all definitions that a stub has of a function; source has one."""
+        if not function.module.is_stub:
+            return self._function(function, owner, bound)
+        block = function.home.body if function.home else function.module.block
+        found: list[list[Param]] = []
+        for statement in block.binding(function.node.name):
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                ways = self._function(replace(function, node=statement), owner, bound)
+                if isinstance(ways, Doubt):
+                    return ways
+                found += ways
+        return found
+
+    def _function(self, function: Function, owner: Class | None, bound: bool) -> Ways:
+        node = function.node
+        scope = Scope(self.names, function.module, function.module.is_stub)
+        self.names.world.touch(function.module)
+        params = parameters_of(node.args, lambda expression: describe(self.names, expression, scope))
+        role = self.role(function)
+        if isinstance(role, Doubt):
+            return role
+        if role == "class" or (bound and role == "plain"):
+            rest = without_first(params)
+            if rest is None:
+                return Doubt("a method without a first parameter")
+            params = rest
+        stars = node.args.kwarg
+        if stars is not None and not function.module.is_stub:
+            params = self._followed(function, owner, params, stars.arg)
+        return [params]
+
+    def role(self, function: Function) -> str | Doubt:
+        """Returns "plain", "static" or "class", after what the decorators of a function say."""
+        node = function.node
+        role = "static" if function.home and node.name == "__new__" else "plain"
+        if function.home and node.name in ("__init_subclass__", "__class_getitem__"):
+            role = "class"
+        scope = Scope(self.names, function.module, function.module.is_stub, function.home)
+        for decorator in reversed(node.decorator_list):
+            called = isinstance(decorator, ast.Call)
+            things = self.names.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
+            only = things[0] if len(things) == 1 else Doubt("decorators that are not known")
+            dotted = dotted_name(only)
+            if dotted == "builtins.staticmethod":
+                role = "static"
+            elif dotted == "builtins.classmethod":
+                role = "class"
+            elif dotted in known.SAME or dotted.endswith("typing.overload"):
+                continue
+            elif not isinstance(only, Function) or not keeps_signature(only, called):
+                return Doubt(f"it is decorated by {ast.unparse(decorator)[:60]}")
+        return role
+
+    def _followed(self, function: Function, owner: Class | None, params: list[Param], stars: str) -> list[Param]:
+        """Returns parameters after `**kwargs` was followed to where it goes."""
+        node = function.node
+        handing = handing_of(node, stars)
+        taken = [
+            Param(name, KEYWORD, OPTIONAL if default is None else default_of(default))
+            for name, default in handing.names.items()
+        ]
+        ways = [self._target(call.func, function, owner) for call in handing.calls]
+        if not handing.closed or any(isinstance(way, Doubt) or len(way) != 1 for way in ways):
+            return merged(params, taken, star=None, stars=True)
+        targets = [way[0] for way in ways if not isinstance(way, Doubt)]
+        star = self._star(function, handing, targets)
+        names, opens = list(taken), False
+        for call, target in zip(handing.calls, targets, strict=True):
+            rest = after(call, target)
+            opens |= any(p.kind is STARS for p in rest)
+            names += rest if handing.sure and not handing.filled and star is None else optional(rest)
+        return merged(params, names, star=star, stars=opens)
+
+    def _star(self, function: Function, handing: Handing, targets: Sequence[list[Param]]) -> list[Param] | None:
+        """Returns what `*args` may hold; None where it is not handed on in one place, as a whole."""
+        node = function.node
+        if node.args.vararg is None or len(targets) != 1:
+            return None
+        name = node.args.vararg.arg
+        uses = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name]
+        call = handing.calls[0]
+        last = call.args[-1] if call.args else None
+        if len(uses) != 1 or not isinstance(last, ast.Starred) or last.value is not uses[0]:
+            return None
+        rest = [p for p in after(call, targets[0]) if p.is_positional or p.kind is STAR]
+        return rest if handing.sure and not handing.filled else optional(rest)
+
+    def _target(self, callee: ast.expr, function: Function, owner: Class | None) -> Ways:
+        """Returns how that may be called which a function hands its keywords to."""
+        node = function.node
+        first = node.args.args[0].arg if node.args.args and function.home else None
+        if isinstance(callee, ast.Attribute):
+            value = callee.value
+            if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "super":
+                return self._super(function, owner or function.home, callee.attr)
+            if isinstance(value, ast.Name) and value.id == first:
+                return self._method(owner or function.home, callee.attr)
+        if isinstance(callee, ast.Name) and callee.id == first and owner is not None:
+            return self.constructor(owner) if self.role(function) == "class" else Doubt("a call of its instance")
+        root = callee
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name):
+            return Doubt("the result of a call")
+        scope = Scope(self.names, function.module)
+        if is_local(node, root.id):
+            things, sure = flow(node.body, root.id, scope)
+            if not sure or callee is not root or not all(isinstance(t, Class | Function) for t in things):
+                return Doubt(f"{root.id!r} is made by code")
+        else:
+            things = self.names.evaluate(callee, scope)
+        return self.ways(things[0]) if len(things) == 1 else Doubt("one of several callables")
+
+    def _method(self, owner: Class | None, name: str) -> Ways:
+        things = self.names.class_attribute(owner, name) if owner else []
+        only = things[0] if len(things) == 1 else None
+        return (
+            self.function(only, owner, bound=True) if isinstance(only, Function) else Doubt(f"{name!r} is made by code")
+        )
+
+    def _super(self, function: Function, owner: Class | None, name: str) -> Ways:
+        line = self.names.mro(owner) if owner else []
+        places = [
+            i for i, c in enumerate(line) if isinstance(c, Class) and function.home and c.node is function.home.node
+        ]
+        if not places or owner is None:
+            return Doubt("a base that is not known")
+        if name == "__init__":
+            return self._init(owner, line[places[0] + 1 :])
+        for base in line[places[0] + 1 :]:
+            if not isinstance(base, Class):
+                if isinstance(base, Ref) and base.dotted in known.EMPTY_BASES:
+                    continue
+                return Doubt("a base that is not known")
+            things = self.names.own(base, name)
+            if things:
+                only = things[0] if len(things) == 1 else None
+                if isinstance(only, Function):
+                    return self.function(only, owner, bound=True)
+                return Doubt(f"{name!r} is made by code")
+        return Doubt(f"no base has {name!r}")
+
+    def _init(self, owner: Class, line: Sequence[Class | Ref | Doubt]) -> Ways:
+        """Returns the parameters of the first `__init__` of a line of bases; no parameters where there is none."""
+        for base in line:
+            if isinstance(base, Doubt):
+                return base
+            if isinstance(base, Ref):
+                if base.dotted in known.EMPTY_BASES:
+                    continue
+                return Doubt(f"{base.dotted} is not written in Python")
+            found = self._stated(owner, base, "__init__")
+            if found is not None:
+                return found
+        return [[]]
+
+    def _stated(self, owner: Class, cls: Class, method: str) -> Ways | None:
+        """Returns the parameters of a method that constructs, where a class states or makes it; else None."""
+        effects = effects_on(self.names, cls)
+        things = self.names.own(cls, method)
+        if things:
+            only = things[0] if len(things) == 1 else Doubt("several definitions")
+            if not isinstance(only, Function):
+                return only if isinstance(only, Doubt) else Doubt(f"{method} is made by code")
+            ways = self.function(replace(only, owner=owner), owner, bound=method == "__init__")
+        elif method == "__init__" and effects.options is not None:
+            makes = is_true(effects.options, "init", True)
+            if makes is None:
+                return Doubt("whether it has a constructor depends on code")
+            if not makes:
+                return None
+            ways = self._fields(cls)
+        elif effects.doubt is not None and not _only_metaclass(effects.doubt):
+            return effects.doubt
+        else:
+            return [_PLAIN_NEW] if effects.opens and method == "__init__" else None
+        if effects.doubt is not None:
+            return effects.doubt
+        if effects.opens and method == "__init__" and not isinstance(ways, Doubt):
+            return [opened(params) for params in ways]
+        return ways
+
+    def _fields(self, cls: Class) -> Ways:
+        fields = []
+        for base in reversed(self.names.mro(cls)):
+            if isinstance(base, Doubt):
+                return base
+            if isinstance(base, Class):
+                effects = effects_on(self.names, base)
+                if effects.options is not None:
+                    own = own_fields(self.names, base, effects.options)
+                    if isinstance(own, Doubt):
+                        return own
+                    fields += own
+        return [joined(fields)]
+
+    def constructor(self, cls: Class) -> Ways:
+        """Returns the parameters of a class."""
+        return self.names.world.remembered((cls.node, "new"), lambda: self._constructor(cls), _CYCLE)
+
+    def _constructor(self, cls: Class) -> Ways:
+        line = self.names.mro(cls)
+        init: Ways | None = None
+        new: Ways | None = None
+        for base in line:
+            if isinstance(base, Class):
+                effects = effects_on(self.names, base)
+                if effects.doubt is not None and (init is None or _only_metaclass(effects.doubt)):
+                    return effects.doubt
+                init = self._stated(cls, base, "__init__") if init is None else init
+                new = self._stated(cls, base, "__new__") if new is None else new
+                continue
+            if base in (Ref("typing.NamedTuple"),) and init is None:
+                return [tuple_params(self.names, cls)]
+            ending = _foreign_base(base, init is not None, bool(self.names.own(cls, "__init__")))
+            if ending is not None:
+                return ending
+        return _both(init, new)
+
+
+def _foreign_base(base: Ref | Doubt, has_init: bool, own_init: bool) -> Doubt | None:
+    """Returns why a base that is not written in Python leaves the constructor open; None where it does not."""
+    if isinstance(base, Ref):
+        if base.dotted in known.EMPTY_BASES or (has_init and _takes_anything(base.dotted)):
+            return None
+        return Doubt(f"its base {base.dotted} decides how it is constructed")
+    return None if own_init and "not written in Python" not in base.reason else base
+
+
+def _takes_anything(dotted: str) -> bool:
+    if dotted in known.OPEN_NEW:
+        return True
+    return dotted.startswith("builtins.") and dotted.endswith(("Error", "Exception", "Warning"))
+
+
+def _both(init: Ways | None, new: Ways | None) -> Ways:
+    """Joins `__init__` and `__new__`: a call must fit both."""
+    if isinstance(init, Doubt) or isinstance(new, Doubt):
+        return init if isinstance(init, Doubt) else new  # type: ignore[return-value]
+    if new is None:
+        return init if init is not None else [[]]
+    made = []
+    for params in new:
+        rest = without_first(params)
+        if rest is None:
+            return Doubt("a __new__ without a first parameter")
+        made.append(rest)
+    if init is None or [[p.name for p in way] for way in init] == [[p.name for p in way] for way in made]:
+        return made if init is None else init
+    if all({p.kind for p in way} == {STAR, STARS} for way in made):
+        return init
+    return Doubt("it has both __new__ and __init__")
+
+
+def _only_metaclass(doubt: Doubt) -> bool:
+    return " has a metaclass " in doubt.reason
+
+
+def returned(names: Names, function: Function) -> Annotation:
+    """Returns what a function's annotation says that a call gives."""
+    node = function.node
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        return describe(names, node.returns, Scope(names, function.module)) or Annotation("")
+    return Annotation("")

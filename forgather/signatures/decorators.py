@@ -1,0 +1,154 @@
+"""What decorators do to signatures.
+
+Takes a function that is used as a decorator, gives whether what it returns can be called like what it was given. Keeps
+true: two shapes alone are believed: the argument itself is returned, or a wrapper that hands all its arguments on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from forgather.signatures.things import Function
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__", "__class__", "__dict__"))
+
+
+def walk_own(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yields the nodes of a function's body, without those of the functions inside."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def keeps_signature(function: Function, called: bool) -> bool:
+    """Returns whether a decorator gives what can be called like its argument.
+
+    Args:
+        function: the decorator.
+        called: whether it stands with arguments of its own (`@cached(3)`).
+    """
+    node = function.node
+    if not called:
+        return _returns_like(node, _first(node))
+    inner = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
+    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    if not returned:
+        return False
+    first = _first(node)
+    for value in returned:
+        if isinstance(value, ast.Name) and value.id in inner:
+            if not _returns_like(inner[value.id], _first(inner[value.id])):
+                return False
+        elif isinstance(value, ast.Call) and first and _is_given(value, first, inner):
+            continue
+        else:
+            return False
+    return True
+
+
+def returns_its_argument(function: Function) -> bool:
+    """Returns whether a function gives its first argument back, and leaves its construction alone."""
+    node = function.node
+    first = _first(node)
+    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    same = bool(returned) and all(isinstance(value, ast.Name) and value.id == first for value in returned)
+    return same and first is not None and not _alters(node, first)
+
+
+def attributes_set(function: Function) -> frozenset[str]:
+    """Returns the attributes that a function sets on its first argument."""
+    node = function.node
+    first = _first(node)
+    return frozenset(
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute)
+        and isinstance(n.ctx, ast.Store)
+        and isinstance(n.value, ast.Name)
+        and n.value.id == first
+    )
+
+
+def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
+    positional = [*node.args.posonlyargs, *node.args.args]
+    return positional[0].arg if positional else None
+
+
+def _alters(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Returns whether a function rebinds a name, or changes how what it holds is constructed or called."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and inner.id == name and isinstance(inner.ctx, ast.Store | ast.Del):
+            return True
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and inner.attr in _CONSTRUCTING:
+            return True
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "setattr":
+            target = inner.args[1] if len(inner.args) > 1 else None
+            if not isinstance(target, ast.Constant) or target.value in _CONSTRUCTING:
+                return True
+    return False
+
+
+def _returns_like(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | None) -> bool:
+    """Returns whether `node`, called with a callable `given`, returns one of the same signature."""
+    if given is None or _alters(node, given):
+        return False
+    inner = {s.name: s for s in walk_own(node.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
+    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    if not returned:
+        return False
+    for value in returned:
+        if isinstance(value, ast.Name) and value.id == given:
+            continue
+        if isinstance(value, ast.Name) and value.id in inner and _hands_all_on(inner[value.id], given):
+            continue
+        if isinstance(value, ast.Call) and _is_given(value, given, inner):
+            continue
+        return False
+    return True
+
+
+def _is_given(
+    call: ast.Call, given: str, inner: dict[str, ast.FunctionDef] | dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
+) -> bool:
+    """Returns whether a call is `inner(given)` of a decorator inside."""
+    if not isinstance(call.func, ast.Name) or call.func.id not in inner or len(call.args) != 1 or call.keywords:
+        return False
+    argument, decorator = call.args[0], inner[call.func.id]
+    return isinstance(argument, ast.Name) and argument.id == given and _returns_like(decorator, _first(decorator))
+
+
+def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
+    """Returns whether a wrapper takes any arguments, and gives exactly those to `given`."""
+    args = wrapper.args
+    if args.vararg is None or args.kwarg is None or args.kwonlyargs:
+        return False
+    first = [a.arg for a in (*args.posonlyargs, *args.args)]
+    star, stars = args.vararg.arg, args.kwarg.arg
+    if len(first) > 1 or args.defaults:
+        return False
+    passes = 0
+    for node in ast.walk(wrapper):
+        if isinstance(node, ast.Call) and _passes(node, given, first, star, stars):
+            passes += 1
+    uses = sum(isinstance(n, ast.Name) and n.id in (star, stars) for n in ast.walk(wrapper))
+    # Any other look at the arguments may change or use them up.
+    return passes > 0 and uses == 2 * passes
+
+
+def _passes(call: ast.Call, given: str, first: list[str], star: str, stars: str) -> bool:
+    if not isinstance(call.func, ast.Name) or call.func.id != given or len(call.keywords) != 1:
+        return False
+    keyword, *starred = call.keywords[0], *call.args
+    if keyword.arg is not None or not isinstance(keyword.value, ast.Name) or keyword.value.id != stars:
+        return False
+    if not starred:
+        return False
+    *named, last = starred
+    if not isinstance(last, ast.Starred) or not isinstance(last.value, ast.Name) or last.value.id != star:
+        return False
+    return [n.id for n in named if isinstance(n, ast.Name)] == first and len(named) == len(first)

@@ -1,0 +1,233 @@
+"""What happens to a class after its statement: decorators, metaclasses, hooks of its bases.
+
+Takes a class, gives whether its constructor is the one that it states. Keeps true: whatever may change how a class is
+constructed, and is not understood, is a `Doubt`.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from forgather.signatures import known
+from forgather.signatures.decorators import attributes_set, returns_its_argument, walk_own
+from forgather.signatures.fields import Options
+from forgather.signatures.names import Names, Scope
+from forgather.signatures.things import Class, Doubt, Function, Ref, Thing
+
+_DATACLASS = Ref("dataclasses.dataclass")
+_CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
+_HARMLESS = frozenset(
+    f"builtins.{name}" for name in "super hasattr getattr isinstance issubclass type print vars id len str repr".split()
+)
+
+
+@dataclass
+class Effects:
+    """What was done to a class.
+
+    Args:
+        doubt: something that is not understood.
+        options: those of `dataclass`; None where the class is none.
+        opens: whether its `__init__` was replaced by one that takes anything.
+    """
+
+    doubt: Doubt | None = None
+    options: Options | None = None
+    opens: bool = False
+
+
+def effects_on(names: Names, cls: Class) -> Effects:
+    """Returns what decorators and hooks did to a class."""
+    return names.world.remembered((cls.node, "effects"), lambda: _effects(names, cls), Effects())
+
+
+def _effects(names: Names, cls: Class) -> Effects:
+    effects = Effects()
+    scope = Scope(names, cls.module, cls.module.is_stub, cls.outer)
+    if not cls.module.is_stub:
+        _hook(names, cls, effects)
+    for decorator in reversed(cls.node.decorator_list):
+        call = decorator if isinstance(decorator, ast.Call) else None
+        things = names.evaluate(call.func if call else decorator, scope)
+        options = {k.arg or "": k.value for k in call.keywords} if call else {}
+        _decorate(effects, things, options, call is not None)
+    for keyword in cls.node.keywords:
+        if keyword.arg == "metaclass":
+            reason = _metaclass(names, names.evaluate(keyword.value, scope))
+            if reason:
+                effects.doubt = Doubt(f"{cls.name} has a metaclass {reason}")
+    if _states_signature(cls):
+        effects.doubt = Doubt(f"{cls.name} states a signature of its own")
+    return effects
+
+
+def _states_signature(cls: Class) -> bool:
+    """Returns whether code beside the class changes its constructor; our own classes keep theirs true."""
+    module = cls.module
+    if module.name.partition(".")[0] == "forgather" or not module.has(f"{cls.node.name}.__"):
+        return False
+    for statement in module.block.plain(f"{cls.node.name}.__"):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _CONSTRUCTING:
+                if isinstance(node.value, ast.Name) and node.value.id == cls.node.name:
+                    return True
+    return False
+
+
+def _decorate(effects: Effects, things: list[Thing], options: Options, called: bool) -> None:
+    only = things[0] if len(things) == 1 else Doubt("a decorator that is not known")
+    if only == _DATACLASS:
+        effects.options = options
+    elif dotted_name(only) in known.SAME:
+        accepts = options.get("accept_kwargs")
+        effects.opens |= accepts is not None and not (isinstance(accepts, ast.Constant) and accepts.value is False)
+    elif isinstance(only, Function) and not called and returns_its_argument(only):
+        return
+    elif isinstance(only, Function) and called and _gives_back(only):
+        return
+    else:
+        shown = dotted_name(only) or getattr(only, "reason", "")
+        effects.doubt = Doubt(f"it is decorated by {shown or 'what is not known'}")
+
+
+def _gives_back(function: Function) -> bool:
+    """Returns whether a decorator with arguments gives back the class that it is put on."""
+    node = function.node
+    inner = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
+    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    names = {value.id for value in returned if isinstance(value, ast.Name)}
+    return (
+        bool(returned)
+        and len(returned) == sum(isinstance(value, ast.Name) for value in returned)
+        and names <= set(inner)
+        and all(returns_its_argument(Function(function.module, inner[name])) for name in names)
+    )
+
+
+def dotted_name(thing: Thing) -> str:
+    """Returns the dotted name of what was found; "" where it has none."""
+    if isinstance(thing, Ref):
+        return thing.dotted
+    if isinstance(thing, Class | Function):
+        return f"{thing.module.name}.{thing.name}"
+    return ""
+
+
+def _metaclass(names: Names, things: list[Thing]) -> str:
+    """Returns why a metaclass may change how a class is constructed; "" where it does not."""
+    only = things[0] if len(things) == 1 else None
+    if isinstance(only, Ref):
+        return "" if only.dotted in known.CODE_FREE_METACLASSES else only.dotted
+    if not isinstance(only, Class):
+        return "that is not known"
+    for base in names.mro(only):
+        if isinstance(base, Ref):
+            if base.dotted not in known.CODE_FREE_METACLASSES:
+                return base.dotted
+        elif isinstance(base, Doubt):
+            return "that is not known"
+        elif names.own(base, "__call__"):
+            return base.name
+        else:
+            for method in ("__new__", "__init__"):
+                for thing in names.own(base, method):
+                    if not isinstance(thing, Function) or _speaks_of_construction(thing):
+                        return base.name
+    return ""
+
+
+def _speaks_of_construction(function: Function) -> bool:
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.Constant) and node.value in _CONSTRUCTING:
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _CONSTRUCTING:
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            return True
+    return False
+
+
+@dataclass
+class _Hook:
+    """What an `__init_subclass__` does to each class below it."""
+
+    doubt: str = ""
+    options: Options | None = None
+    opens: bool = False
+    calls: list[ast.Call] = field(default_factory=list)
+
+
+def _hook(names: Names, cls: Class, effects: Effects) -> None:
+    """Follows the `__init_subclass__` of the bases; each may call the next one."""
+    for base in names.mro(cls)[1:]:
+        if isinstance(base, Doubt):
+            return
+        if not isinstance(base, Class):
+            continue
+        for thing in names.own(base, "__init_subclass__"):
+            hook = _read_hook(names, thing)
+            if hook.doubt:
+                effects.doubt = Doubt(f"{base.name}.__init_subclass__ {hook.doubt}")
+            effects.options = hook.options if hook.options is not None else effects.options
+            effects.opens |= hook.opens
+
+
+def _read_hook(names: Names, thing: Thing) -> _Hook:
+    if not isinstance(thing, Function) or not thing.node.args.args:
+        return _Hook("is not known")
+    node, cls = thing.node, thing.node.args.args[0].arg
+    hook = _Hook()
+    results: set[int] = set()
+    for inner in walk_own(node.body):
+        if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call) and _takes(inner.value, cls):
+            results.update(id(target) for target in inner.targets)
+        if isinstance(inner, ast.Call) and _takes(inner, cls):
+            _read_hook_call(names, thing, inner, hook)
+    for inner in walk_own(node.body):
+        if (
+            isinstance(inner, ast.Name)
+            and inner.id == cls
+            and isinstance(inner.ctx, ast.Store)
+            and id(inner) not in results
+        ):
+            hook.doubt = "puts something else in the class's place"
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and inner.attr in _CONSTRUCTING:
+            hook.doubt = f"sets {inner.attr}"
+    return hook
+
+
+def _takes(call: ast.Call, name: str) -> bool:
+    return any(isinstance(a, ast.Name) and a.id == name for a in (*call.args, *(k.value for k in call.keywords)))
+
+
+def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook: _Hook) -> None:
+    things = names.evaluate(call.func, Scope(names, hook_function.module))
+    only = things[0] if len(things) == 1 else None
+    if only == _DATACLASS:
+        hook.options = {k.arg or "": k.value for k in call.keywords}
+    elif isinstance(only, Ref) and only.dotted in _HARMLESS:
+        return
+    elif isinstance(only, Ref) and only.dotted == "builtins.setattr":
+        target = call.args[1] if len(call.args) > 1 else None
+        if not isinstance(target, ast.Constant) or target.value in _CONSTRUCTING:
+            hook.doubt = "sets attributes by name"
+    elif isinstance(only, Function) and _opens_init(only):
+        hook.opens = True
+    elif isinstance(only, Function) and returns_its_argument(only):
+        return
+    elif isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Name):
+        return
+    else:
+        hook.doubt = f"hands the class to {ast.unparse(call.func)}"
+
+
+def _opens_init(function: Function) -> bool:
+    """Returns whether a function replaces the `__init__` of a class, nothing else, by one that takes any arguments."""
+    if attributes_set(function) & _CONSTRUCTING != {"__init__"}:
+        return False
+    for statement in function.node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            args = statement.args
+            return args.vararg is not None and args.kwarg is not None and len(args.args) == 1
+    return False

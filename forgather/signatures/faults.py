@@ -1,0 +1,112 @@
+"""Errors about constructors that do not exist, in the words of `config/resolve.py`.
+
+Takes what was looked for, raises a `ResolveError` with the nearest names. Keeps true: the names come from source;
+nothing is imported to list them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from forgather.config.shortnames import SHORT
+from forgather.errors import ResolveError, nearest
+from forgather.signatures.finding import Finder
+from forgather.signatures.names import Names
+from forgather.signatures.text import Block, Parsed
+from forgather.signatures.things import Class, Module, Thing
+
+
+def refuse_short_name(name: str) -> NoReturn:
+    """Refuses a name that is no builtin."""
+    known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
+    raise ResolveError(f"no builtin named {name!r}", code="FG324", hint=nearest(name, known) or "write module:symbol")
+
+
+def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
+    """Refuses a file that does not exist, or is no Python file."""
+    if os.path.isfile(file):
+        raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+    folder, base = os.path.split(file)
+    hint: str | None = f"there is no folder {folder}"
+    if os.path.isdir(folder):
+        hint = nearest(base, sorted(entry for entry in os.listdir(folder) if entry.endswith(".py")))
+    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=hint)
+
+
+def refuse_folders(name: str) -> NoReturn:
+    """Refuses a relative module without folders."""
+    raise ResolveError(
+        f"the relative module {name!r} has no folders to be looked for in",
+        code="FG325",
+        hint="add submodule_searchpath: [FOLDER] to the call",
+    )
+
+
+def refuse_module(name: str, folders: Sequence[str] | None, finder: Finder) -> NoReturn:
+    """Refuses a module that does not exist."""
+    if folders is not None:
+        hint = nearest(name.lstrip("."), finder.listing(folders))
+        raise ResolveError(f"no module {name!r} in {', '.join(folders)}", code="FG320", hint=hint)
+    parts = name.split(".")
+    missing = next(".".join(parts[: i + 1]) for i in range(len(parts)) if not finder.find(".".join(parts[: i + 1])))
+    parent, _, leaf = missing.rpartition(".")
+    if not parent:
+        known = sorted({*finder.listing(None), *sys.stdlib_module_names})
+        hint = nearest(leaf, known) or "install it, or check the name before the ':'"
+    else:
+        above = finder.find(parent)
+        inside = above.folders if above else None
+        hint = f"{parent!r} is a module, not a package" if inside is None else nearest(leaf, finder.listing(inside))
+    raise ResolveError(f"no module named {missing!r}", code="FG320", hint=hint)
+
+
+def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) -> NoReturn:
+    """Refuses a symbol that does not exist."""
+    known: set[str] = set()
+    for thing in things:
+        if isinstance(thing, Module):
+            known.update(_exported(thing, names, {thing.name}))
+            if thing.found.folders is not None:
+                known.update(names.world.finder.listing(thing.found.folders))
+        elif isinstance(thing, Class):
+            for base in names.mro(thing):
+                if isinstance(base, Class):
+                    known.update(_bound(base.body))
+    hint = nearest(part, sorted(name for name in known if not name.startswith("__")))
+    raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
+
+
+def _bound(block: Block | Parsed) -> Iterator[str]:
+    yield from block.defined()
+    for statement in block.plain():
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            elif isinstance(node, ast.alias) and node.name != "*":
+                yield node.asname or node.name.partition(".")[0]
+
+
+def _exported(module: Module, names: Names, seen: set[str]) -> Iterator[str]:
+    """Yields the names of a module, with those of the modules that it imports stars from."""
+    if module.text is None:
+        return
+    listed = names.listed(module)
+    if listed is not None:
+        yield from listed
+    yield from _bound(module.block)
+    for statement in module.block.plain():
+        for node in ast.walk(statement):
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                source = names.star_source(module, node)
+                if isinstance(source, Module) and source.name not in seen:
+                    seen.add(source.name)
+                    yield from (name for name in _exported(source, names, seen) if not name.startswith("_"))
+            elif isinstance(node, ast.Dict):
+                for key in node.keys:
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.isidentifier():
+                        yield key.value

@@ -1,0 +1,123 @@
+"""Modules, found without importing them.
+
+Takes a dotted name, gives the file that Python would import it from. Keeps true: no package is imported to find what is
+inside of it, and no import hook of others is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+
+# Import hooks that find nothing of their own, or only names that no config uses.
+_HARMLESS_HOOKS = frozenset(
+    ("_distutils_hack", "_pytest", "six", "_frozen_importlib", "_frozen_importlib_external", "transformers")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a module is.
+
+    Args:
+        name: its dotted name.
+        file: its source; None where it has none (a C module, a folder without `__init__.py`).
+        folders: where its submodules are looked for; None where it is no package.
+        stub: a `.pyi` file that describes it.
+        closed: whether it surely is what Python would import.
+    """
+
+    name: str
+    file: str | None
+    folders: tuple[str, ...] | None = None
+    stub: str | None = None
+    closed: bool = True
+
+
+@dataclass
+class Finder:
+    """Finds modules on a search path, part by part.
+
+    Args:
+        path: folders, first to last.
+    """
+
+    path: Sequence[str]
+    _known: dict[str, Found | None] = field(default_factory=dict)
+
+    def find(self, name: str) -> Found | None:
+        """Returns where a module is; None where there is none."""
+        if name not in self._known:
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def _find(self, name: str) -> Found | None:
+        parent_name, _, leaf = name.rpartition(".")
+        if not parent_name:
+            return _builtin(name) or self.in_folders(name, leaf, self.path)
+        parent = self.find(parent_name)
+        if parent is None or parent.folders is None:
+            return None
+        return self.in_folders(name, leaf, parent.folders)
+
+    def in_folders(self, name: str, leaf: str, folders: Sequence[str]) -> Found | None:
+        """Returns the module `leaf` in folders, under the name that it is to have."""
+        # Under its last part alone: for a dotted name, Python asks for the parent in `sys.modules`.
+        spec = PathFinder.find_spec(leaf, list(folders))
+        if spec is None:
+            return None
+        inside = spec.submodule_search_locations
+        parts = None if inside is None else tuple(inside)
+        origin = spec.origin
+        if origin is None:
+            return Found(name, None, parts)
+        if not os.path.isfile(origin):
+            return Found(name, None, parts, closed=False)
+        base = origin.removesuffix(".py")
+        if base != origin:
+            return Found(name, origin, parts, _existing(base + ".pyi"))
+        for suffix in EXTENSION_SUFFIXES:
+            if origin.endswith(suffix):
+                base = origin.removesuffix(suffix)
+                stub = _existing(base + ".pyi") or _existing(os.path.join(base, "__init__.pyi"))
+                return Found(name, None, parts, stub, closed=False)
+        return Found(name, None, parts, closed=False)
+
+    def may_be_hooked(self, name: str) -> bool:
+        """Returns whether something but the search path may find a module of that name."""
+        root = name.partition(".")[0]
+        if root in sys.modules or root == "distutils":
+            return True
+        return any(type_root(hook) not in _HARMLESS_HOOKS for hook in sys.meta_path)
+
+    def listing(self, folders: Iterable[str] | None) -> list[str]:
+        """Returns the names of the modules in folders."""
+        found = set()
+        for folder in self.path if folders is None else folders:
+            try:
+                entries = list(os.scandir(folder or "."))
+            except OSError:
+                continue
+            for entry in entries:
+                name, dot, suffix = entry.name.partition(".")
+                is_package = not dot and os.path.isfile(os.path.join(entry.path, "__init__.py"))
+                if name.isidentifier() and (suffix == "py" or f".{suffix}" in EXTENSION_SUFFIXES or is_package):
+                    found.add(name)
+        return sorted(found - {"__init__"})
+
+
+def type_root(hook: object) -> str:
+    """Returns the top package of what defines an import hook."""
+    module = hook.__module__ if isinstance(hook, type) else type(hook).__module__
+    return str(module).partition(".")[0]
+
+
+def _builtin(name: str) -> Found | None:
+    return Found(name, None, closed=False) if name in sys.builtin_module_names else None
+
+
+def _existing(file: str) -> str | None:
+    return file if os.path.isfile(file) else None

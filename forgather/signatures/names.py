@@ -1,0 +1,369 @@
+"""What names in source stand for.
+
+Takes modules, classes and expressions, gives the things that a name, an attribute or an expression can be. Keeps true:
+all alternatives are given; an empty list means that there surely is nothing of that name, a `Doubt` that there may be.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Sequence
+
+from forgather.signatures import known
+from forgather.signatures.binding import flow
+from forgather.signatures.conditions import static
+from forgather.signatures.lazy import lazy_target, stars_last
+from forgather.signatures.linear import merge, named_tuple
+from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value
+from forgather.signatures.world import World
+
+_OPEN_MARKS = ("globals()", "vars()", "setattr(sys.modules", "exec(", "__dict__", "sys.modules[__name__]")
+_RECURSION = Doubt("its definition leads back to itself")
+
+
+class Names:
+    """Answers what names stand for, in one world.
+
+    Args:
+        world: the modules.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def member(self, module: Module, name: str, *, typing: bool = False) -> list[Thing]:
+        """Returns what an attribute of a module can be.
+
+        Args:
+            module: the module.
+            name: the attribute.
+            typing: whether names that exist for type checkers alone count.
+        """
+        self.world.touch(module)
+        key = (module, name, typing)
+        return self.world.remembered(key, lambda: self._member(module, name, typing), [_RECURSION])
+
+    def _member(self, module: Module, name: str, typing: bool) -> list[Thing]:
+        if module.text is None:
+            return self._submodule(module, name) or (
+                [] if module.found.folders and module.found.closed else [_foreign(module)]
+            )
+        is_lazy = module.has("def __getattr__") or module.has("_LazyModule(") or module.has("lazy_loader")
+        scope = Scope(self, module, typing or module.is_stub)
+        if is_lazy and module.has("TYPE_CHECKING"):
+            found = self._flow(Scope(self, module, True), name)
+            if found:
+                return found
+        found, sure = flow(module.block.binding(name), name, scope)
+        if not sure:
+            found = found + self._otherwise(module, name, is_lazy, bool(found))
+        if any(isinstance(thing, Doubt) for thing in found):
+            stub = self.world.stub_of(module)
+            described = self.member(stub, name, typing=True) if stub else []
+            if described and not any(isinstance(thing, Doubt) for thing in described):
+                return described
+        return found
+
+    def _flow(self, scope: Scope, name: str) -> list[Thing]:
+        return flow(scope.module.block.binding(name), name, scope)[0]
+
+    def _otherwise(self, module: Module, name: str, is_lazy: bool, is_bound: bool) -> list[Thing]:
+        """Returns what a name is that the module's statements may not bind."""
+        if is_lazy:
+            target = lazy_target(module, name)
+            if isinstance(target, Doubt):
+                return [target]
+            if target is not None:
+                return self._lazily(module, target, name)
+        found = self._submodule(module, name)
+        if found or is_bound:
+            return found
+        if name in ("__name__", "__doc__", "__file__", "__path__", "__spec__", "__all__"):
+            return [Doubt("it is no class or function")]
+        if any(module.has(mark) for mark in _OPEN_MARKS) and (not is_lazy or module.has("globals()[")):
+            return [Doubt(f"{module.name!r} makes names while it is imported")]
+        return []
+
+    def _lazily(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
+        place, attribute = target
+        relative = f"{module.name}.{place.lstrip('.')}"
+        for full in (relative, place):
+            source = None if full.startswith(".") else self.world.module(full)
+            if isinstance(source, Module):
+                if not attribute:
+                    return [source]
+                return self.member(source, attribute) or [Doubt(f"{name!r} is made while it is imported")]
+        return [Doubt(f"the lazy name {name!r} leads to no module")]
+
+    def _submodule(self, module: Module, name: str) -> list[Thing]:
+        if module.found.folders is None or not name.isidentifier():
+            return []
+        found = self.world.module(f"{module.name}.{name}")
+        return [] if found is None else [found]
+
+    def exports(self, module: Module, name: str) -> list[Thing] | None:
+        """Returns what `from module import *` binds a name to; None where it does not bind it."""
+        if module.text is None:
+            return [_foreign(module)]
+        if not module.has(name) and not self._has_stars(module):
+            if any(module.has(mark) for mark in _OPEN_MARKS[:4]):
+                return [Doubt(f"{module.name!r} makes names while it is imported")]
+            self.world.touch(module)
+            return None
+        listed = self.listed(module)
+        if listed is not None and name not in listed:
+            return None
+        if listed is None and name.startswith("_"):
+            return None
+        return self.member(module, name) or None
+
+    def _has_stars(self, module: Module) -> bool:
+        return module.has("import *") or module.has("import (*")
+
+    def listed(self, module: Module) -> frozenset[str] | None:
+        """Returns the literal `__all__` of a module; None where it has none, or not as a literal."""
+        return self.world.remembered((module, "__all__"), lambda: self._read_listed(module), None)
+
+    def star_source(self, module: Module, statement: ast.ImportFrom) -> Module | Doubt | None:
+        """Returns the module that an import names."""
+        return Scope(self, module).source(statement)
+
+    def _read_listed(self, module: Module) -> frozenset[str] | None:
+        if not module.has("__all__"):
+            return None
+        names: set[str] = set()
+        for statement in module.block.plain("__all__"):
+            if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+                return None
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if not isinstance(target, ast.Name) or target.id != "__all__":
+                continue
+            if not isinstance(statement.value, ast.List | ast.Tuple):
+                return None
+            for item in statement.value.elts:
+                if not isinstance(item, ast.Constant) or not isinstance(item.value, str):
+                    return None
+                names.add(item.value)
+        return frozenset(names)
+
+    def evaluate(self, expression: ast.expr, scope: Scope) -> list[Thing]:
+        """Returns what an expression can be."""
+        if isinstance(expression, ast.Name):
+            return scope.lookup(expression.id)
+        if isinstance(expression, ast.Attribute):
+            found: list[Thing] = []
+            for thing in self.evaluate(expression.value, scope):
+                found += self.attribute(thing, expression.attr, typing=scope.typing) or [
+                    Doubt(f"{expression.attr!r} is not found")
+                ]
+            return found
+        if isinstance(expression, ast.Subscript):
+            things = self.evaluate(expression.value, scope)
+            return [t if _is_generic(t) else Value(scope.module, expression) for t in things]
+        if isinstance(expression, ast.IfExp):
+            return self.evaluate(expression.body, scope) + self.evaluate(expression.orelse, scope)
+        if isinstance(expression, ast.Constant) and isinstance(expression.value, str) and scope.typing:
+            try:
+                return self.evaluate(ast.parse(expression.value.strip(), "<annotation>", "eval").body, scope)
+            except (SyntaxError, ValueError, RecursionError):
+                return [Doubt("an annotation that cannot be read")]
+        if isinstance(expression, ast.Call):
+            return self._called(expression, scope)
+        return [Value(scope.module, expression)]
+
+    def _called(self, call: ast.Call, scope: Scope) -> list[Thing]:
+        functions = self.evaluate(call.func, scope)
+        if len(functions) != 1:
+            return [Doubt("the result of a call")]
+        function = functions[0]
+        starred = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+        if function == Ref("functools.partial") and call.args and not starred:
+            keywords = tuple(keyword.arg or "" for keyword in call.keywords)
+            return [
+                thing if isinstance(thing, Doubt) else Partial(thing, len(call.args) - 1, keywords)
+                for thing in self.evaluate(call.args[0], scope)
+            ]
+        if function == Ref("collections.namedtuple"):
+            return [named_tuple(call)]
+        if isinstance(function, Function) and call.args and not starred:
+            from forgather.signatures.decorators import returns_its_argument
+
+            if returns_its_argument(function):
+                return self.evaluate(call.args[0], scope)
+        return [Doubt("the result of a call")]
+
+    def attribute(self, thing: Thing, name: str, *, typing: bool = False) -> list[Thing]:
+        """Returns what `thing.name` can be; an empty list where there surely is no such attribute."""
+        if isinstance(thing, Module):
+            dotted = f"{thing.name}.{name}"
+            return [Ref(dotted)] if known.is_by_name(dotted) else self.member(thing, name, typing=typing)
+        if isinstance(thing, Class):
+            return self.class_attribute(thing, name)
+        if isinstance(thing, Ref) and thing.dotted in ("typing", "collections"):
+            return [Ref(f"{thing.dotted}.{name}")]
+        return [thing if isinstance(thing, Doubt) else Doubt(f"an attribute {name!r} of a value")]
+
+    def own(self, cls: Class, name: str) -> list[Thing]:
+        """Returns what a class itself binds a name to."""
+        self.world.touch(cls.module)
+        key = (cls.node, name)
+        return self.world.remembered(key, lambda: self._own(cls, name), [_RECURSION])
+
+    def _own(self, cls: Class, name: str) -> list[Thing]:
+        return flow(cls.body.binding(name), name, Scope(self, cls.module, cls.module.is_stub, cls))[0]
+
+    def class_attribute(self, cls: Class, name: str) -> list[Thing]:
+        """Returns what an attribute of a class can be, through its bases."""
+        for base in self.mro(cls):
+            if isinstance(base, Class):
+                found = self.own(base, name)
+                if found:
+                    return [Function(f.module, f.node, f.home, cls) if isinstance(f, Function) else f for f in found]
+            elif isinstance(base, Doubt):
+                return [base]
+            elif base.dotted not in known.EMPTY_BASES:
+                return [Doubt(f"{cls.name} has the base {base.dotted}")]
+        if cls.node.keywords or cls.node.decorator_list or cls.module.has(f".{name}") or cls.module.has("setattr("):
+            return [Doubt(f"{name!r} may be set from outside of {cls.name}")]
+        return []
+
+    def bases(self, cls: Class) -> list[Class | Ref | Doubt]:
+        """Returns the base classes as they are written."""
+        scope = Scope(self, cls.module, cls.module.is_stub, cls.outer)
+        found: list[Class | Ref | Doubt] = []
+        for expression in cls.node.bases:
+            things = self.evaluate(expression, scope)
+            only = things[0] if len(things) == 1 else Doubt(f"a base of {cls.name} is not known")
+            if isinstance(only, Class | Ref | Doubt):
+                found.append(only)
+            else:
+                found.append(Doubt(f"a base of {cls.name} is not known"))
+        return found
+
+    def mro(self, cls: Class) -> list[Class | Ref | Doubt]:
+        """Returns a class and its bases in Python's order; a `Doubt` stands for what is not known."""
+        return self.world.remembered((cls.node, "mro"), lambda: self._mro(cls), [cls, _RECURSION])
+
+    def _mro(self, cls: Class) -> list[Class | Ref | Doubt]:
+        bases = self.bases(cls)
+        if any(base == Ref("typing.NamedTuple") or base == Ref("typing.TypedDict") for base in bases):
+            return [cls, *bases]
+        chains = [self.mro(base) if isinstance(base, Class) else [base] for base in bases]
+        return [cls, *merge([[*chain] for chain in chains] + [list(bases)])]
+
+
+def _is_generic(thing: Thing) -> bool:
+    """Returns whether `thing[...]` is constructed like the thing itself."""
+    if isinstance(thing, Ref):
+        return thing.dotted in known.EMPTY_BASES or not thing.dotted.startswith("typing")
+    return isinstance(thing, Class | Doubt)
+
+
+def _foreign(module: Module) -> Doubt:
+    return Doubt(f"{module.name!r} is not written in Python")
+
+
+class Scope:
+    """Where a name is looked up: a module, or a class body in it.
+
+    Args:
+        names: what answers.
+        module: the module.
+        typing: whether names that exist for type checkers alone count.
+        cls: the class whose body it is.
+    """
+
+    def __init__(self, names: Names, module: Module, typing: bool = False, cls: Class | None = None) -> None:
+        self.names, self.module, self.typing, self.cls = names, module, typing, cls
+
+    def lookup(self, name: str) -> list[Thing]:
+        """Returns what a name can be here."""
+        if self.cls is not None:
+            found = self.names.own(self.cls, name)
+            if found:
+                return found
+        found = self.names.member(self.module, name, typing=self.typing)
+        if not found and hasattr(builtins, name):
+            return [Ref(f"builtins.{name}")]
+        return found or [Doubt(f"the name {name!r} is not found")]
+
+    def static(self, test: ast.expr) -> bool | None:
+        """Returns what a condition is, where the interpreter decides it."""
+        return static(test, self.typing)
+
+    def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
+        """Returns whether an import would succeed; None where that is not known."""
+        if isinstance(statement, ast.Import):
+            modules = [self.names.world.module(alias.name) for alias in statement.names]
+        else:
+            modules = [self.source(statement)]
+        if any(module is None for module in modules):
+            return False
+        if not all(isinstance(module, Module) and module.text is not None for module in modules):
+            return None
+        if isinstance(statement, ast.ImportFrom) and isinstance(modules[0], Module):
+            for alias in statement.names:
+                if alias.name == "*":
+                    continue
+                found = self.names.member(modules[0], alias.name)
+                if not found:
+                    return False
+                if any(isinstance(thing, Doubt) for thing in found):
+                    return None
+        return True
+
+    def source(self, statement: ast.ImportFrom) -> Module | Doubt | None:
+        """Returns the module that a `from` names."""
+        name = statement.module or ""
+        if statement.level:
+            package = self.module.name
+            for _ in range(statement.level - (self.module.found.folders is not None)):
+                package = package.rpartition(".")[0]
+            name = f"{package}.{name}" if name and package else package or name
+        return self.names.world.module(name) if name else Doubt("an import from no package")
+
+    def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Thing] | None:
+        """Returns what a statement binds a name to; None where it does not bind it."""
+        if isinstance(statement, ast.ClassDef):
+            return [Class(self.module, statement, self.cls)]
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            return [Function(self.module, statement, self.cls, self.cls)]
+        if isinstance(statement, ast.Import):
+            return self._imported(statement, name)
+        if isinstance(statement, ast.ImportFrom):
+            return self._imported_from(statement, name)
+        if expression is None:
+            return [Doubt(f"{name!r} is made by code")]
+        return self.names.evaluate(expression, self)
+
+    def _imported(self, statement: ast.Import, name: str) -> list[Thing]:
+        for alias in reversed(statement.names):
+            if alias.asname == name or (not alias.asname and alias.name.partition(".")[0] == name):
+                wanted = alias.name if alias.asname else name
+                if wanted in ("typing", "collections"):
+                    return [Ref(wanted)]
+                return [self.names.world.module(wanted) or Doubt(f"no module named {wanted!r}")]
+        return []
+
+    def _imported_from(self, statement: ast.ImportFrom, name: str) -> list[Thing] | None:
+        for alias in reversed(statement.names):
+            if (alias.asname or alias.name) == name:
+                dotted = f"{statement.module}.{alias.name}"
+                if not statement.level and known.is_by_name(dotted):
+                    return [Ref(dotted)]
+                source = self.source(statement)
+                if isinstance(source, Module):
+                    if source is self.module and alias.name == name:
+                        return self.names._submodule(source, name) or [Doubt(f"{name!r} is imported from itself")]
+                    found = self.names.attribute(source, alias.name, typing=self.typing)
+                    return found or [Doubt(f"{source.name!r} has no symbol {alias.name!r}")]
+                return [source or Doubt(f"no module named {statement.module!r}")]
+        source = self.source(statement)
+        if isinstance(source, Module):
+            return self.names.exports(source, name) if source is not self.module else None
+        return None if source is None else [source]
+
+    def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
+        """Returns statements in the order in which the last one counts."""
+        return stars_last(statements, name) if self.typing else statements

@@ -1,0 +1,180 @@
+"""Parameters, while signatures are being put together.
+
+Takes the arguments of a function in source, gives parameters in call order. Keeps true: what is merged from several
+functions accepts at least what the real call accepts.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from forgather.signatures.values import UNKNOWN, Annotation, Default
+
+POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+STAR = inspect.Parameter.VAR_POSITIONAL
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+STARS = inspect.Parameter.VAR_KEYWORD
+OPTIONAL = Default("...")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter."""
+
+    name: str
+    kind: inspect._ParameterKind
+    default: Default | None = None
+    annotation: Annotation | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a keyword can give it."""
+        return self.kind in (EITHER, KEYWORD)
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether a position can give it."""
+        return self.kind in (EITHER, POSITIONAL)
+
+
+Describe = Callable[[ast.expr | None], Annotation | None]
+
+
+def parameters_of(arguments: ast.arguments, describe: Describe) -> list[Param]:
+    """Returns the parameters of a function.
+
+    Args:
+        arguments: as the source has them.
+        describe: makes an annotation of an expression.
+    """
+    found: list[Param] = []
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing = len(positional) - len(arguments.defaults)
+    defaults = [None] * missing + list(arguments.defaults)
+    for index, (argument, expression) in enumerate(zip(positional, defaults, strict=True)):
+        kind = POSITIONAL if index < len(arguments.posonlyargs) else EITHER
+        found.append(_param(argument, kind, expression, describe))
+    if arguments.vararg:
+        found.append(Param(arguments.vararg.arg, STAR))
+    for argument, expression in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append(_param(argument, KEYWORD, expression, describe))
+    if arguments.kwarg:
+        found.append(Param(arguments.kwarg.arg, STARS))
+    return found
+
+
+def _param(argument: ast.arg, kind: inspect._ParameterKind, expression: ast.expr | None, describe: Describe) -> Param:
+    default = None if expression is None else default_of(expression)
+    annotation = describe(argument.annotation)
+    return Param(argument.arg, kind, default, with_default(annotation, default))
+
+
+def with_default(annotation: Annotation | None, default: Default | None) -> Annotation | None:
+    """Returns an annotation that accepts the default too; one that denies its own default is not believed."""
+    if annotation is None or annotation.accepts is None or default is None or default.value is UNKNOWN:
+        return annotation
+    word = "none" if default.value is None else type(default.value).__name__
+    if word == "none":
+        return Annotation(annotation.text, annotation.accepts | {"none"})
+    return annotation if word in annotation.accepts else Annotation(annotation.text)
+
+
+def default_of(expression: ast.expr) -> Default:
+    """Returns the default that an expression writes."""
+    if isinstance(expression, ast.Constant):
+        known = expression.value is not Ellipsis and not isinstance(expression.value, complex)
+        return Default(repr(expression.value), expression.value if known else UNKNOWN)
+    try:
+        value: object = ast.literal_eval(expression)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = UNKNOWN
+    return Default(ast.unparse(expression), value)
+
+
+def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param] | None, stars: bool) -> list[Param]:
+    """Returns the parameters of a function that hands its `*args` and `**kwargs` on.
+
+    Args:
+        own: its own parameters.
+        names: what its `**kwargs` may hold.
+        star: what its `*args` may hold, in order; None where they stay as they are.
+        stars: whether its `**kwargs` take any other name too.
+    """
+    taken = {p.name for p in own}
+    positional = [p for p in own if p.is_positional]
+    keyword = [p for p in own if p.kind is KEYWORD]
+    more = list(star or ())
+    optional = any(p.default is not None for p in positional)
+    for param in more:
+        if param.name in taken or not param.is_positional:
+            continue
+        taken.add(param.name)
+        default = param.default or (OPTIONAL if optional else None)
+        optional = optional or default is not None
+        positional.append(replace(param, default=default))
+    for param in names:
+        if param.name not in taken and param.is_named:
+            taken.add(param.name)
+            keyword.append(replace(param, kind=KEYWORD))
+    result = sorted(positional, key=lambda p: p.kind)
+    if star is None:
+        result += [p for p in own if p.kind is STAR]
+    else:
+        result += [p for p in more if p.kind is STAR][:1]
+    result += keyword
+    if stars:
+        result += [p for p in own if p.kind is STARS] or [Param("kwargs", STARS)]
+    return result
+
+
+def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None:
+    """Returns parameters without the first `count` that positions give; None where there are not so many."""
+    rest = list(params)
+    for _ in range(count):
+        if rest and rest[0].is_positional:
+            del rest[0]
+        elif not rest or rest[0].kind is not STAR:
+            return None
+    return rest
+
+
+def as_signature(params: Sequence[Param]) -> inspect.Signature:
+    """Returns parameters as a signature."""
+    empty = inspect.Parameter.empty
+    made = [
+        inspect.Parameter(
+            p.name,
+            p.kind,
+            default=empty if p.default is None else p.default,
+            annotation=empty if p.annotation is None else p.annotation,
+        )
+        for p in params
+    ]
+    return inspect.Signature(made)
+
+
+def opened(params: Sequence[Param]) -> list[Param]:
+    """Returns parameters of a constructor that was replaced by one which takes anything."""
+    named = [replace(p, kind=KEYWORD, default=p.default or OPTIONAL) for p in params if p.is_named]
+    return [Param("args", STAR), *named, Param("kwargs", STARS)]
+
+
+def after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
+    """Returns what is left of the parameters of a call's target, after the arguments that the call gives itself."""
+    rest = list(target)
+    for argument in call.args:
+        if isinstance(argument, ast.Starred):
+            break
+        if rest and rest[0].is_positional:
+            del rest[0]
+    given = {keyword.arg for keyword in call.keywords}
+    return [p for p in rest if p.name not in given or not p.is_named]
+
+
+def optional(params: Sequence[Param]) -> list[Param]:
+    """Returns parameters of which none must be given."""
+    return [p if p.default is not None or p.kind in (STAR, STARS) else replace(p, default=OPTIONAL) for p in params]

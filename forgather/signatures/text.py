@@ -1,0 +1,282 @@
+"""Python source, cut into statements that are parsed when they are asked for.
+
+Takes the text of a file, gives the statements that may bind a name. Keeps true: nothing is compiled to code; where the
+cutting cannot be trusted, the whole file is parsed instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+_DEFINES = re.compile(r"(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
+_CONTINUES = re.compile(r"(?:else|elif|except|finally)\b")
+_PLAUSIBLE = re.compile(
+    r"@|(?:async[ \t]+)?(?:def|class)[ \t]+\w"
+    r"|(?:import|from|if|try|for|while|with|else|elif|except|finally|raise|assert|del|pass|global|return|match|async)\b"
+    r"|[A-Za-z_][\w.]*[ \t]*(?:[\[(:,;#=]|[-+*/|&%^@]=|$)|[\"'({\[]|[rRbBuUfF]{1,2}[\"']",
+    re.MULTILINE,
+)
+_STAR = re.compile(r"\bimport[ \t(]*\*")
+_HEADER_END = re.compile(r":[ \t]*(?:#[^\n]*)?\n")
+_FIRST_INDENT = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*([ \t]+)(?=\S)")
+_AT_MARGIN = re.compile(r"\n(?=[^\s#)\]}])")
+
+
+def parse(text: str) -> list[ast.stmt]:
+    """Returns the statements of a text.
+
+    Raises:
+        SyntaxError: as Python's parser does; other failures of the parser are turned into one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text, "<source>").body
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise SyntaxError(str(error) or type(error).__name__) from None
+
+
+class Parsed:
+    """Statements that are parsed already."""
+
+    def __init__(self, statements: Sequence[ast.stmt]) -> None:
+        self._statements = statements
+
+    def binding(self, name: str) -> list[ast.stmt]:
+        """Returns the statements that may bind `name`, in order."""
+        return [s for s in self._statements if _name_of(s) in (name, None)]
+
+    def plain(self, word: str = "") -> list[ast.stmt]:
+        """Returns the statements that are no definitions, in order; those that hold `word` at least."""
+        return [s for s in self._statements if _name_of(s) is None]
+
+    def defined(self) -> list[str]:
+        """Returns the names of functions and classes."""
+        return [name for s in self._statements if (name := _name_of(s)) is not None]
+
+
+def _name_of(statement: ast.stmt) -> str | None:
+    definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    return statement.name if definition else None  # type: ignore[attr-defined]
+
+
+class Text:
+    """The text of one file.
+
+    Args:
+        text: with `\\n` line ends.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._strings: list[tuple[int, int]] | None = None
+
+    def block(self) -> Block:
+        """Returns the file's statements."""
+        return Block(self, 0, len(self.text), "")
+
+    def line(self, offset: int) -> int:
+        """Returns the 1-based line of an offset."""
+        return self.text.count("\n", 0, offset) + 1
+
+    def in_string(self, offset: int) -> bool:
+        """Returns whether an offset lies in a string of several lines."""
+        if self._strings is None:
+            self._strings = list(_long_strings(self.text))
+        index = bisect_right(self._strings, (offset, len(self.text))) - 1
+        return index >= 0 and offset < self._strings[index][1]
+
+
+def _long_strings(text: str) -> Iterator[tuple[int, int]]:
+    position = 0
+    double, single = text.find('"""'), text.find("'''")
+    while double >= 0 or single >= 0:
+        start = min(found for found in (double, single) if found >= 0)
+        before = text[text.rfind("\n", 0, start) + 1 : start].lstrip()
+        if before.startswith("#"):
+            position = text.find("\n", start)
+            if position < 0:
+                return
+        else:
+            quote = text[start : start + 3]
+            end = text.find(quote, start + 3)
+            while end > 0 and _is_escaped(text, end):
+                end = text.find(quote, end + 1)
+            if end < 0:
+                raise _NotCutError
+            while text[end + 3 : end + 4] == quote[0]:
+                end += 1
+            position = end + 3
+            yield start + 1, position
+        if 0 <= double < position:
+            double = text.find('"""', position)
+        if 0 <= single < position:
+            single = text.find("'''", position)
+
+
+def _is_escaped(text: str, offset: int) -> bool:
+    begin = offset
+    while text[begin - 1] == "\\":
+        begin -= 1
+    return (offset - begin) % 2 == 1
+
+
+class _NotCutError(Exception):
+    """The text does not look as it would if it had been cut in the right places."""
+
+
+class Block:
+    """Statements of equal indent, each parsed when it is asked for.
+
+    Args:
+        source: the file.
+        start: offset of the first statement's line.
+        end: offset behind the last one.
+        indent: what each statement's line begins with.
+    """
+
+    def __init__(self, source: Text, start: int, end: int, indent: str) -> None:
+        self._source, self._start, self._end, self._indent = source, start, end, indent
+        self._parsed: dict[int, list[ast.stmt]] = {}
+        self._defined: dict[str, list[int]] = {}
+        self._plain: list[int] = []
+        self._whole: Parsed | None = None
+        try:
+            self._pieces = list(self._cut())
+        except _NotCutError:
+            self._whole = self._parse_whole()
+            return
+        for number, (begin, _, definition) in enumerate(self._pieces):
+            named = _DEFINES.match(source.text, definition)
+            if named:
+                self._defined.setdefault(named[1], []).append(number)
+            elif not source.text.startswith(('"', "'"), begin):
+                self._plain.append(number)
+
+    def _parse_whole(self) -> Parsed:
+        text = self._source.text[self._start : self._end]
+        lines = self._source.line(self._start) - 1
+        if self._indent:
+            statements = parse(f"if 1:\n{text}")[0].body  # type: ignore[attr-defined]
+            lines -= 1
+        else:
+            statements = parse(text)
+        _shift(statements, lines)
+        return Parsed(statements)
+
+    def _cut(self) -> Iterator[tuple[int, int, int]]:
+        """Yields begin and end of each statement, and where its `def` or `class` may stand."""
+        source, text, indent = self._source, self._source.text, self._indent
+        pattern = re.compile(rf"\n{indent}(?=[^\s#)\]}}])") if indent else _AT_MARGIN
+        begins = [m.end() for m in pattern.finditer(text, max(self._start - 1, 0), self._end)]
+        if not indent and text[:1] and text[0] not in " \t\n#":
+            begins.insert(0, 0)
+        current, definition, decorated = -1, -1, False
+        for begin in begins:
+            if source.in_string(begin):
+                continue
+            if not _PLAUSIBLE.match(text, begin):
+                raise _NotCutError
+            if current >= 0 and (decorated or _CONTINUES.match(text, begin)):
+                if decorated:
+                    definition, decorated = begin, text[begin] == "@"
+                continue
+            if current >= 0:
+                yield current, begin, definition
+            current = definition = begin
+            decorated = text[begin] == "@"
+        if current >= 0:
+            yield current, self._end, definition
+
+    def _statements(self, number: int) -> list[ast.stmt]:
+        if number not in self._parsed:
+            begin, end, definition = self._pieces[number]
+            statement = self._class(begin, end, definition)
+            self._parsed[number] = [statement] if statement else self._parse_piece(begin, end)
+        return self._parsed[number]
+
+    def _parse_piece(self, begin: int, end: int, more: str = "") -> list[ast.stmt]:
+        text, lines = self._source.text[begin:end] + more, self._source.line(begin) - 1
+        if self._indent:
+            text, lines = f"if 1:\n{self._indent}{text}", lines - 1
+        try:
+            found = parse(text)
+        except SyntaxError:
+            raise _NotCutError from None
+        if self._indent:
+            found = found[0].body  # type: ignore[attr-defined]
+        _shift(found, lines)
+        return found
+
+    def _class(self, begin: int, end: int, definition: int) -> ast.stmt | None:
+        """Returns a class whose body is not parsed yet; None for any other piece."""
+        text = self._source.text
+        if not text.startswith("class", definition):
+            return None
+        at = definition
+        for _ in range(5):
+            ends = _HEADER_END.search(text, at, end)
+            inside = ends and _FIRST_INDENT.match(text, ends.end(), end)
+            if not ends or not inside:
+                return None
+            try:
+                head = self._parse_piece(begin, ends.start() + 1, " pass")[0]
+            except _NotCutError:
+                at = ends.end()
+                continue
+            head.lazy_body = Block(self._source, ends.end(), end, inside[1])  # type: ignore[attr-defined]
+            return head
+        return None
+
+    def _select(self, numbers: Sequence[int]) -> list[ast.stmt]:
+        return [statement for number in numbers for statement in self._statements(number)]
+
+    def binding(self, name: str) -> list[ast.stmt]:
+        """Returns the statements that may bind `name`, in order."""
+        if self._whole is None:
+            text, numbers = self._source.text, list(self._defined.get(name, ()))
+            for number in self._plain:
+                begin, end, _ = self._pieces[number]
+                if text.find(name, begin, end) >= 0 or _STAR.search(text, begin, end):
+                    numbers.append(number)
+            try:
+                return self._select(sorted(numbers))
+            except _NotCutError:
+                self._whole = self._parse_whole()
+        return self._whole.binding(name)
+
+    def plain(self, word: str = "") -> list[ast.stmt]:
+        """Returns the statements that are no definitions, in order; those that hold `word` at least."""
+        if self._whole is None:
+            find, pieces = self._source.text.find, self._pieces
+            try:
+                return self._select([n for n in self._plain if not word or find(word, *pieces[n][:2]) >= 0])
+            except _NotCutError:
+                self._whole = self._parse_whole()
+        return self._whole.plain(word)
+
+    def defined(self) -> list[str]:
+        """Returns the names of functions and classes."""
+        return list(self._defined) if self._whole is None else self._whole.defined()
+
+
+def _shift(statements: Sequence[ast.stmt], lines: int) -> None:
+    """Moves statements, and those inside compound statements, to their lines in the file."""
+    for statement in statements:
+        statement.lineno += lines
+        for part in ("body", "orelse", "finalbody"):
+            inner = getattr(statement, part, None)
+            if isinstance(inner, list) and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                _shift(inner, lines)
+        for handler in getattr(statement, "handlers", ()):
+            _shift(handler.body, lines)
+
+
+def body_of(node: ast.ClassDef) -> Parsed | Block:
+    """Returns the statements of a class."""
+    lazy: Block | None = getattr(node, "lazy_body", None)
+    return lazy if lazy is not None else Parsed(node.body)

@@ -1,0 +1,128 @@
+"""What a name can stand for in source.
+
+Takes nothing, gives the records of the reading: modules, classes, functions, partials. Keeps true: a `Thing` is found
+by reading; `Doubt` says why nothing can be said.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from forgather.signatures.finding import Found
+from forgather.signatures.text import Block, Parsed, Text, body_of
+
+
+class Module:
+    """A module's source.
+
+    Args:
+        found: where it is.
+        text: its text; None where it has no source.
+        is_ours: whether it belongs to the user's project.
+    """
+
+    __slots__ = ("found", "is_ours", "is_stub", "text", "_block", "memo")
+
+    def __init__(self, found: Found, text: Text | None, *, is_ours: bool = False, is_stub: bool = False) -> None:
+        self.found, self.text, self.is_ours, self.is_stub = found, text, is_ours, is_stub
+        self._block: Block | None = None
+        self.memo: dict[Any, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return self.found.name
+
+    @property
+    def file(self) -> str | None:
+        """Its source file."""
+        return self.found.stub if self.is_stub else self.found.file
+
+    @property
+    def block(self) -> Block:
+        """Its statements."""
+        if self._block is None:
+            self._block = (self.text or Text("")).block()
+        return self._block
+
+    def has(self, word: str) -> bool:
+        """Returns whether its text holds a piece of text."""
+        return self.text is not None and word in self.text.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class:
+    """A class statement, and the module it stands in."""
+
+    module: Module
+    node: ast.ClassDef
+    outer: Class | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, with those of the classes around it."""
+        return f"{self.outer.name}.{self.node.name}" if self.outer else self.node.name
+
+    @property
+    def body(self) -> Block | Parsed:
+        """Its statements."""
+        return body_of(self.node)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function statement; `owner` is the class that it was looked up on, `home` the one it stands in."""
+
+    module: Module
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    home: Class | None = None
+    owner: Class | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.node.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """`functools.partial` of something, with the number of positional arguments and the names of the keywords."""
+
+    inner: Any
+    args: int
+    keywords: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuples:
+    """What `collections.namedtuple` makes: names of the fields, and how many of the last have a default."""
+
+    fields: tuple[str, ...]
+    defaults: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A name that is judged by name ("typing.Generic", "builtins.dict")."""
+
+    dotted: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A value that is no class, function or module; `node` is the expression it came from."""
+
+    module: Module
+    node: ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What cannot be known, and why."""
+
+    reason: str
+
+
+Thing = Module | Class | Function | Partial | Tuples | Ref | Value | Doubt

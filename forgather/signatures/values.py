@@ -1,0 +1,92 @@
+"""What is known of a constructor, as data.
+
+Takes nothing, gives the records that a `Reader` returns. Keeps true: a signature may accept more than the real callable
+does, never less; an annotation that is not understood accepts anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Literal
+
+from forgather.source import Span
+
+
+class _UnknownValue:
+    """The type of `UNKNOWN`."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __reduce__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = _UnknownValue()
+"""A default that is no literal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What a parameter is when the call does not give it.
+
+    Args:
+        text: as the source writes it.
+        value: the literal; `UNKNOWN` where it is none.
+    """
+
+    text: str
+    value: object = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """What a parameter takes, or what a call gives.
+
+    Args:
+        text: as the source writes it; "" where it writes nothing.
+        accepts: words out of "none bool int float str bytes list tuple dict callable iterable type" and
+            "instance:<module>:<Class>"; None where anything may go.
+    """
+
+    text: str
+    accepts: frozenset[str] | None = None
+
+
+NO_ANNOTATION = Annotation("")
+
+
+@dataclass(frozen=True)
+class Callee:
+    """How a constructor may be called.
+
+    Args:
+        name: how messages call it ("AdamW").
+        signatures: what it accepts: a call fits when it fits one of them. A default is a `Default`, an annotation an
+            `Annotation`.
+        kind: "class" or "function".
+        span: where it is defined; None for a builtin.
+        gives: what a call gives.
+        callable_instance: whether what a call gives can be called; None where that is unknown.
+    """
+
+    name: str
+    signatures: tuple[inspect.Signature, ...]
+    kind: Literal["class", "function"]
+    span: Span | None = None
+    gives: Annotation = NO_ANNOTATION
+    callable_instance: bool | None = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A constructor whose signature source does not tell.
+
+    Args:
+        constructor: as the config names it.
+        reason: why it is not known.
+    """
+
+    constructor: str
+    reason: str

@@ -1,0 +1,177 @@
+"""The modules that are being read.
+
+Takes a search path and a project folder, gives modules by name or by file. Keeps true: what an answer was made from is
+recorded, file by file, so that the answer can be kept as long as those files stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from forgather.errors import SyntaxFault
+from forgather.signatures.finding import Finder, Found
+from forgather.signatures.text import Text, parse
+from forgather.signatures.things import Doubt, Module
+from forgather.source import Span
+
+MAX_BYTES = 5_000_000
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class World:
+    """Modules of one search path, each read once.
+
+    Args:
+        path: where modules are looked for.
+        ours: folders whose files are the user's.
+    """
+
+    def __init__(self, path: Sequence[str], ours: Sequence[str] = ()) -> None:
+        self.finder = Finder(path)
+        self._ours = tuple(os.path.join(os.path.realpath(folder), "") for folder in ours)
+        self._modules: dict[str, Module | Doubt | None] = {}
+        self._used: list[set[str]] = [set()]
+        self._memo: dict[Any, tuple[Any, frozenset[str]]] = {}
+        self.active: set[Any] = set()
+
+    def remembered(self, key: Any, make: Callable[[], T], meanwhile: S) -> T | S:
+        """Returns what `make` returns, made once; `meanwhile` where it asks for itself."""
+        if key in self._memo:
+            value, used = self._memo[key]
+            self._used[-1] |= used
+            return value  # type: ignore[no-any-return]
+        if key in self.active:
+            return meanwhile
+        self.active.add(key)
+        self._used.append(set())
+        try:
+            value = make()
+        finally:
+            self.active.discard(key)
+            used_now = self._used.pop()
+            self._used[-1] |= used_now
+        self._memo[key] = value, frozenset(used_now)
+        return value
+
+    def used(self, action: Callable[[], T]) -> tuple[T, set[str]]:
+        """Returns what an action returns, and the files that decided it."""
+        self._used.append(set())
+        try:
+            return action(), self._used[-1]
+        finally:
+            self._used.pop()
+
+    def touch(self, module: Module) -> None:
+        """Records that a module was read."""
+        if module.file is not None:
+            self._used[-1].add(module.file)
+
+    def module(self, name: str) -> Module | Doubt | None:
+        """Returns a module by its dotted name; None where there surely is none."""
+        if name not in self._modules:
+            found = self.finder.find(name)
+            self._modules[name] = self._load(found) if found else self._missing(name)
+        module = self._modules[name]
+        if isinstance(module, Module):
+            self.touch(module)
+        return module
+
+    def _missing(self, name: str) -> Doubt | None:
+        if self.finder.may_be_hooked(name) and "." not in name:
+            return Doubt(f"{name!r} is found by an import hook")
+        parent_name, _, leaf = name.rpartition(".")
+        if not parent_name:
+            return None
+        parent = self.module(parent_name)
+        if not isinstance(parent, Module):
+            return parent
+        if parent.text is None:
+            return None if parent.found.closed else Doubt(f"{parent_name!r} is not written in Python")
+        makes = parent.has("sys.modules") or parent.has("__path__") or parent.has("meta_path")
+        return Doubt(f"{parent_name!r} makes modules itself") if makes and parent.has(leaf) else None
+
+    def in_folders(self, name: str, folders: Sequence[str]) -> Module | Doubt | None:
+        """Returns a module of the package that is made of folders."""
+        package = "_folder_" + sha256("\0".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        if package not in self._modules:
+            whole = Found(package, None, tuple(folders))
+            self.finder._known[package] = whole
+            self._modules[package] = Module(whole, None)
+        return self.module(f"{package}.{name}")
+
+    def _load(self, found: Found) -> Module | Doubt:
+        if found.file is None:
+            if found.stub:
+                return Module(found, self._text(found.stub), is_stub=True)
+            return Module(found, None)
+        text = self._text(found.file)
+        if text is None:
+            return Doubt(f"{found.file} cannot be read as text")
+        is_ours = os.path.realpath(found.file).startswith(self._ours) if self._ours else False
+        if is_ours and "site-packages" not in found.file:
+            _refuse_faulty(found.file, text)
+        try:
+            module = Module(found, text, is_ours=is_ours)
+            _ = module.block
+        except SyntaxError as error:
+            return Doubt(f"{found.file} has a syntax error: {error.msg}")
+        return module
+
+    def stub_of(self, module: Module) -> Module | None:
+        """Returns what a module's stub says, where it has one beside its source."""
+        if module.is_stub or module.found.stub is None:
+            return None
+        key = f"{module.name} (stub)"
+        if key not in self._modules:
+            text = self._text(module.found.stub)
+            self._modules[key] = Module(module.found, text, is_stub=True) if text else None
+        stub = self._modules[key]
+        if isinstance(stub, Module):
+            self.touch(stub)
+            return stub
+        return None
+
+    def _text(self, file: str) -> Text | None:
+        try:
+            with open(file, "rb") as stream:
+                content = stream.read(MAX_BYTES + 1)
+        except OSError:
+            return None
+        if len(content) > MAX_BYTES:
+            return None
+        return decode(content)
+
+
+def decode(content: bytes) -> Text | None:
+    """Returns the text of a Python file; None where it is none."""
+    encoding = "utf-8-sig"
+    if b"coding" in content[:200]:
+        import io
+        import tokenize
+
+        try:
+            encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
+        except SyntaxError:
+            return None
+    try:
+        text = content.decode(encoding)
+    except (UnicodeDecodeError, LookupError):
+        return None
+    return Text(text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text)
+
+
+def _refuse_faulty(file: str, text: Text) -> None:
+    """Parses a file of the project whole, so that a mistake in it is found wherever it stands."""
+    try:
+        parse(text.text)
+    except SyntaxError as error:
+        raise SyntaxFault(
+            f"{os.path.basename(file)} is not valid Python: {error.msg}",
+            code="FG326",
+            span=Span(file, error.lineno or 1, error.offset or 0),
+            hint="correct the line; Python could not import the file either",
+        ) from None
