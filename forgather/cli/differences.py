@@ -122,7 +122,7 @@ def _what(item: Difference) -> str:
     if item.change is Change.SHARED:
         return f"was an object of its own, is one with {format_path(item.partner or ())}"
     if item.change in (Change.DEFAULT, Change.CODE):
-        return f"{item.old.text}, {item.new.text}"
+        return f"{item.old.text} {item.new.text}"
     return f"{'order ' if item.change is Change.ORDER else ''}{item.old.text} -> {item.new.text}"
 
 

@@ -7,15 +7,19 @@ of one comparison see one instant, so that clocks are no difference; nothing is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from forgather.config.graph import Graph
+from forgather.config.diff import diff
+from forgather.config.difference import Change, Difference, Side
+from forgather.config.graph import Call, Graph, Node
+from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, ProjectError
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
 from forgather.project.display import Display
+from forgather.project.kept import Digests
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.project import Project
@@ -31,13 +35,48 @@ class Compared:
         title: how the user would call it.
         graph: what it would build, or has built.
         place: short name of a file of this side.
-        project: the config; None for a run whose config is gone.
+        config: the config's name.
+        code: digest of each Python file of the project that the graph names, by the name it has in constructors.
     """
 
     title: str
     graph: Graph
     place: Callable[[str], str]
-    project: Project | None = None
+    config: str
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
+    """Returns the differences of two sides: those of the graphs, then constructors whose source file is another."""
+    return (*diff(old.graph, new.graph), *_changed_code(old, new))
+
+
+def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
+    """Returns the digest of each Python file of the project that constructors of the graph name."""
+    digest, found = Digests(), {}
+    for _, node in walk(roots(graph)):
+        file = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+        if file.endswith(".py") and file not in found:
+            known = digest(os.path.normpath(os.path.join(project_dir, file)))
+            if known is not None:
+                found[file] = known
+    return found
+
+
+def _changed_code(old: Compared, new: Compared) -> Iterator[Difference]:
+    changed = {file for file, digest in new.code.items() if old.code.get(file, digest) != digest}
+    first = {_file_of(node): (path, node) for path, node in reversed(list(walk(roots(old.graph))))}
+    for path, node in walk(roots(new.graph)):
+        file = _file_of(node)
+        if file in changed and file in first:
+            changed.discard(file)
+            before, earlier = first[file]
+            sides = Side(file, earlier.origin, before, earlier), Side("has changed", node.origin, path, node)
+            yield Difference(Change.CODE, *sides)
+
+
+def _file_of(node: Node) -> str:
+    return node.constructor.partition(":")[0] if isinstance(node, Call) else ""
 
 
 def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
@@ -45,7 +84,9 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
     environment = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
     project = Project.placed(meta, config, environment=replace(environment, now=now))
     display = Display(meta.project_dir, meta.workspace_root)
-    return Compared(title=config, graph=project.graph, place=display, project=project)
+    graph = project.graph
+    code = code_digests(graph, meta.project_dir)
+    return Compared(title=config, graph=graph, place=display, config=config, code=code)
 
 
 def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Entry, Graph
@@ -31,21 +32,41 @@ KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "
 _MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(?:user|site|forgather)_\w+)\b")
 
 
-def read_meta(project_dir: str) -> ProjectMeta:
+@dataclass(frozen=True, kw_only=True)
+class Neighbors:
+    """What lies around a project that is not where it is worked on.
+
+    Args:
+        workspace: absolute folder of its workspace; None outside any.
+        library: absolute folder of the library of templates.
+        is_folder: tells whether a search folder exists.
+    """
+
+    workspace: str | None
+    library: str
+    is_folder: Callable[[str], bool] = os.path.isdir
+
+
+def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMeta:
     """Returns what the `meta.yaml` of a project says, without looking at what is kept.
+
+    Args:
+        project_dir: absolute folder that holds it.
+        neighbors: what lies around it; None looks for it.
 
     Raises:
         ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
     """
-    workspace = find_workspace(project_dir)
+    around = neighbors or Neighbors(workspace=find_workspace(project_dir), library=library_dir())
+    workspace = around.workspace
     shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
-    candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), library_dir())
+    candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), around.library)
     path = tuple(folder for folder in candidates if os.path.isdir(folder))
     rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
     graph = load(rendered) if rendered.text.strip() else Graph(targets={})
     _refuse_unknown_keys(graph)
     entries = graph.targets
-    searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir)
+    searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir, around.is_folder)
     default = entries.get("default_config")
     meta = ProjectMeta(
         project_dir=project_dir,
@@ -57,7 +78,7 @@ def read_meta(project_dir: str) -> ProjectMeta:
         default_config=_text(default),
         default_config_span=default.value.span if default else None,
         system_path=tuple(os.path.join(project_dir, item) for item in _texts(entries.get("system_path"))),
-        searchpath=tuple(dict.fromkeys([*searchdir, *shared, library_dir()])),
+        searchpath=tuple(dict.fromkeys([*searchdir, *shared, around.library])),
         diagnostics=(*rendered.diagnostics, *graph.diagnostics, *warnings),
         files=tuple(rendered.sources),
         env_reads=dict(rendered.env_reads),
@@ -116,15 +137,17 @@ def _unknown_key(entry: Entry) -> Diagnostic:
     )
 
 
-def _search_folders(entry: Entry | None, project_dir: str) -> tuple[tuple[str, ...], list[Diagnostic]]:
+def _search_folders(
+    entry: Entry | None, project_dir: str, is_folder: Callable[[str], bool]
+) -> tuple[tuple[str, ...], list[Diagnostic]]:
     if entry is None:
         default = os.path.join(project_dir, "templates")
-        return ((default,) if os.path.isdir(default) else ()), []
+        return ((default,) if is_folder(default) else ()), []
     folders: list[str] = []
     warnings: list[Diagnostic] = []
     for item in _texts(entry):
         folder = os.path.normpath(os.path.join(project_dir, item))
-        if os.path.isdir(folder):
+        if is_folder(folder):
             folders.append(folder)
         else:
             warnings.append(_missing_folder(item, folder, entry))

@@ -33,7 +33,13 @@ CHANGERS = (
     "os.truncate",
     "shutil.",
 )
+# What may be started: Git, to read what a revision holds.
+GIT = ("rev-parse", "ls-tree", "cat-file", "for-each-ref")
 found = []
+
+
+def reads_git(event, args):
+    return event == "subprocess.Popen" and args[0] == args[1][0] == "git" and args[1][1] == "-C" and args[1][3] in GIT
 
 
 def theirs(file):
@@ -55,7 +61,7 @@ def hook(event, args):
         found.append(f"exec {args[0].co_filename}")
     elif event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) and not may_write(args[0]):
         found.append(f"write {args[0]}")
-    elif event.startswith(STARTERS):
+    elif event.startswith(STARTERS) and not reads_git(event, args):
         found.append(f"{event} {args}")
     elif event.startswith(CHANGERS) and not may_write(args[0]):
         found.append(f"{event} {args}")

@@ -22,6 +22,7 @@ COMMANDS = {
     "trefs": ["trefs"],
     "tlist": ["tlist"],
     "diff": ["diff", "evil", "evil"],
+    "diff of revisions": ["diff", "evil@HEAD", "@HEAD"],
     "golden": ["golden", "evil"],
 }
 NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "diff", "golden", "construct", "train", "new", "explain")
@@ -57,7 +58,24 @@ def project(tmp_path_factory):
     for name in ("evil_mod", "canary", "torch", "transformers", "json_", "conftest", "setup"):
         files[f"{name}.py"] = CANARY
     files["templates/canary.py"] = files["templates/configs/evil.py"] = CANARY
-    return make_project(folder, files, meta="name: Hostile\nsystem_path: .\ndefault_config: evil\n")
+    files[".gitattributes"] = "* filter=evil diff=evil\n"
+    make_project(folder, files, meta="name: Hostile\nsystem_path: .\ndefault_config: evil\n")
+    return commit(folder)
+
+
+def commit(folder):
+    """Makes the project a repository that would run programs on a checkout, and returns it."""
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *arguments], check=True)
+    touch = f"touch {folder}/CANARY"
+    for key in ("filter.evil.smudge", "filter.evil.process", "diff.evil.textconv", "core.fsmonitor", "core.pager"):
+        subprocess.run([*git, "config", key, touch], check=True)
+    hooks = [folder / ".git/hooks" / name for name in ("post-checkout", "post-index-change", "reference-transaction")]
+    for hook in hooks:
+        hook.write_text(f"#!/bin/sh\n{touch}\n")
+        hook.chmod(0o755)
+    return folder
 
 
 def run(project, arguments, home, **env):

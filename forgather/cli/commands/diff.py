@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
 
 from forgather.cli.differences import difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
 from forgather.cli.output import write_json, write_text
-from forgather.config.diff import diff
-from forgather.project.compared import Compared, named_config, open_config
+from forgather.project.compared import compare
+from forgather.project.sides import open_sides
 
 TAKES_CONFIG = True
 TROUBLE = 2
@@ -18,13 +17,16 @@ DESCRIPTION = """Show how two graphs differ: values, constructors, what is share
 The exit status is 0 where they are the same, 1 where they differ, 2 in trouble. Nothing is imported or constructed."""
 EXAMPLES = """examples:
   fgcli diff tiny fast                           two configs of the project
+  fgcli diff tiny                                the last commit and the working tree
+  fgcli diff tiny@HEAD~3                         a revision and the working tree
+  fgcli diff tiny@v1.0 @v1.1                     two revisions of one config
   fgcli diff tiny fast --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("a", metavar="A", help="a config: its name, or the path of its file")
-    parser.add_argument("b", metavar="B", help="the same for the other side")
+    parser.add_argument("a", metavar="A", nargs="?", help="a config, its file, or CONFIG@REVISION")
+    parser.add_argument("b", metavar="B", nargs="?", help="the same for the other side (default: A as it is now)")
     add_json(parser)
     add_output(parser)
 
@@ -32,9 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Prints the differences and returns the exit status."""
     options = invocation.options
-    now = datetime.now()
-    old, new = (_opened(word, invocation, now) for word in (options.a, options.b))
-    differences = diff(old.graph, new.graph)
+    old, new = open_sides(options.a, options.b, invocation.config, invocation.project_dir)
+    differences = compare(old, new)
     places = (old.place, new.place)
     if options.json:
         facts = {"a": old.title, "b": new.title, "same": not differences}
@@ -44,7 +45,3 @@ def run(invocation: Invocation) -> int:
         lines = [*head, *difference_lines(differences, places), "", summary(differences)]
         write_text("\n".join(lines if differences else [summary(differences)]), options.output, paint=paint)
     return int(bool(differences))
-
-
-def _opened(word: str, invocation: Invocation, now: datetime) -> Compared:
-    return open_config(*named_config(word, invocation.project_dir), now)
