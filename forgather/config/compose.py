@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
+from forgather.config.equality import same_value
 from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
 from forgather.config.forms import (
     STANDARD_CONTAINERS,
@@ -23,9 +24,11 @@ from forgather.config.forms import (
 )
 from forgather.config.graph import ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
 from forgather.config.indents import Indents
+from forgather.config.lookalikes import FIRST, WORDS, lookalike
 from forgather.config.merge import MERGE_KEY, Repeat, settle
 from forgather.config.places import Places
 from forgather.config.repeats import Verdict
+from forgather.config.reuse import Reuse
 from forgather.config.scalars import resolve_scalar
 from forgather.config.tags import TAGS, parse_tag
 from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
@@ -67,6 +70,7 @@ class Composer:
         self.anchored: list[Node] = []
         self.diagnostics: list[Diagnostic] = []
         self.indents = Indents()
+        self.reuse = Reuse()
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
         self.definitions: tuple[Entry, ...] = ()
@@ -129,6 +133,8 @@ class Composer:
 
     def _named(self, event: Event, node: Node) -> Node:
         if event.anchor is not None:
+            if event.anchor in self.anchors:
+                self.reuse.note_anchor(event.anchor, self.anchors[event.anchor], node)
             self.anchors[event.anchor] = node
             self.names.setdefault(id(node), event.anchor)
             self.anchored.append(node)
@@ -147,6 +153,8 @@ class Composer:
             hint = f"&{name} stands below, at {below}; move it above this line" if below else None
             hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
             raise self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+        if name in self.reuse:
+            self.reuse.note_alias(event, node)
         return node
 
     def _scalar(self, event: Event) -> Node:
@@ -163,12 +171,27 @@ class Composer:
                 return Scalar(origin=origin, value=MERGE_KEY)
             try:
                 value = resolve_scalar(event.value, digits)
-                return Scalar(origin=origin, value=value, written=None if value is event.value else event.value)
             except Refusal as refusal:
                 raise self._refused(event, refusal) from None
+            if value is event.value and (value in WORDS or value[0] in FIRST or "- " in value):
+                self._note_odd(event)
+            return Scalar(origin=origin, value=value, written=None if value is event.value else event.value)
         if event.tag in STANDARD_SCALARS:
             return self._guarded(event, lambda: standard_scalar(event.tag or "", event, origin, digits))
         return self._guarded(event, lambda: self._tagged_scalar(event, origin))
+
+    def _note_odd(self, event: Event) -> None:
+        """Notes a text that was perhaps not meant as one: a number, or items that were folded into it."""
+        frame = self._frames[-1] if self._frames else None
+        if not self._is_config or (frame and frame.event.kind is MAPPING and not len(frame.events) % 2):
+            return
+        if "- " in event.value:
+            self.indents.note_text(event)
+        if hint := lookalike(event.value):
+            message = f"{event.value!r} is a string here, and looks like something else"
+            self.diagnostics.append(
+                self._places.finding(event, message, code="FG222", severity=Severity.LINT, hint=hint)
+            )
 
     def _refuse_statement(self, event: Event) -> None:
         frame = self._frames[-1] if self._frames else None
@@ -292,6 +315,9 @@ class Composer:
             raise self._fault(
                 event, message, "FG206", "remove one of them; to override a parent's line, put it in a child's block"
             )
+        if repeat.verdict is Verdict.OVERRIDE:
+            self._note_idle(earlier, later, event)
+            return
         notes = {
             Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
             Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
@@ -303,6 +329,14 @@ class Composer:
             self.diagnostics.append(
                 self._places.finding(event, message, code="FG207", severity=Severity.LINT, hint=hint)
             )
+
+    def _note_idle(self, earlier: Entry, later: Entry, event: Event) -> None:
+        a, b = earlier.origin, later.origin
+        if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):
+            return
+        message = f"{later.key!r} overrides the line at {a.span} with the value that it has there"
+        hint = "remove the line; or keep it, if the value must stay when that line changes"
+        self.diagnostics.append(self._places.finding(event, message, code="FG233", severity=Severity.LINT, hint=hint))
 
     # budgets and errors
 
@@ -344,3 +378,9 @@ class Composer:
 
 def _line(place: Origin | None) -> tuple[Origin, ...]:
     return () if place is None else (place,)
+
+
+def _same(a: Node, b: Node) -> bool:
+    if isinstance(a, Scalar) and isinstance(b, Scalar):
+        return repr(a.value) == repr(b.value)
+    return same_value(a, b)

@@ -197,6 +197,10 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     if neighbour is None:
         return None
     other = _width(_line(lines, neighbour))
+    if places.builds_on(places.at(neighbour, other + 1), places.at(number, indent + 1)):
+        # The line that the user's own template adds is the one to mend, not the inherited one that follows it.
+        number, neighbour, indent, other = neighbour, number, other, indent
+        line = _line(lines, number)
     message = (
         f"{_name(line)} is indented by {indent}, its neighbour {_name(_line(lines, neighbour))} "
         f"({places.span(neighbour, other + 1)}) by {other}"

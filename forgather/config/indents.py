@@ -1,7 +1,7 @@
 """Keys that landed elsewhere than they were meant to, because of their indent.
 
-Takes pairs of a key and the first key of the block mapping under it, and the root keys; gives findings. Keeps true:
-a document that indents by one space throughout has none.
+Takes pairs of a key and the first key of the block mapping under it, texts that hold dashes, and the root keys; gives
+findings. Keeps true: a document that indents by one space throughout has none.
 """
 
 from __future__ import annotations
@@ -14,33 +14,89 @@ from forgather.config.graph import Call, Entry, Mapped
 from forgather.config.places import Places
 from forgather.errors import Diagnostic, Severity
 
+_FOLDED_LINES = 10
+
 
 class Indents:
-    """The steps from keys to the keys under them."""
+    """The steps from keys to the keys under them, and texts that may hold items."""
 
     def __init__(self) -> None:
-        self._steps: Counter[int] = Counter()
-        self._narrow: list[tuple[Event, Event]] = []
+        self._steps: list[tuple[Event, Event]] = []
+        self._texts: list[Event] = []
 
     def note(self, key: Event, child: Event) -> None:
         """Takes a key and the first key of the mapping under it."""
-        step = child.column - key.column
-        self._steps[step] += 1
-        if step == 1 and child.line > key.line:
-            self._narrow.append((key, child))
+        self._steps.append((key, child))
+
+    def note_text(self, text: Event) -> None:
+        """Takes a plain text that holds a dash and a blank."""
+        self._texts.append(text)
 
     def findings(self, places: Places) -> Iterator[Diagnostic]:
-        """Yields a warning for each step of one blank in a document that usually indents by more."""
-        if not self._narrow or self._steps.most_common(1)[0][0] <= 1:
+        """Yields a warning for each line that a little indent too much, or too little, put inside its neighbour."""
+        for text in self._texts:
+            yield from _folded(text, places)
+        widths = Counter(child.column - key.column for key, child in self._steps)
+        if not widths or max(widths) <= 1 or 2 * widths[1] > widths.total():
             return
-        for key, child in self._narrow:
-            where = places.span(key.line, key.column)
+        usual = max((count, step) for step, count in widths.items() if step > 1)[1]
+        for key, child in self._steps:
+            step = child.column - key.column
+            if child.line == key.line or step >= usual or step < 1:
+                continue
+            if step == 1 or _is_inherited(key, child, places):
+                yield _inside(key, child, places)
+
+
+def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
+    where = places.span(key.line, key.column)
+    message = (
+        f"{child.value!r}, indented by {child.column - 1}, lands inside {key.value!r} ({where}), "
+        f"indented by {key.column - 1}"
+    )
+    hint = "give both the same indent, or indent the inner one by more"
+    own = key if places.builds_on(places.at(key.line, key.column), places.at(child.line, child.column)) else child
+    if own is key:
+        message = (
+            f"{key.value!r}, indented by {key.column - 1}, takes in {child.value!r} "
+            f"({places.span(child.line, child.column)}), indented by {child.column - 1}"
+        )
+        hint = "give both the same indent, or a value to the key"
+    return places.finding(own, message, code="FG221", severity=Severity.WARNING, hint=hint)
+
+
+def _is_inherited(key: Event, child: Event, places: Places) -> bool:
+    """Says whether `super()` printed the key, and the line after it in the same block became its child."""
+    above, below = places.at(key.line, key.column), places.at(child.line, child.column)
+    return bool(above and below and above.site.block == below.site.block and places.builds_on(below, above))
+
+
+def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
+    """Yields a warning for the first line of a text, after its first, that looks like an item of a sequence."""
+    first = places.rendered_line(text.line)
+    for number in range(text.line + 1, text.line + _FOLDED_LINES):
+        line = places.rendered_line(number)
+        item = line.strip()
+        if not item:
+            continue
+        indent = len(line) - len(line.lstrip(" "))
+        if not item.startswith("- ") or item not in text.value or item in first:
+            return
+        before = len(first) - len(first.lstrip(" "))
+        at = text._replace(line=number, column=indent + 1, end=None)
+        message = (
+            f"{item[:40]!r}, indented by {indent}, became a part of the text above it "
+            f"({places.span(text.line, before + 1)}), indented by {before}"
+        )
+        if places.builds_on(places.at(text.line, text.column), places.at(at.line, at.column)):
             message = (
-                f"{child.value!r}, indented by {child.column - 1}, lands inside {key.value!r} ({where}), "
-                f"indented by {key.column - 1}"
+                f"{first.strip()[:40]!r}, indented by {before}, takes in {item[:40]!r} "
+                f"({places.span(number, indent + 1)}), indented by {indent}"
             )
-            hint = "give both the same indent, or indent the inner one by more"
-            yield places.finding(child, message, code="FG221", severity=Severity.WARNING, hint=hint)
+            at = text
+        hint = "give both the same indent, or quote a text of several lines"
+        yield places.finding(at, message, code="FG221", severity=Severity.WARNING, hint=hint)
+        return
 
 
 def fallen_out(targets: Iterable[Entry]) -> Iterator[Diagnostic]:

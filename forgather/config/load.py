@@ -45,14 +45,16 @@ def load(rendered: RenderedText) -> Graph:
         raise places.fault(
             f"the root of a config is a mapping of targets, found {describe(root)}", 1, 1, code="FG202", hint=hint
         )
+    targets = _targets(composer.root_entries, places)
     return Graph(
-        targets=_targets(composer.root_entries, places),
+        targets=targets,
         definitions=composer.definitions,
         anchors=composer.names,
         diagnostics=(
             *composer.diagnostics,
             *composer.indents.findings(places),
             *fallen_out(composer.root_entries),
+            *composer.reuse.findings([entry.value for entry in targets.values()], places),
         ),
         kept=tuple(composer.anchored),
     )

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from forgather.config.events import Event
 from forgather.config.rendered import RenderedText
-from forgather.config.repeats import Template
+from forgather.config.repeats import Template, template_of
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
 from forgather.source import Origin, Site, Span, variable_of
 
@@ -26,7 +26,7 @@ class Places:
 
     def __init__(self, rendered: RenderedText) -> None:
         self._rendered = rendered
-        self._at = rendered.source_map.at
+        self.at = rendered.source_map.at
         self._between = rendered.source_map.between
 
     @cached_property
@@ -45,12 +45,19 @@ class Places:
         """Returns who wrote the text of `event`; of a container, who wrote its tag, or where it begins."""
         end = event.end
         if end is None:
-            return self._at(event.line, event.column)
+            return self.at(event.line, event.column)
         return self._between(event.line, event.column, end.line + 1, end.column + 1)
+
+    def builds_on(self, ours: Origin | None, theirs: Origin | None) -> bool:
+        """Says whether `ours` was written by a template that extends or includes the one that wrote `theirs`."""
+        if ours is None or theirs is None:
+            return False
+        own, others = template_of(ours.site), [template_of(site) for site in theirs.sites]
+        return own in others[:-1] or (own, others[-1]) in self.descents
 
     def span(self, line: int, column: int = 1) -> Span:
         """Returns the place in the user's file of a rendered place."""
-        origin = self._at(line, column)
+        origin = self.at(line, column)
         if origin is None:
             return Span(self._rendered.file, 1)
         span = origin.span
@@ -104,7 +111,7 @@ class Places:
         rendered = self._rendered
         config = rendered.templates[0].name if rendered.templates else rendered.name
         lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
-        origin = self._at(line, column)
+        origin = self.at(line, column)
         if origin is not None:
             lines.extend(f"printed at {_shown(site)}" for site in origin.sites[-2::-1])
             lines.extend(f"set at {_shown(site)}" for site in dict.fromkeys(origin.sets))

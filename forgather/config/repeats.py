@@ -53,10 +53,11 @@ def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
     """
     for position in range(max(len(a.sites), len(b.sites))):
         ours, theirs = a.sites[min(position, len(a.sites) - 1)], b.sites[min(position, len(b.sites) - 1)]
-        if _template(ours) != _template(theirs) or ours.block != theirs.block:
-            return _template(ours), _template(theirs)
+        if template_of(ours) != template_of(theirs) or ours.block != theirs.block:
+            return template_of(ours), template_of(theirs)
     return None
 
 
-def _template(site: Site) -> Template:
+def template_of(site: Site) -> Template:
+    """Returns the template that a line is written in."""
     return site.span.file, site.template

@@ -6,7 +6,6 @@ options, and nothing in it is constructed; the default stays with the template a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -69,24 +68,17 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
     return options
 
 
-def unread_options(options: Iterable[DeclaredOption], reads: Set[str], project_dir: str) -> Iterator[Diagnostic]:
-    """Yields a finding for each option whose variable no template of the config reads; a lint where a library has it.
-
-    Args:
-        options: what the config declares.
-        reads: names that its templates read.
-        project_dir: absolute folder of the project.
-    """
+def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterator[Diagnostic]:
+    """Yields a lint for each option whose variable is not among the names that the templates of the config read."""
     for option in options:
         if option.variable in reads:
             continue
-        own = option.span is None or option.span.file.startswith(os.path.join(project_dir, ""))
         near = get_close_matches(option.variable, sorted(reads), n=1, cutoff=0.6)
         yield Diagnostic(
             code="FG246",
             message=f"the option {option.names[0]!r} has no effect: no template of this config reads "
             f"{option.variable!r}",
-            severity=Severity.WARNING if own else Severity.LINT,
+            severity=Severity.LINT,
             span=option.span,
             hint=f"did you mean {near[0]!r}?"
             if near

@@ -134,7 +134,7 @@ class Project:
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
         try:
             options = declared_options(self.graph)
-            found += unread_options(options, self.rendered.reads, self.meta.project_dir)
+            found += unread_options(options, self.rendered.reads)
         except ForgatherError as error:
             found.append(error.diagnostic)
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))

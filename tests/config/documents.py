@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from forgather.config.check import check
+from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Graph
 from forgather.config.load import load
+from forgather.config.render import render
 from forgather.config.rendered import RenderedText
+from forgather.errors import ForgatherError
 from forgather.source import Origin, Site, SourceFile, SourceMap, Span
 
 FILE = "/project/t.yaml"
@@ -35,3 +41,16 @@ def origin(*lines: int | tuple[int, str, str | None], approximate: bool = False)
 def graph_of(text: str) -> Graph:
     """Returns the graph of a hand-made render."""
     return load(rendered(text))
+
+
+def hazards(folder: Path, **files: str) -> list[str]:
+    """Returns the findings about the config main.yaml of a folder, or the one error, as lines without the folder."""
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    try:
+        text = render(ConfigEnvironment(searchpath=(str(folder),)), "main.yaml")
+        graph = load(text)
+    except ForgatherError as error:
+        return [str(error).replace(f"{folder}/", "")]
+    found = (*text.diagnostics, *graph.diagnostics, *check(graph))
+    return [str(finding).replace(f"{folder}/", "") for finding in found]

@@ -1,6 +1,7 @@
 """Repeated keys from the templates to the graph: writer chains as real templates make them."""
 
 import pytest
+from documents import hazards
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.load import load
@@ -108,3 +109,18 @@ def test_super_is_transparent_however_it_is_printed(values, body):
     middle = "-- extends 'base'\n[args]\n    == super()\n  a: 3\n"
     made = values(base=BASE, middle=middle, main=f"-- extends 'middle'\n[args]\n{body}  a: 5\n")
     assert ({"main": {"a": 5, "b": 2}}, []) == made
+
+
+def test_an_override_that_changes_nothing_is_a_lint_that_names_the_first_line(tmp_path):
+    base = "main:\n  [args]\n  a: 1\n  b: [x, {c: 2}]\n"
+    text = "-- extends 'base.yaml'\n[args]\n    == super()\n  b: [x, {c: 2}]\n  a: 1.0\n"
+    assert [
+        "main.yaml:4: lint[FG233]: 'b' overrides the line at base.yaml:4 with the value that it has there "
+        "(remove the line; or keep it, if the value must stay when that line changes)"
+    ] == hazards(tmp_path, base=base, main=text)
+
+
+def test_an_override_of_an_override_is_compared_with_the_nearest(tmp_path):
+    middle = "-- extends 'base.yaml'\n[args]\n    == super()\n  a: 3\n"
+    back = "-- extends 'middle.yaml'\n[args]\n    == super()\n  a: 1\n"
+    assert [] == hazards(tmp_path, base=BASE, middle=middle, main=back)

@@ -21,7 +21,9 @@ def name(file):
 def graph_of(text):
     rendered = render_text(ENVIRONMENT, text)
     graph = load(rendered)
-    assert [] == [str(finding) for finding in (*rendered.diagnostics, *graph.diagnostics)]
+    findings = (*rendered.diagnostics, *graph.diagnostics)
+    # A text may say what a template of the library says already (FG233).
+    assert [] == [str(finding) for finding in findings if finding.code != "FG233"]
     return graph
 
 

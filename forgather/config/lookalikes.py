@@ -1,0 +1,104 @@
+"""Strings that look like something else.
+
+Takes the text of a plain scalar that is a string, gives what to write instead. Keeps true: nothing is said of a text
+that YAML readers and people alike read as words; versions, ranges, sizes in bytes and times are such texts.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from forgather.config.scalars import resolve_scalar
+
+_BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+_WORDS = {
+    **_BOOLEANS,
+    "none": "~",
+    "null": "~",
+    "nil": "~",
+    "nan": ".nan",
+    "inf": ".inf",
+    "infinity": ".inf",
+}
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d", "-"))
+# A text is looked at closely only where it begins with one of these, or is one of these.
+FIRST = frozenset("0123456789+-.\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d")
+WORDS = frozenset(
+    spelled + mark
+    for word in _WORDS
+    for spelled in (word, word.capitalize(), word.upper(), "NaN")
+    for mark in ("", ",", ";")
+)
+_LONGEST = 40
+
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(,\d{3})+(?:\.\d*)?|(?:\.\d{3}){2,}|(?:[ \u00a0\u202f']\d{3})+)")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
+_SUFFIX = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([fFlL])")
+_SCALE = re.compile(r"([-+]?\d+(?:\.\d+)?) ?([kKM%])")
+_BASE = re.compile(r"[-+]?0[xXbBoO]\w+")
+_ARITHMETIC = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)? ?(?:\*\*?|\^|/|[xX×] ?10 ?\^) ?[-+]?[\d.]+(?:[eE][-+]?\d+)?")
+_SPACED = re.compile(r"[-+]?\d[\d.]* ?[eE] ?[-+]? ?\d+|[-+]{2,}[\d.]+")
+_BROKEN = re.compile(r"[-+]?(?:\d*\.\d+\.|\d+\.\d*[eE][-+]?\d*\.\d*|\d+[eE][-+]?\d*\.\d*|\d+(?:\.\d*)?[eE][-+]?)")
+
+
+@lru_cache(maxsize=512)
+def lookalike(text: str) -> str | None:
+    """Returns what to do about a plain scalar that is a string and looks like a number, boolean or null.
+
+    Example:
+        >>> lookalike("1,000"), lookalike("no"), lookalike("cosine")
+        ('write 1000, or quote it if it is a text', 'write false, or quote it if it is a text', None)
+    """
+    meant = _meant(text)
+    if meant is None:
+        return None
+    return f"write {meant}, or quote it if it is a text" if meant else "write a plain number, or quote it"
+
+
+def _meant(text: str) -> str | None:
+    """Returns what was meant; "" where that is not clear; None where the text is a text."""
+    if len(text) > _LONGEST:
+        return None
+    if text[-1] in ",;" and _is_value(text[:-1]):
+        return text[:-1]
+    plain = text.translate(_DASHES)
+    word = plain.lstrip("+-").rstrip(",;").casefold()
+    if word in _WORDS and (plain[0] not in "+-" or word in ("inf", "infinity", "nan")):
+        return ("-" if plain[0] == "-" else "") + _WORDS[word]
+    if not any(char.isdigit() for char in text[:3]):
+        return None
+    return _number(plain)
+
+
+def _number(text: str) -> str | None:
+    if _THOUSANDS.fullmatch(text):
+        digits = re.sub(r"[^\d.+-]", "", text)
+        return digits.replace(".", "") if digits.count(".") > 1 else digits
+    if _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(",", ".")
+    if (match := _SUFFIX.fullmatch(text)) or (match := _SCALE.fullmatch(text)):
+        return _scaled(*match.groups())
+    if _ARITHMETIC.fullmatch(text):
+        return f'!calc "{text}"' if re.search(r"\*|/", text) else ""
+    if _BASE.fullmatch(text):
+        return text.lower() if _is_value(text.lower()) else ""
+    try:
+        float(text.replace(" ", ""))
+    except ValueError:
+        return "" if _BROKEN.fullmatch(text) or _SPACED.fullmatch(text) else None
+    ascii_text = "".join(str(int(char)) if char.isdigit() else char for char in text if char != " ")
+    return ascii_text if _is_value(ascii_text) else repr(float(ascii_text))
+
+
+def _scaled(digits: str, suffix: str) -> str:
+    if suffix == "%":
+        return f"{float(digits) / 100:g}"
+    if suffix in "kKM":
+        return f"{float(digits) * (1_000_000 if suffix == 'M' else 1_000):.0f}"
+    return digits
+
+
+def _is_value(text: str) -> bool:
+    """Says whether a text is a number, boolean or null to this language."""
+    return bool(text) and (text[0] in "-+.0123456789tTfFnN~") and not isinstance(resolve_scalar(text), str)
