@@ -63,6 +63,7 @@ def _attach(parser: argparse.ArgumentParser, before: argparse.Namespace) -> None
         "a": lambda: _configs(before),
         "b": lambda: _configs(before),
         "targets": lambda: _targets(before),
+        "paths": lambda: _values(before),
         "code": lambda: list(explain.error_codes()),
         "project": None,
         "folders": None,
@@ -91,6 +92,13 @@ def _configs(before: argparse.Namespace) -> list[str]:
 
 def _targets(before: argparse.Namespace) -> list[str]:
     return list(Invocation(options=before).undeclared().targets)
+
+
+def _values(before: argparse.Namespace) -> list[str]:
+    from forgather.config.follow import path_text
+    from forgather.config.traverse import places
+
+    return [path_text(path) for path, _ in places(Invocation(options=before).undeclared().graph)]
 
 
 def _paths(prefix: str, **_: object) -> Iterator[str]:

@@ -189,6 +189,32 @@ def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str
         ) from error
 
 
+def _send(text: str) -> None:
+    try:
+        sys.stdout.write(_encodable(text, sys.stdout))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _no_output(error) from None
+
+
+def write_lines(lines: Iterable[tuple[str, bool]], file: str | None = None) -> None:
+    """Writes lines; on a terminal with colors those that are marked stand back.
+
+    Args:
+        lines: text, and whether it stands back.
+        file: name of a file; None writes to the terminal.
+    """
+    found = list(lines)
+    if file is not None or sys.stdout is None or not _wants_color(sys.stdout):
+        write_text("\n".join(text for text, _ in found), file)
+        return
+    for text, dim in found:
+        shown = visible(text)
+        _send(f"{_DIM}{shown}{_OFF}\n" if dim else f"{shown}\n")
+    flush_output()
+
+
 def flush_output() -> None:
     """Sends what was written to where it goes.
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "ls": "list projects, their configs and what each is for",
     "pp": "print a config as text, after all templates",
     "graph": "print what a config would build",
+    "blame": "print who wrote each value, and what it replaced",
     "targets": "list the targets of a config",
     "trefs": "show the templates that a config loaded, and why",
     "tlist": "list the templates that a project can use",

@@ -8,13 +8,14 @@ is imported or built.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from forgather.codegen.yaml_text import key_text, scalar_text
 from forgather.config.forms import describe
 from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
-from forgather.config.traverse import Step, edges, roots
+from forgather.config.traverse import Step, edges, homes, roots
 from forgather.source import Origin
 
 _WIDTH = 60
@@ -26,12 +27,14 @@ class Writing:
     """One writing of a value.
 
     Args:
+        node: the value.
         text: the value as YAML on one line; a long container as its kind and size.
         origin: who wrote the value; None for one made in Python.
         alias: name of the anchor by which the value got here, or `<<` for a merge key; None where it stands in place.
         through: the lines of the aliases and merge keys that led to the value, nearest first.
     """
 
+    node: Node
     text: str
     origin: Origin | None
     alias: str | None = None
@@ -55,16 +58,34 @@ class Blame:
     was: tuple[Writing, ...] = ()
 
 
-def blame(graph: Graph, tops: Iterable[tuple[GraphPath, Node]] | None = None) -> Iterator[Blame]:
+def blame(
+    graph: Graph,
+    tops: Iterable[tuple[GraphPath, Node]] | None = None,
+    *,
+    aliases: bool = True,
+    depth: int | None = None,
+) -> Iterator[Blame]:
     """Yields each value with who wrote it, parents before what is inside them.
 
     Args:
         graph: where to look.
         tops: paths and nodes to begin with, as they stand in `graph`; None means its targets and definitions.
+        aliases: whether what is inside a value that an alias leads to is given there, too; False gives it where the
+            value stands.
+        depth: how far to go into each of `tops`; None for all the way.
     """
     given = roots(graph) if tops is None else list(tops)
+    elsewhere = frozenset() if aliases else frozenset(homes(graph))
     for path, node in given:
-        yield from _inside(_top(graph, path, node))
+        top = _top(graph, path, node)
+        if tops is None and not aliases and _is_alias(top.entry) and id(node) in elsewhere:
+            yield _blamed(top)
+        else:
+            yield from _inside(top, elsewhere, len(path) + depth if depth is not None else None)
+
+
+def _is_alias(entry: Entry | None) -> bool:
+    return entry is not None and entry.alias is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +98,25 @@ class _Place:
     shadows: tuple[Entry, ...]
 
 
-def _inside(place: _Place) -> Iterator[Blame]:
-    stack = [place]
+def _inside(place: _Place, elsewhere: AbstractSet[int], depth: int | None) -> Iterator[Blame]:
+    stack, top = [place], place
     while stack:
         place = stack.pop()
-        yield Blame(place.path, place.node, _writing(place.node, place.entry), tuple(map(_earlier, place.shadows)))
+        yield _blamed(place)
+        if place is not top and _is_alias(place.entry) and id(place.node) in elsewhere:
+            continue
+        if depth is not None and len(place.path) >= depth:
+            continue
         stack.extend(
             [
                 _Place((*place.path, step), child, entry, _shadows(step, entry, place.shadows))
                 for step, child, entry in edges(place.node)
             ][::-1]
         )
+
+
+def _blamed(place: _Place) -> Blame:
+    return Blame(place.path, place.node, _writing(place.node, place.entry), tuple(map(_earlier, place.shadows)))
 
 
 def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
@@ -124,8 +153,8 @@ def _earlier(entry: Entry) -> Writing:
 
 def _writing(node: Node, entry: Entry | None) -> Writing:
     if entry is None:
-        return Writing(value_text(node), node.origin)
-    return Writing(value_text(node), node.origin, entry.alias, entry.through)
+        return Writing(node, value_text(node), node.origin)
+    return Writing(node, value_text(node), node.origin, entry.alias, entry.through)
 
 
 def value_text(node: Node) -> str:

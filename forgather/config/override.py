@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from forgather.config.follow import edge, follow, read_path, root_entry
 from forgather.config.forms import describe
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node
 from forgather.config.graph import Sequence as Items
 from forgather.config.load import COMMAND_LINE, load_value
 from forgather.config.merge import overriding
-from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
+from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import (
     SEARCH_PATH,
     Moved,
@@ -83,7 +84,7 @@ def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
 
 def _assign(graph: Graph, text: str, value: str) -> Graph:
     adds = text.startswith("+")
-    path = _path(text.removeprefix("+"))
+    path = read_path(text.removeprefix("+"))
     anchors = {graph.anchors[id(node)]: node for _, node in walk(roots(graph)) if id(node) in graph.anchors}
     alias = value.strip().removeprefix("*") if value.lstrip().startswith("*") else None
     edit = _Edit(text, path, _value(text, value, anchors), adds, alias)
@@ -91,7 +92,8 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
         return _assign_root(graph, edit)
     holder = _follow(graph, edit)
     step = path[-1]
-    present = _edge(holder, step)
+    found = edge(holder, step)
+    present = None if found is None else found[0]
     _judge_presence(edit, holder, present)
     if present is not None and _is_home(graph, holder, step, present):
         swaps = {id(present): edit.value}
@@ -128,50 +130,27 @@ class _Edit:
         return overriding(here, entry)
 
 
-def _path(text: str) -> GraphPath:
-    """Reads a path; `.name` is the definition of that name."""
-    if not text.startswith("."):
-        return parse_path(text)
-    first, *rest = parse_path(text[1:])
-    return (Key(f".{first.name}"), *rest) if isinstance(first, Key) else parse_path(text)
-
-
 # finding the place
 
 
 def _follow(graph: Graph, edit: _Edit) -> Node:
-    node = _root_entry(graph, edit).value
-    for depth, step in enumerate(edit.path[1:-1], start=1):
-        found = _edge(node, step)
-        if found is None:
-            _no_such(edit, node, step, edit.path[:depth])
-        node = found
-    return node
+    """Returns the node that holds, or will hold, what the path names."""
+    stops = follow(graph, edit.path[:-1])
+    if not stops:
+        _root_entry(graph, edit)
+    if len(stops) < len(edit.path) - 1:
+        _no_such(edit, stops[-1].node, edit.path[len(stops)], stops[-1].path)
+    return stops[-1].node
 
 
 def _root_entry(graph: Graph, edit: _Edit) -> Entry:
     name = edit.path[0].name if isinstance(edit.path[0], Key) else edit.path[0].position
-    found = _root(graph, name)
+    found = root_entry(graph, name)
     if found is None:
         known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
         hint = nearest(str(name), known) or "see `fgcli targets`"
         raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
     return found
-
-
-def _root(graph: Graph, name: object) -> Entry | None:
-    if isinstance(name, str) and name in graph.targets:
-        return graph.targets[name]
-    matches = [entry for entry in graph.definitions if entry.key == name]
-    return matches[-1] if matches else None
-
-
-def _edge(node: Node, step: Step) -> Node | None:
-    """Returns the child behind a step; `[3]` also finds the key 3 of a mapping."""
-    for other, child in children(node):
-        if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
-            return child
-    return None
 
 
 def _judge_presence(edit: _Edit, holder: Node, present: Node | None) -> None:
@@ -271,7 +250,7 @@ def _added(edit: _Edit, holder: Node) -> Node:
 def _assign_root(graph: Graph, edit: _Edit) -> Graph:
     step = edit.path[0]
     name = step.name if isinstance(step, Key) else step.position
-    present = _root(graph, name)
+    present = root_entry(graph, name)
     if edit.adds and isinstance(name, str) and present is None:
         entry = edit.entry(name)
         if name.startswith("."):

@@ -163,3 +163,27 @@ def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[in
                 leads.add(parent)
                 todo.append(parent)
     return leads
+
+
+def homes(graph: Graph) -> set[int]:
+    """Returns the ids of the nodes that stand somewhere in place, and not only where an alias or merge key leads."""
+    entries = (*graph.targets.values(), *graph.definitions)
+    found = {id(entry.value) for entry in entries if entry.alias is None}
+    for _, node in walk(roots(graph)):
+        found.update(id(child) for _, child, entry in edges(node) if entry is None or entry.alias is None)
+    return found
+
+
+def places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
+    """Yields every place of the graph; what is inside an aliased node is given where its anchor stands."""
+    entries = (*graph.targets.values(), *graph.definitions)
+    stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]
+    stack.reverse()
+    at_home, opened = homes(graph), set[int]()
+    while stack:
+        path, node, entry = stack.pop()
+        yield path, node
+        elsewhere = entry is not None and entry.alias is not None and id(node) in at_home
+        if not elsewhere and id(node) not in opened:
+            opened.add(id(node))
+            stack.extend([((*path, step), child, inner) for step, child, inner in edges(node)][::-1])

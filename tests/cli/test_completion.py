@@ -44,6 +44,8 @@ def words(line, bench, tmp_path):
         ("fgcli pp --mode ", {"fast", "slow"}),
         ("fgcli construct o", {"optimizer"}),
         ("fgcli -t broken construct o", {""}),
+        ("fgcli blame optimizer.", {"optimizer.lr"}),
+        ("fgcli -t broken blame o", {""}),
         ("fgcli -t broken graph --form", {"--format"}),
         ("fgcli graph --format ", {"tree", "yaml", "json"}),
         ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}),

@@ -15,6 +15,9 @@ COMMANDS = {
     "pp": ["pp"],
     "pp --map": ["pp", "--map", "--json"],
     "pp --set": ["pp", "--set", "main.x=1"],
+    "pp --annotate": ["pp", "--annotate", "--set", "main.x=1"],
+    "blame": ["blame"],
+    "blame a value": ["blame", "main.x", "**.names", "-v", "--steps", "3", "--set", "main.x=1"],
     "graph": ["graph"],
     "graph yaml": ["graph", "--format", "yaml"],
     "graph json": ["graph", "--format", "json", "--set", "main.x=1", "--steps", "3"],
@@ -25,7 +28,7 @@ COMMANDS = {
     "diff of revisions": ["diff", "evil@HEAD", "@HEAD"],
     "golden": ["golden", "evil"],
 }
-NAMES = ("ls", "pp", "graph", "targets", "trefs", "tlist", "diff", "golden", "construct", "train", "new", "explain")
+NAMES = ("ls", "pp", "blame", "graph", "targets", "trefs", "tlist", "diff", "golden", "construct", "train", "new", "explain")
 CANARY = "import pathlib; pathlib.Path(__file__).with_name('CANARY').write_text('ran')\ndef touch(*a, **k): pass\n"
 EVIL = """\
 -- extends 'base.yaml'

@@ -6,7 +6,7 @@ import argparse
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import print_findings, print_note, write_json, write_text
+from forgather.cli.output import print_findings, print_note, write_json, write_lines, write_text
 from forgather.errors import Severity
 from forgather.project.display import Display
 from forgather.project.project import Project
@@ -17,12 +17,19 @@ With --set, the graph with the changes is printed as YAML, because changes apply
 EXAMPLES = """examples:
   fgcli -t tiny.yaml pp
   fgcli -t tiny.yaml pp --map              the template and line that wrote each line
+  fgcli -t tiny.yaml pp --annotate         the same, and which lines are overridden, by what
   fgcli -t tiny.yaml pp --set trainer_args.max_steps=10"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--map", action="store_true", help="print template:line beside each line")
+    beside = parser.add_mutually_exclusive_group()
+    beside.add_argument("--map", action="store_true", help="print template:line beside each line")
+    beside.add_argument(
+        "--annotate",
+        action="store_true",
+        help="as --map; `x` marks lines that are overridden, and the winners say by what",
+    )
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -38,7 +45,9 @@ def run(invocation: Invocation) -> int:
         findings += [found for found in project.graph.diagnostics if found.severity is not Severity.LINT]
     if options.map and options.overrides:
         print_note("note: --map shows the text before --set, which changes the graph")
-    if options.json:
+    if options.annotate:
+        _write_annotated(project, options)
+    elif options.json:
         write_json({"config": project.config_name, "lines": _lines(project, display)}, options.output)
     elif options.map:
         write_text(_mapped(project, display), options.output)
@@ -53,6 +62,28 @@ def _text(project: Project) -> str:
     from forgather.codegen.emit_yaml import emit_yaml
 
     return emit_yaml(project.graph)
+
+
+def _write_annotated(project: Project, options: argparse.Namespace) -> None:
+    from forgather.cli.origins import Labels
+    from forgather.config.annotate import annotate
+
+    labels = Labels(project)
+    lines = annotate(project.rendered, project.graph, project.overrides)
+    if options.json:
+        facts = [{**fact, **labels.line(line)} for fact, line in zip(_lines(project, labels.file), lines, strict=True)]
+        write_json({"config": project.config_name, "lines": facts}, options.output)
+        return
+    while lines and not lines[-1].text:
+        lines.pop()
+    places = [labels.origin(line.origin) for line in lines]
+    width = max(map(len, places), default=0)
+    rows = []
+    for place, line in zip(places, lines, strict=True):
+        notes = labels.notes(line)
+        shown = f"{place:<{width}} {'|' if line.counts else 'x'} {line.text}".rstrip()
+        rows.append((f"{shown}  # {notes}" if notes else shown, not line.counts))
+    write_lines(rows, options.output)
 
 
 def _lines(project: Project, display: Display) -> list[dict[str, object]]:

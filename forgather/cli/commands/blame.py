@@ -1,0 +1,139 @@
+"""`fgcli blame`: who wrote each value of a config, and what it replaced. Constructs nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json, add_output, add_set
+from forgather.cli.output import write_json, write_lines
+
+if TYPE_CHECKING:
+    from forgather.cli.origins import Labels
+    from forgather.config.blame import Blame, Writing
+    from forgather.config.path import GraphPath
+    from forgather.project.project import Project
+    from forgather.source import Site, SourceFile, Span
+
+CONFIG_OPTIONS = True
+_WIDEST = 72
+_SOURCE = 120
+DESCRIPTION = """Print the file and line that set each value, and every earlier value that it replaced, nearest first.
+Below a value: `set`, the last line that set a name it was printed from; `via`, the include, macro call or print that
+led to the line; `alias` and `merge`, the lines by which a shared value got here; `with`, further lines that wrote a
+part of it. A `~` marks a line that printed what a filter took apart. Nothing is imported or constructed."""
+EXAMPLES = """examples:
+  fgcli -t fast.yaml blame trainer_args.learning_rate
+  fgcli -t fast.yaml blame optimizer 'trainer_args.*_steps' '**.seed'
+  fgcli -t fast.yaml blame trainer_args.max_steps --max-steps 10 -v
+  fgcli -t fast.yaml blame --depth 1 --set trainer_args.seed=1"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="value or container, as trainer_args.seed or callbacks[0]; * is one key, ** any number (default: all)",
+    )
+    parser.add_argument("--depth", type=int, metavar="N", help="go N steps into containers (default: all the way)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the source lines, too")
+    add_set(parser)
+    add_json(parser)
+    add_output(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the places and returns the exit status."""
+    from forgather.cli.origins import Labels
+
+    options = invocation.options
+    project = invocation.open_project()
+    labels = Labels(project)
+    found = list(_blamed(project, options.paths, options.depth))
+    if options.json:
+        facts = [labels.facts(blamed) for blamed in found]
+        write_json({"config": project.config_name, "values": facts}, options.output)
+        return 0
+    sources = project.rendered.sources if options.verbose else None
+    drawing = _Drawing(labels, sources)
+    for blamed in _without_repeats(found):
+        drawing.add(blamed)
+    write_lines(drawing.lines(), options.output)
+    return 0
+
+
+def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[Blame]:
+    from forgather.config.blame import blame
+    from forgather.config.follow import matching
+    from forgather.config.traverse import places
+
+    graph = project.graph
+    if not paths:
+        yield from blame(graph, aliases=False, depth=depth)
+        return
+    known = list(places(graph))
+    for text in paths:
+        stops = matching(graph, text, known)
+        yield from blame(graph, [(stop.path, stop.node) for stop in stops], aliases=False, depth=depth)
+
+
+def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
+    """Leaves out what is inside a container that is shown whole, and was written with it."""
+    shown: dict[tuple[object, ...], Blame] = {}
+    for blamed in found:
+        around = shown.get(blamed.path[:-1])
+        if around is not None and blamed.now.alias is None and blamed.now.origin == around.now.origin:
+            continue
+        if blamed.now.text.endswith(("]", "}")):
+            shown[blamed.path] = blamed
+        yield blamed
+
+
+class _Drawing:
+    """Rows of two columns: a value or how it came here, and the place.
+
+    Args:
+        labels: names the places.
+        sources: the files, to show their lines; None leaves them out.
+    """
+
+    def __init__(self, labels: Labels, sources: Mapping[str, SourceFile] | None) -> None:
+        self._labels, self._sources = labels, sources
+        self._via: dict[GraphPath, tuple[Site, ...]] = {}
+        self._rows: list[tuple[str, str, bool]] = []
+
+    def add(self, blamed: Blame) -> None:
+        from forgather.config.follow import path_text
+
+        self._writing(f"{path_text(blamed.path)} = {blamed.now.text}", blamed.now, "", self._known_way(blamed))
+        for writing in blamed.was:
+            self._writing(f"was {writing.text}", writing, "  ", False)
+
+    def _known_way(self, blamed: Blame) -> bool:
+        """Whether the container around has come by the same include and print lines, and has said so."""
+        way = blamed.now.origin.sites[:-1] if blamed.now.origin is not None else ()
+        self._via[blamed.path] = way
+        return self._via.get(blamed.path[:-1]) == way
+
+    def _writing(self, text: str, writing: Writing, indent: str, known_way: bool) -> None:
+        span = writing.origin.span if writing.origin is not None else None
+        self._row(indent + text, self._labels.origin(writing.origin), span, bool(indent))
+        for word, place, span in self._labels.ways(writing):
+            if word == "via" and known_way:
+                continue
+            self._row(f"{indent}  {word}", place, span, True)
+
+    def _row(self, text: str, place: str, span: Span | None, dim: bool) -> None:
+        self._rows.append((text, place, dim))
+        source = self._sources.get(span.file) if self._sources is not None and span is not None else None
+        if source is not None and span is not None:
+            self._rows.append((f"      | {source.line(span.line).strip()[:_SOURCE]}", "", True))
+
+    def lines(self) -> Iterator[tuple[str, bool]]:
+        width = max((len(text) for text, place, _ in self._rows if place and len(text) <= _WIDEST), default=0)
+        for text, place, dim in self._rows:
+            yield f"{text:<{width}}  {place}".rstrip(), dim

@@ -1,0 +1,149 @@
+"""Places of values, for people and for tools.
+
+Takes origins, gives short labels and plain facts. Keeps true: an option of the config, a variable and `--set` are
+named as what they are; every other place is a file and a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from forgather.config.annotate import Line
+from forgather.config.blame import Blame, Writing
+from forgather.config.follow import path_text
+from forgather.config.graph import Scalar
+from forgather.config.load import COMMAND_LINE
+from forgather.errors import ForgatherError
+from forgather.project.display import Display
+from forgather.source import Origin, Site, Span, variable_of
+
+if TYPE_CHECKING:
+    from forgather.project.declared import DeclaredOption
+    from forgather.project.project import Project
+
+
+class Labels:
+    """Names places of one project.
+
+    Args:
+        project: whose files they are, and whose options.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self.file = Display(project.meta.project_dir, project.meta.workspace_root)
+
+    @cached_property
+    def _options(self) -> dict[str, DeclaredOption]:
+        from forgather.project.declared import declared_options
+
+        # A broken declaration is the config's own finding, and no reason to blame nothing.
+        with suppress(ForgatherError):
+            return {option.variable: option for option in declared_options(self._project.declared_graph)}
+        return {}
+
+    def span(self, span: Span) -> str:
+        """Returns the short name of a place."""
+        if span.file == COMMAND_LINE:
+            return "--set"
+        return f"{self.file(span.file)}:{span.line}"
+
+    def site(self, site: Site) -> str:
+        """Returns the short name of a line, option or variable."""
+        variable = variable_of(site)
+        if variable is None:
+            return self.span(site.span)
+        option = self._options.get(variable)
+        if option is None:
+            return f"variable {variable}"
+        declared = f", declared at {self.span(option.span)}" if option.span else ""
+        return f"option {option.names[0]}{declared}"
+
+    def origin(self, origin: Origin | None) -> str:
+        """Returns the short name of the line that holds a text; `~` marks one that a filter took apart."""
+        if origin is None:
+            return ""
+        return self.span(origin.span) + (" ~" if origin.approximate else "")
+
+    def ways(self, writing: Writing) -> Iterator[tuple[str, str, Span]]:
+        """Yields how a value got to its place: what it is, the place's name, the place."""
+        last = len(writing.through) - 1
+        for number, origin in enumerate(writing.through):
+            name = f"alias *{writing.alias}" if number == last and writing.alias != "<<" else "merge <<"
+            yield name, self.origin(origin), origin.span
+        if writing.origin is None:
+            return
+        for word, sites in (
+            ("set", writing.origin.sets),
+            ("with", writing.origin.parts),
+            ("via", writing.origin.sites[-2::-1]),
+        ):
+            for site in sites:
+                yield word, self.site(site), site.span
+
+    def notes(self, line: Line) -> str:
+        """Returns what became of the values on a line, for a comment behind it."""
+        found: list[str] = []
+        around = {note.path for note in line.notes if note.was or note.winner is not None}
+        for note in line.notes:
+            with_container = note.path[:-1] in around
+            if note.winner is not None and not with_container:
+                value = f": {note.winner.text}" if self.where(note.winner) == "--set" else ""
+                found.append(f"overridden by {self.where(note.winner)}{value}")
+            if note.was and not with_container:
+                found.append("was " + ", ".join(writing.text for writing in note.was))
+            if note.writing.through and isinstance(note.writing.node, Scalar):
+                found.append(f"is {note.writing.text}, {self.origin(note.writing.origin)}")
+            elif note.writing.origin is not None:
+                found += [f"set at {self.site(site)}" for site in note.writing.origin.sets]
+        return "; ".join(dict.fromkeys(found))
+
+    def where(self, writing: Writing) -> str:
+        """Returns the short name of the line that brought a value: its own, or that of the alias."""
+        return self.origin(writing.through[0] if writing.through else writing.origin)
+
+    def line(self, line: Line) -> dict[str, object]:
+        """Returns what became of the values on a line as plain data."""
+        values = []
+        for note in line.notes:
+            fact: dict[str, object] = {"path": path_text(note.path), **self._writing(note.writing)}
+            if note.winner is not None:
+                fact["overridden_by"] = self._writing(note.winner)
+            values.append({**fact, "was": [self._writing(writing) for writing in note.was]})
+        return {"counts": line.counts, "values": values}
+
+    def facts(self, blamed: Blame) -> dict[str, object]:
+        """Returns a blame as plain data."""
+        return {
+            "path": path_text(blamed.path),
+            **self._writing(blamed.now),
+            "was": [self._writing(writing) for writing in blamed.was],
+        }
+
+    def _writing(self, writing: Writing) -> dict[str, object]:
+        origin = writing.origin
+        fact: dict[str, object] = {"value": writing.text}
+        if origin is not None:
+            fact |= self._place(origin.site) | {"template": origin.site.template, "approximate": origin.approximate}
+        if writing.alias is not None:
+            fact |= {"alias": writing.alias, "through": [self._place(item.site) for item in writing.through]}
+        if origin is not None:
+            fact |= {"sets": self._places(origin.sets), "via": self._places(origin.sites[-2::-1])}
+            if origin.parts:
+                fact["with"] = self._places(origin.parts)
+        return fact
+
+    def _places(self, sites: Iterable[Site]) -> list[dict[str, object]]:
+        return [self._place(site) for site in sites]
+
+    def _place(self, site: Site) -> dict[str, object]:
+        variable = variable_of(site)
+        if variable is not None:
+            option = self._options.get(variable)
+            return {"variable": variable, "option": option.names[0] if option else None}
+        if site.span.file == COMMAND_LINE:
+            return {"file": COMMAND_LINE, "line": 1}
+        return {"file": self.file(site.span.file), "line": site.span.line}

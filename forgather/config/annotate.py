@@ -1,0 +1,114 @@
+"""The lines of a rendered config, each with what became of the values on it.
+
+Takes a `RenderedText` and its graph, gives one `Line` for each line of the text. Keeps true: a line that a later one
+overrides names the place that won, and the winner names what it replaced; no line is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from forgather.config.blame import Blame, Writing, blame
+from forgather.config.graph import Graph, Node
+from forgather.config.load import load
+from forgather.config.override import override
+from forgather.config.path import GraphPath
+from forgather.config.rendered import RenderedText
+from forgather.config.traverse import edges
+from forgather.source import Origin, Site, SourceMap, Span
+
+_LINES = "<rendered>"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What became of one value on a line.
+
+    Args:
+        path: where the value is in the graph.
+        writing: the value as the line says it.
+        winner: the writing that counts instead; None where this one does.
+        was: what this one replaced, nearest first; () where it does not count itself.
+    """
+
+    path: GraphPath
+    writing: Writing
+    winner: Writing | None = None
+    was: tuple[Writing, ...] = ()
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of the rendered text.
+
+    Args:
+        text: the line.
+        origin: who wrote it; None for an empty line.
+        notes: the values on it, in order.
+        counts: False where all of it is inside a value that was replaced.
+    """
+
+    text: str
+    origin: Origin | None
+    notes: list[Note] = field(default_factory=list)
+    counts: bool = True
+
+
+def annotate(rendered: RenderedText, graph: Graph, assignments: Sequence[tuple[str, str]] = ()) -> list[Line]:
+    """Returns the lines of a config with what became of their values.
+
+    Args:
+        rendered: the text.
+        graph: its graph, with the assignments made.
+        assignments: what `--set` changed after loading.
+    """
+    lines = [Line(text, origin) for text, origin in rendered.source_map.lines()]
+    # The same text once more, each line its own writer: the same graph, but its origins are lines of this text.
+    placed = override(load(_by_line(rendered)), assignments)
+    for real, here in zip(blame(graph, aliases=False), blame(placed, aliases=False), strict=True):
+        _note(lines, real, here)
+    return lines
+
+
+def _by_line(rendered: RenderedText) -> RenderedText:
+    starts, origins, offset = [], [], 0
+    for number, line in enumerate(rendered.text.split("\n"), start=1):
+        starts.append(offset)
+        # Two lines of one block would be a repeated key; as templates of their own, the later overrides.
+        origins.append(Origin((Site(Span(_LINES, number), str(number)),)))
+        offset += len(line) + 1
+    return replace(rendered, source_map=SourceMap(rendered.text, starts, origins), templates=())
+
+
+def _note(lines: list[Line], real: Blame, here: Blame) -> None:
+    number = _line_of(here.now)
+    if number is not None:
+        lines[number - 1].notes.append(Note(real.path, real.now, was=real.was))
+    for writing, place in zip(real.was, here.was, strict=True):
+        number = _line_of(place)
+        if number is None:
+            continue
+        lines[number - 1].notes.append(Note(real.path, writing, winner=real.now))
+        lines[number - 1].counts = False
+        for inner in _lines_in(place.node) if not place.through else ():
+            lines[inner - 1].counts = False
+
+
+def _line_of(writing: Writing) -> int | None:
+    """Returns the line that says a value; None for one that a merge key or the command line brought."""
+    place = writing.origin
+    if writing.through:
+        place = writing.through[0] if len(writing.through) == 1 and writing.alias != "<<" else None
+    return place.span.line if place is not None and place.span.file == _LINES else None
+
+
+def _lines_in(node: Node) -> Iterator[int]:
+    """Yields the lines that a value stands on, without those that its aliases lead to."""
+    stack = [node]
+    while stack:
+        inner = stack.pop()
+        if inner.origin is not None and inner.origin.span.file == _LINES:
+            yield inner.origin.span.line
+            yield from (site.span.line for site in inner.origin.parts)
+        stack.extend(child for _, child, entry in edges(inner) if entry is None or entry.alias is None)

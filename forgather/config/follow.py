@@ -1,0 +1,168 @@
+"""Paths of a graph, followed: what stands at a path, and what is near one that leads nowhere.
+
+Takes a graph and the text of a path, gives the place or an error that names the nearest ones. Keeps true: what
+`--set` finds at a path is what every other command finds there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NoReturn
+
+from forgather.config.forms import describe
+from forgather.config.graph import Entry, Graph, Mapped, Node
+from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
+from forgather.config.traverse import Step, children, edges
+from forgather.errors import GraphError, nearest
+
+_NEAR = 3
+_CUTOFF = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One step of the way to a value.
+
+    Args:
+        path: the way up to here.
+        node: what stands here.
+        entry: the key or mark that leads here, if there is one.
+    """
+
+    path: GraphPath
+    node: Node
+    entry: Entry | None
+
+
+def read_path(text: str) -> GraphPath:
+    """Reads a path; `.name` is the definition of that name.
+
+    Raises:
+        GraphError: the text is not a path.
+    """
+    if not text.startswith("."):
+        return parse_path(text)
+    first, *rest = parse_path(text[1:])
+    return (Key(f".{first.name}"), *rest) if isinstance(first, Key) else parse_path(text)
+
+
+def path_text(path: GraphPath) -> str:
+    """Returns the text form of a path, as `read_path` takes it.
+
+    Example:
+        >>> path_text((Key(".base"), Key("lr")))
+        '.base.lr'
+    """
+    name = path[0].name if path and isinstance(path[0], Key) else None
+    if isinstance(name, str) and name.startswith("."):
+        plain = format_path((Key(name[1:]), *path[1:]))
+        if not plain.startswith("["):
+            return "." + plain
+    return format_path(path)
+
+
+def root_entry(graph: Graph, name: object) -> Entry | None:
+    """Returns the target or definition of a name; the last definition where there are several."""
+    if isinstance(name, str) and name in graph.targets:
+        return graph.targets[name]
+    matches = [entry for entry in graph.definitions if entry.key == name]
+    return matches[-1] if matches else None
+
+
+def edge(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
+    """Returns what stands behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
+    for other, child, entry in edges(node):
+        if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
+            return child, entry
+    return None
+
+
+def follow(graph: Graph, path: GraphPath) -> list[Stop]:
+    """Returns the stops of the way along `path`: as many as exist, from the root on."""
+    first = path[0]
+    entry = root_entry(graph, first.name if isinstance(first, Key) else first.position)
+    if entry is None:
+        return []
+    stops = [Stop(path[:1], entry.value, entry)]
+    for depth, step in enumerate(path[1:], start=2):
+        found = edge(stops[-1].node, step)
+        if found is None:
+            break
+        stops.append(Stop(path[:depth], *found))
+    return stops
+
+
+def matching(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -> list[Stop]:
+    """Returns the places that a path names: one, or all that a path with `*` fits.
+
+    Args:
+        graph: where to look.
+        text: a path; `*` stands for any key or position, `**` for any number of them.
+        known: paths that exist, for `*` and for suggestions.
+
+    Raises:
+        GraphError: there is no such place; the hint names the nearest ones.
+    """
+    if "*" in text:
+        wanted = re.compile(_pattern(text))
+        found = [stops[-1] for path, _ in known if wanted.fullmatch(path_text(path)) and (stops := follow(graph, path))]
+        if not found:
+            hint = "`*` is one key or position, `**` any number: '**.learning_rate', 'callbacks[*]'"
+            raise GraphError(f"no value of the config fits {text!r}", code="FG445", path=text, hint=hint)
+        return found
+    path = read_path(text)
+    stops = follow(graph, path)
+    if len(stops) < len(path):
+        _not_there(text, path, stops, [path_text(other) for other, _ in known])
+    return stops[-1:]
+
+
+def _pattern(text: str) -> str:
+    if text.startswith("**."):
+        return r"(?:.*[.\]])?\.?" + _pattern(text[3:])
+    parts = re.split(r"(\*\*?)", text)
+    return "".join({"**": r".*", "*": r"[^.\[\]]*"}.get(part) or re.escape(part) for part in parts)
+
+
+def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) -> NoReturn:
+    inside = list(children(stops[-1].node)) if stops else []
+    names = [str(step.name) for step, _ in inside if isinstance(step, Key)]
+    hint: str | None = None
+    if stops and not inside:
+        hint = f"nothing is inside {path_text(stops[-1].path)}"
+    elif near := near_paths(text, known):
+        hint = f"did you mean {' or '.join(near)}?"
+    elif names:
+        hint = f"{path_text(stops[-1].path)} has: {', '.join(names[:20])}"
+    else:
+        tops = [name for name in known if "." not in name and "[" not in name]
+        hint = nearest(str(getattr(path[0], "name", "")), tops) or "see `fgcli graph`"
+    if not stops:
+        raise GraphError(f"the config has no value {text!r}", code="FG311", path=text, hint=hint)
+    message = f"the config has no value {text!r}: {path_text(stops[-1].path)} is {describe(stops[-1].node)}"
+    raise GraphError(message, code="FG311", path=text, span=stops[-1].node.span, hint=hint)
+
+
+def near_paths(text: str, known: Iterable[str]) -> list[str]:
+    """Returns paths that may have been meant: with the same end, or spelled nearly like it.
+
+    Example:
+        >>> near_paths("learning_rat", ["optimizer.lr", "trainer_args.learning_rate"])
+        ['trainer_args.learning_rate']
+    """
+    paths = list(known)
+    ends: dict[str, list[str]] = {}
+    for path in paths:
+        ends.setdefault(_last(path), []).append(path)
+    found = sorted((path for path in paths if path.endswith((f".{text}", f"]{text}"))), key=len)
+    found += get_close_matches(text, paths, n=_NEAR, cutoff=_CUTOFF)
+    for end in get_close_matches(_last(text), ends, n=_NEAR, cutoff=_CUTOFF):
+        found += sorted(ends[end], key=lambda path: (path.count(".") + path.count("["), path))
+    return list(dict.fromkeys(found))[:_NEAR]
+
+
+def _last(path: str) -> str:
+    return re.split(r"[.\[]", path)[-1].rstrip("]")
