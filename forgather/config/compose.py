@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forgather.config.environment import Budget
 from forgather.config.equality import same_value
@@ -309,7 +309,7 @@ class Composer:
     def _repeated(self, repeat: Repeat, lines: Mapping[int, Event]) -> None:
         earlier, later = repeat.earlier, repeat.later
         event = lines[id(later)]
-        first = earlier.span or self._places.span(1)
+        first, last = earlier.span or self._places.span(1), later.span
         if repeat.verdict is Verdict.CONFLICT:
             message = f"the key {later.key!r} stands twice in one block with different values; the first is at {first}"
             raise self._fault(
@@ -321,14 +321,15 @@ class Composer:
         notes = {
             Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
             Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
-            Verdict.BURIED: f"the key {later.key!r} at {first} is overridden by the parent's line that follows it",
+            Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
         }
         if repeat.verdict in notes:
-            hint = "put the line below super()" if repeat.verdict is Verdict.BURIED else None
-            message = notes[repeat.verdict]
-            self.diagnostics.append(
-                self._places.finding(event, message, code="FG207", severity=Severity.LINT, hint=hint)
+            buried = repeat.verdict is Verdict.BURIED
+            hint = "put the line below super()" if buried else "remove one of them"
+            finding = self._places.finding(
+                event, notes[repeat.verdict], code="FG207", severity=Severity.LINT, hint=hint
             )
+            self.diagnostics.append(replace(finding, span=earlier.span) if buried else finding)
 
     def _note_idle(self, earlier: Entry, later: Entry, event: Event) -> None:
         a, b = earlier.origin, later.origin

@@ -49,7 +49,10 @@ def _document(problem: YamlProblem) -> _Finding | None:
     place = problem.line, problem.column
     if "second document" in problem.problem or "expected <document start>" in problem.problem:
         return _Finding(
-            "FG215", "a second document begins here; a config is one document", "remove the '---' or '...'", *place
+            "FG215",
+            "a second document begins here; a config is one document",
+            "remove the '---' or '...'; a sub-template begins with `#--- name ---`",
+            *place,
         )
     if "directive" in problem.problem:
         return _Finding(

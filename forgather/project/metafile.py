@@ -2,7 +2,7 @@
 
 Takes a project folder, gives `ProjectMeta`. `meta.yaml` is a template of the same language, found along project
 folder, workspace folder, the user's templates and the packaged library. Keeps true: only plain data is read from
-it, an unknown key is an error, a search folder that is missing is a warning.
+it, an unknown key is an error, a folder that is missing is a warning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from forgather.config.environment import ConfigEnvironment
-from forgather.config.graph import Entry, Graph
+from forgather.config.graph import Entry, Graph, Sequence
 from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
@@ -25,7 +25,7 @@ from forgather.project.meta import ProjectMeta
 from forgather.project.plain import plain_value
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
-from forgather.source import SourceFile, SourceMap
+from forgather.source import SourceFile, SourceMap, Span
 
 KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
 # What these give changes without any file changing.
@@ -67,6 +67,9 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     _refuse_unknown_keys(graph)
     entries = graph.targets
     searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir, around.is_folder)
+    system_path = _folders(entries.get("system_path"), project_dir)
+    missing = [item for item in system_path if not around.is_folder(item[1])]
+    warnings += [_missing_folder("folder", "system_path", *item) for item in missing]
     default = entries.get("default_config")
     meta = ProjectMeta(
         project_dir=project_dir,
@@ -77,7 +80,7 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
         config_prefix=_prefix(entries.get("config_prefix")),
         default_config=_text(default),
         default_config_span=default.value.span if default else None,
-        system_path=tuple(os.path.join(project_dir, item) for item in _texts(entries.get("system_path"))),
+        system_path=tuple(folder for _, folder, _ in system_path),
         searchpath=tuple(dict.fromkeys([*searchdir, *shared, around.library])),
         diagnostics=(*rendered.diagnostics, *graph.diagnostics, *warnings),
         files=tuple(rendered.sources),
@@ -145,22 +148,30 @@ def _search_folders(
         return ((default,) if is_folder(default) else ()), []
     folders: list[str] = []
     warnings: list[Diagnostic] = []
-    for item in _texts(entry):
-        folder = os.path.normpath(os.path.join(project_dir, item))
+    for item, folder, span in _folders(entry, project_dir):
         if is_folder(folder):
             folders.append(folder)
         else:
-            warnings.append(_missing_folder(item, folder, entry))
+            warnings.append(_missing_folder("search folder", "searchdir", item, folder, span))
     return tuple(dict.fromkeys(folders)), warnings
 
 
-def _missing_folder(item: str, folder: str, entry: Entry) -> Diagnostic:
+def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span | None]]:
+    """Returns the folders of a key: as written, absolute, and where."""
+    if entry is None:
+        return []
+    nodes = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+    places = zip(_texts(entry), nodes, strict=False)
+    return [(item, os.path.normpath(os.path.join(project_dir, item)), node.span) for item, node in places]
+
+
+def _missing_folder(kind: str, key: str, item: str, folder: str, span: Span | None) -> Diagnostic:
     return Diagnostic(
         code="FG404",
-        message=f"search folder {item!r} does not exist",
+        message=f"{kind} {item!r} does not exist",
         severity=Severity.WARNING,
-        span=entry.value.span,
-        hint=f"make {folder!r}, or take it out of 'searchdir'",
+        span=span,
+        hint=f"make {folder!r}, or take it out of {key!r}",
     )
 
 

@@ -30,7 +30,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
     if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
-        if all(os.path.isdir(folder) for folder in kept.searchdir):
+        if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)):
             return kept
     # The stages are loaded for what is not known yet, and for nothing else.
     from forgather.project.metafile import read_meta

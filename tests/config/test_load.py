@@ -207,8 +207,9 @@ def test_a_childs_line_below_super_overrides_the_parents_in_its_place():
 def test_a_childs_line_above_super_is_buried_and_a_lint_says_so():
     graph = chained("a:\n  lr: 2\n  lr: 1\n", {2: origin((3, CHILD, "x")), 3: origin((5, PARENT, "x"))})
     assert {"lr": 1} == plain(graph.targets["a"].value)
-    message = "the key 'lr' at /project/child.yaml:3 is overridden by the parent's line that follows it"
+    message = "the key 'lr' has no effect: the parent's line that follows it wins, at /project/parent.yaml:5"
     assert [("FG207", "lint", message)] == findings(graph)
+    assert Span("/project/child.yaml", 3) == graph.diagnostics[0].span
 
 
 def test_a_difference_of_block_is_an_override():

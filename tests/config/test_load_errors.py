@@ -262,11 +262,11 @@ HOSTILE = {
     ),
     "second document": (
         "a: 1\n---\nb: 2\n",
-        "LoadError /project/t.yaml:2: [FG215] a second document begins here; a config is one document (remove the '---' or '...')",
+        "LoadError /project/t.yaml:2: [FG215] a second document begins here; a config is one document (remove the '---' or '...'; a sub-template begins with `#--- name ---`)",
     ),
     "text after the end of the document": (
         "a: 1\n...\nb\n",
-        "LoadError /project/t.yaml:3: [FG215] a second document begins here; a config is one document (remove the '---' or '...')",
+        "LoadError /project/t.yaml:3: [FG215] a second document begins here; a config is one document (remove the '---' or '...'; a sub-template begins with `#--- name ---`)",
     ),
     "next-line character": (
         "a: 1\nb: x\x85y\n",

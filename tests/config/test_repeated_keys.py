@@ -58,7 +58,7 @@ def test_each_level_of_a_sub_template_that_extends_its_own_name_is_a_template_of
 def test_a_line_above_super_in_a_sub_template_is_a_lint_too(values):
     outer = "main:\n-- include 'part'\n#--- part ---\n  [b]\n  a: 1\n"
     main = "-- extends 'base'\n#--- part ---\n-- extends 'part'\n[b]\n  a: 2\n  == super()\n"
-    assert ({"main": {"a": 1}}, [("lint", "base", 5)]) == values(base=outer, main=main)
+    assert ({"main": {"a": 1}}, [("lint", "main", 5)]) == values(base=outer, main=main)
 
 
 def test_includes_of_two_templates_override_and_one_template_twice_does_not(values):

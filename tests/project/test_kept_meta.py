@@ -18,6 +18,7 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def bench(tmp_path):
+    (tmp_path / "bench" / "src").mkdir(parents=True)
     return make_project(tmp_path / "bench", meta="name: Bench\ndefault_config: plain\nsystem_path: src\n")
 
 
@@ -34,8 +35,9 @@ def test_the_second_reading_gives_the_same_without_reading(bench, reads):
         lambda folder: (folder / "meta.yaml").write_text("name: Other\n"),
         lambda folder: (folder.parent / "forgather_workspace").mkdir(),
         lambda folder: (folder / "templates").rename(folder / "gone"),
+        lambda folder: (folder / "src").rename(folder / "gone"),
     ],
-    ids=["meta.yaml", "a workspace", "a search folder"],
+    ids=["meta.yaml", "a workspace", "a search folder", "a folder of modules"],
 )
 def test_a_change_is_noticed(bench, reads, change):
     load_meta(str(bench))

@@ -123,5 +123,16 @@ def test_a_search_folder_that_is_missing_is_a_warning_that_names_it(tmp_path):
     assert str(tmp_path / "meta.yaml") == warning.span.file
 
 
+def test_a_folder_of_modules_that_is_missing_is_a_warning_at_its_line(tmp_path):
+    (warning,) = load(tmp_path, "system_path:\n  - .\n  - scr\n").diagnostics
+
+    assert ("FG404", "folder 'scr' does not exist", "warning", 3) == (
+        warning.code,
+        warning.message,
+        warning.severity,
+        warning.span.line,
+    )
+
+
 def test_a_text_is_one_search_folder(tmp_path):
     assert (str(tmp_path / "templates"),) == load(tmp_path, "searchdir: templates\n").searchdir

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
-from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.utils import internal_code, missing
+from jinja2.utils import internal_code
 
 from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Definition, Library
+from forgather.config._jinja.nearby import Frames, near_argument, near_attribute, near_export, near_variable
 from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement
 from forgather.config._jinja.values import PlacedMessage
 from forgather.config.syntax import desugar
@@ -77,6 +76,14 @@ _ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’�
 }  # fmt: skip
 _ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+[./][\w./-]*)")
 _NAME = re.compile(r"\w+")
+_LITERAL = re.compile(r"^found '?(?:integer|float|string)'?")
+_BLOCK_TAG = re.compile(r"\{%[-+]?\s*(block|endblock)\b\s*(\w*)")
+_FAILING = (
+    (re.compile(r".*\bstr\b"), "`~` joins values of any kind into a text, `| int` and `| float` make numbers of texts"),
+    (re.compile(r".*not iterable"), "a loop needs a list, a mapping or a text: `[3]`, `range(3)`"),
+    (re.compile(r".*unpack"), "each item must be a list of as many values as the loop has names"),
+    (re.compile(r".*division by zero|.*modulo by zero"), "test the divisor first"),
+)
 _MISSING_NAME = re.compile(r"'([^']*)' is undefined")
 _NO_ATTRIBUTE = re.compile(r"'(.*)' has no attribute '(.*)'")
 _NO_FILTER = re.compile(r"No (filter|test) named '(.*)'\.?( found\.)?")
@@ -107,7 +114,17 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
         if name and "'end of statement block', got" in (error.message or ""):
             text = f"'endblock {name[1]}' stands where another block is open"
             return SyntaxFault(text, span=span, hint="name the block that it closes, or write `-- endblock` alone")
+        if opened_block := _open_block(desugar(found.text)):
+            tag, at = opened_block
+            return SyntaxFault(
+                f"block '{tag}' is not closed before the block that it stands in ends",
+                code="FG102",
+                span=found.span(at),
+                hint="add a line `-- endblock`",
+            )
         message, code, hint = _reworded(error.message or "it cannot be read")
+        if "literal" in error.__dict__:
+            message = _LITERAL.sub(f"found '{error.__dict__['literal']}'", message)
         if error.message == "unexpected '}'":
             message, code, hint = "'{{' is not closed", "FG102", "close it with '}}'"
         return SyntaxFault(message, code=code, span=span, hint=hint)
@@ -129,6 +146,19 @@ def _open_tag(source: str) -> tuple[str, int] | None:
     if begin < 0 or source.find("}}" if mark == "{{" else "%}", begin) >= 0:
         return None
     return mark, source.count("\n", 0, begin) + 1
+
+
+def _open_block(source: str) -> tuple[str, int] | None:
+    """Returns the name and line of a block of a source in which the end of another one stands."""
+    opened: list[tuple[str, int]] = []
+    for tag in _BLOCK_TAG.finditer(source):
+        if tag[1] == "block":
+            opened.append((tag[2], source.count("\n", 0, tag.start()) + 1))
+        elif opened and tag[2] not in ("", opened[-1][0]):
+            return opened[-1] if tag[2] in (name for name, _ in opened) else None
+        elif opened:
+            opened.pop()
+    return None
 
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
@@ -205,7 +235,7 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     frames = list(_template_frames(error.__traceback__))
     if isinstance(error, MissingTemplate):
         error = error.error
-    made = error if isinstance(error, ForgatherError) else _translated(error, frames)
+    made = error if isinstance(error, ForgatherError) else _translated(error, frames, library)
     if made.span is None:
         made.span = _place(frames, library)
     if made.code == "FG111" and frames and made.found:
@@ -225,14 +255,14 @@ def _template_frames(traceback: TracebackType | None) -> Iterable[tuple[LoadedTe
         traceback = traceback.tb_next
 
 
-def _place(frames: list[tuple[LoadedTemplate, int, dict[str, Any]]], library: Library) -> Span:
+def _place(frames: Frames, library: Library) -> Span:
     if frames:
         template, line, _ = frames[-1]
         return template.definition.span(line)
     return library.used[-1].span(1) if library.used else Span("<config>", 1)
 
 
-def _translated(error: BaseException, frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> ForgatherError:
+def _translated(error: BaseException, frames: Frames, library: Library) -> ForgatherError:
     if isinstance(error, RecursionError):
         return BudgetError(
             "the templates call themselves without end",
@@ -242,9 +272,9 @@ def _translated(error: BaseException, frames: list[tuple[LoadedTemplate, int, di
     if isinstance(error, MemoryError):
         return BudgetError("the templates need more memory than there is", code="FG122", hint="make smaller values")
     if isinstance(error, SecurityError):
-        return _undefined(str(error), frames)
+        return _undefined(str(error), frames, library)
     if isinstance(error, UndefinedError):
-        made = _undefined(str(error), frames)
+        made = _undefined(str(error), frames, library)
         if error.args and isinstance(placed := error.args[0], PlacedMessage):
             made.span = placed.template.definition.span(placed.line)
         return made
@@ -252,7 +282,10 @@ def _translated(error: BaseException, frames: list[tuple[LoadedTemplate, int, di
         return BudgetError("'range' has more than 100,000 items", code="FG120", hint="use a smaller range")
     if isinstance(error, TemplateError):
         return _runtime(error.message or "")
-    return RenderError(f"{_kind(error)}: {_first_line(error)}", code="FG110", found=type(error).__name__)
+    made = RenderError(f"{_kind(error)}: {_first_line(error)}", code="FG110", found=type(error).__name__)
+    failing = (hint for pattern, hint in _FAILING if pattern.match(str(error)))
+    made.hint = near_argument(str(error), frames) or next(failing, None)
+    return made
 
 
 def _kind(error: BaseException) -> str:
@@ -282,12 +315,15 @@ def _runtime(message: str) -> RenderError:
     return RenderError(message or "the template fails", code="FG110")
 
 
-def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> RenderError:
+def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
     if match := _MISSING_NAME.fullmatch(message):
         name = match.group(1)
-        return RenderError(f"'{name}' is not defined", code="FG111", found=name, hint=_near_name(name, _known(frames)))
+        return RenderError(f"'{name}' is not defined", code="FG111", found=name, hint=near_variable(name, frames))
     if match := re.match(r"the template '(.*)' \(imported on .*\) does not export the requested name '(.*)'", message):
-        hint = "it can import what stands outside blocks: macros, and variables that are set"
+        hint = (
+            near_export(match.group(2), match.group(1), library)
+            or "it can import what stands outside blocks: macros, and variables that are set"
+        )
         return RenderError(f"'{match.group(1)}' has no macro or variable '{match.group(2)}'", code="FG111", hint=hint)
     if match := re.match(r"parameter '(.*)' was not provided", message):
         return RenderError(f"the macro is called without '{match.group(1)}'", code="FG111", hint="give it a value")
@@ -308,7 +344,9 @@ def _undefined(message: str, frames: list[tuple[LoadedTemplate, int, dict[str, A
         kind = {"TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template"}.get(
             kind, kind
         )
+        near = near_attribute(name, frames) if kind == "namespace" else None
         hint = f"test it first, or give a default: `... | default(...)`; was '{name}' set before this line?"
+        hint = near or hint
         return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name, hint=hint)
     return RenderError(message, code="FG111")
 
@@ -318,29 +356,6 @@ def _unquoted_template(name: str, template: LoadedTemplate, line: int) -> str | 
     match = _ASKED.search(text[0] if text else "")
     meant = match is not None and name in _NAME.findall(match.group(1))
     return f"quote the name of a template: '{match.group(1)}'" if match and meant else None
-
-
-def _near_name(name: str, known: list[str]) -> str:
-    if get_close_matches(name, ["super"], cutoff=0.8):
-        return "did you mean 'super'?"
-    hint = nearest(name, known)
-    return hint if hint and hint.startswith("did") else _define(name)
-
-
-def _define(name: str) -> str:
-    return f"set it before it is read, or give a default: `{name} | default(...)`"
-
-
-def _known(frames: list[tuple[LoadedTemplate, int, dict[str, Any]]]) -> list[str]:
-    names: set[str] = set()
-    if frames:
-        local = frames[-1][2]
-        if (context := local.get("context")) is not None:
-            names.update(key for key in context.get_all() if key not in DEFAULT_NAMESPACE)
-        names.update(
-            key.split("_", 2)[2] for key, value in local.items() if re.match(r"l_\d+_", key) and value is not missing
-        )
-    return sorted(names - {"super", "self", "caller", "varargs", "kwargs"})
 
 
 def _first_line(error: BaseException) -> str:

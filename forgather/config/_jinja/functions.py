@@ -112,7 +112,7 @@ class Globals:
             raise RenderError(
                 f"the environment variable '{name}' is not set",
                 code="FG116",
-                hint=f"set it, or give a default: env('{name}', '...')",
+                hint=f"set it, give a default: env('{name}', '...'), or write `!env {name}`, read at construction",
             )
         self.env_reads[str(name)] = str(default)
         return default

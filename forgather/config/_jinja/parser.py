@@ -39,6 +39,15 @@ class TracingParser(Parser):
         self._openers: list[tuple[str, int]] = []
         self.extensions.update({"do": self._parse_do, "break": self._parse_jump, "continue": self._parse_jump})
 
+    def parse(self) -> nodes.Template:
+        """Parses the template; a literal at which it cannot go on is kept with the error."""
+        try:
+            return super().parse()
+        except TemplateSyntaxError as error:
+            if self.stream.current.type in ("integer", "float", "string"):
+                error.__dict__["literal"] = self.stream.current.value
+            raise
+
     def parse_statement(self) -> nodes.Node | list[nodes.Node]:
         """Parses one statement, and remembers where it began."""
         token = self.stream.current
