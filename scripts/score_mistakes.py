@@ -57,11 +57,11 @@ def score(mistake: Mistake, folder: Path, command: str, codes: Mapping[str, str 
     bad = [found for found in findings if found.severity in ("error", "warning")]
     if mistake.category == "innocent":
         return row | {"found": bool(bad or trouble)}
-    lines = mistake.lines(folder)
-    placed = [found for found in findings if mistake.is_at(found, lines)]
+    places = mistake.places(folder)
+    placed = [found for found in findings if (found.file, found.line) in places]
     meant = [found for found in findings if mistake.expect["code"] in _of_the_corpus(found.code, codes)]
     return row | {
-        "expected": f"{mistake.expect['code']} {mistake.file}:{lines[0]}",
+        "expected": f"{mistake.expect['code']} {places[0][0]}:{places[0][1]}",
         "found": bool(findings),
         "line": bool(placed),
         "code": bool(meant),

@@ -28,7 +28,21 @@ COMMANDS = {
     "diff of revisions": ["diff", "evil@HEAD", "@HEAD"],
     "golden": ["golden", "evil"],
 }
-NAMES = ("ls", "pp", "blame", "graph", "targets", "trefs", "tlist", "diff", "golden", "construct", "train", "new", "explain")
+NAMES = (
+    "ls",
+    "pp",
+    "blame",
+    "graph",
+    "targets",
+    "trefs",
+    "tlist",
+    "diff",
+    "golden",
+    "construct",
+    "train",
+    "new",
+    "explain",
+)
 CANARY = "import pathlib; pathlib.Path(__file__).with_name('CANARY').write_text('ran')\ndef touch(*a, **k): pass\n"
 EVIL = """\
 -- extends 'base.yaml'

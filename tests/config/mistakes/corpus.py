@@ -42,6 +42,7 @@ class Mistake:
     config: str | None
     expect: Mapping[str, Any]
     also: tuple[str, ...] = ()
+    other_end: Mapping[str, str] | None = None
 
     @property
     def file(self) -> str:
@@ -64,29 +65,32 @@ class Mistake:
                 text = text.replace(edit["find"], edit["replace"])
             path.write_text(text, encoding="utf-8")
 
-    def lines(self, folder: Path) -> list[int]:
-        """Returns the line that the finding has to name; several where a contradiction has two ends."""
+    def places(self, folder: Path) -> list[tuple[str, int]]:
+        """Returns the place that the finding has to name; several where a contradiction has two ends."""
         if "line" in self.expect:
-            return [self.expect["line"]]
+            return [(self.file, self.expect["line"])]
         marks = self.expect["mark"]
-        text = (folder / self.file).read_text(encoding="utf-8")
-        found = []
-        for mark in [marks] if isinstance(marks, str) else marks:
-            if text.count(mark) != 1:
-                raise ValueError(f"{self.id}: the mark {mark!r} occurs {text.count(mark)} times")
-            found.append(text[: text.index(mark)].count("\n") + 1)
-        return found
+        ends = [(self.file, mark) for mark in ([marks] if isinstance(marks, str) else marks)]
+        if self.other_end:
+            ends.append((self.other_end["file"], self.other_end["mark"]))
+        return [(file, self._line(folder / file, mark)) for file, mark in ends]
+
+    def _line(self, path: Path, mark: str) -> int:
+        text = path.read_text(encoding="utf-8")
+        if text.count(mark) != 1:
+            raise ValueError(f"{self.id}: the mark {mark!r} occurs {text.count(mark)} times in {path.name}")
+        return text[: text.index(mark)].count("\n") + 1
 
     def shortfalls(self, findings: Iterable[Finding], folder: Path) -> list[str]:
         """Returns what is inexact about the findings of a tool; nothing where they are exact."""
-        lines = self.lines(folder)
+        places = self.places(folder)
         findings = list(findings)
-        hits = [found for found in findings if self.is_at(found, lines) and found.code == self.expect["code"]]
+        hits = [item for item in findings if (item.file, item.line) in places and item.code == self.expect["code"]]
         least = SEVERITIES.index(self.expect["severity"])
         right = [hit for hit in hits if SEVERITIES.index(hit.severity) >= least]
         short = []
         if not right:
-            wanted = f"{self.expect['severity']}[{self.expect['code']}] at {self.file}:{lines}"
+            wanted = f"{self.expect['severity']}[{self.expect['code']}] at {_listed(places)}"
             short.append(f"wanted {wanted}, found {[describe(found) for found in findings] or 'nothing'}")
         for hit in right[:1]:
             said = f"{hit.message} {hit.hint}"
@@ -99,9 +103,9 @@ class Mistake:
         ]
         return short
 
-    def is_at(self, found: Finding, lines: list[int]) -> bool:
-        """Returns whether a finding stands where the mistake is."""
-        return found.file == self.file and found.line in lines
+
+def _listed(places: Iterable[tuple[str, int]]) -> str:
+    return " or ".join(f"{file}:{line}" for file, line in places)
 
 
 def describe(found: Finding) -> str:
@@ -120,6 +124,7 @@ def read_mistakes(data: Path = HERE / "data") -> list[Mistake]:
             config=record["config"],
             expect=record["expect"],
             also=tuple(record.get("also", ())),
+            other_end=record.get("or"),
         )
         for file in sorted(data.glob("*.yaml"))
         for record in _plain(file)
