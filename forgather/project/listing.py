@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from forgather.project.kept import Dependencies, Digests, holds, keep_entry, read_entry, restore_dependencies
+from forgather.kept import Digests
+from forgather.project.kept import Dependencies, holds, keep_entry, read_entry, restore_dependencies
 
 _PART = "listings"
 

@@ -10,7 +10,8 @@ import os
 import re
 
 from forgather.config.rendered import RenderedText
-from forgather.project.kept import Dependencies, Digests
+from forgather.kept import Digests
+from forgather.project.kept import Dependencies
 
 # A template that looks for one of several names may change its mind when a file appears that was never asked for.
 _LOOKS_AROUND = re.compile(r"ignore\s+missing|\b(?:include|extends|import|from)\s*[\[(]")

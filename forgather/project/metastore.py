@@ -10,7 +10,8 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from forgather.project.kept import Digests, holds, keep_entry, read_entry, restore_dependencies
+from forgather.kept import Digests
+from forgather.project.kept import holds, keep_entry, read_entry, restore_dependencies
 from forgather.project.meta import ProjectMeta
 from forgather.source import Span
 

@@ -111,7 +111,13 @@ class Calls:
                 if isinstance(ways, Doubt):
                     return ways
                 found += ways
-        return found
+        if "_C" in function.module.name.split("."):
+            return Doubt("it is not written in Python")
+        # Stubs of compiled code leave out what it takes and ignores.
+        return [
+            params if params[-1:] and params[-1].kind is STARS else [*params, Param("kwargs", STARS)]
+            for params in found
+        ]
 
     def _function(self, function: Function, owner: Class | None, bound: bool) -> Ways:
         node = function.node
@@ -161,10 +167,14 @@ class Calls:
             Param(name, KEYWORD, OPTIONAL if default is None else default_of(default))
             for name, default in handing.names.items()
         ]
-        ways = [self._target(call.func, function, owner) for call in handing.calls]
-        if not handing.closed or any(isinstance(way, Doubt) or len(way) != 1 for way in ways):
+        targets = []
+        for call in handing.calls:
+            ways = self._target(call.func, function, owner) if handing.closed else []
+            if isinstance(ways, Doubt) or len(ways) != 1:
+                return merged(params, taken, star=None, stars=True)
+            targets.append(ways[0])
+        if not handing.closed:
             return merged(params, taken, star=None, stars=True)
-        targets = [way[0] for way in ways if not isinstance(way, Doubt)]
         star = self._star(function, handing, targets)
         names, opens = list(taken), False
         for call, target in zip(handing.calls, targets, strict=True):

@@ -136,8 +136,13 @@ def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
         if isinstance(node, ast.Call) and _passes(node, given, first, star, stars):
             passes += 1
     uses = sum(isinstance(n, ast.Name) and n.id in (star, stars) for n in ast.walk(wrapper))
-    # Any other look at the arguments may change or use them up.
-    return passes > 0 and uses == 2 * passes
+    # A copy may go anywhere; any other look at the arguments may change or use them up.
+    copies = sum(
+        isinstance(n, ast.Starred | ast.keyword) and isinstance(n.value, ast.Name) and n.value.id in (star, stars)
+        for n in ast.walk(wrapper)
+        if not isinstance(n, ast.keyword) or n.arg is None
+    )
+    return passes > 0 and uses == copies
 
 
 def _passes(call: ast.Call, given: str, first: list[str], star: str, stars: str) -> bool:

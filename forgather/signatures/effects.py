@@ -20,6 +20,7 @@ _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
 _HARMLESS = frozenset(
     f"builtins.{name}" for name in "super hasattr getattr isinstance issubclass type print vars id len str repr".split()
 )
+_READERS = frozenset(("inspect", "typing", "types", "annotationlib"))
 
 
 @dataclass
@@ -206,7 +207,7 @@ def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook:
     only = things[0] if len(things) == 1 else None
     if only == _DATACLASS:
         hook.options = {k.arg or "": k.value for k in call.keywords}
-    elif isinstance(only, Ref) and only.dotted in _HARMLESS:
+    elif isinstance(only, Ref) and (only.dotted in _HARMLESS or only.dotted.startswith("typing.")):
         return
     elif isinstance(only, Ref) and only.dotted == "builtins.setattr":
         target = call.args[1] if len(call.args) > 1 else None
@@ -214,7 +215,7 @@ def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook:
             hook.doubt = "sets attributes by name"
     elif isinstance(only, Function) and _opens_init(only):
         hook.opens = True
-    elif isinstance(only, Function) and returns_its_argument(only):
+    elif isinstance(only, Function) and (only.module.name in _READERS or returns_its_argument(only)):
         return
     elif isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Name):
         return

@@ -7,24 +7,16 @@ nothing is imported to list them.
 from __future__ import annotations
 
 import ast
-import builtins
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from forgather.config.shortnames import SHORT
 from forgather.errors import ResolveError, nearest
 from forgather.signatures.finding import Finder
 from forgather.signatures.names import Names
 from forgather.signatures.text import Block, Parsed
 from forgather.signatures.things import Class, Module, Thing
-
-
-def refuse_short_name(name: str) -> NoReturn:
-    """Refuses a name that is no builtin."""
-    known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
-    raise ResolveError(f"no builtin named {name!r}", code="FG324", hint=nearest(name, known) or "write module:symbol")
 
 
 def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:

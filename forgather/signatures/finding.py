@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 
 # Import hooks that find nothing of their own, or only names that no config uses.
 _HARMLESS_HOOKS = frozenset(
-    ("_distutils_hack", "_pytest", "six", "_frozen_importlib", "_frozen_importlib_external", "transformers")
+    ("_distutils_hack", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "absl", "six", "transformers")
 )
 
 
@@ -35,6 +36,11 @@ class Found:
     folders: tuple[str, ...] | None = None
     stub: str | None = None
     closed: bool = True
+
+    @property
+    def read(self) -> str | None:
+        """The file that tells what is in it."""
+        return self.file or self.stub
 
 
 @dataclass
@@ -62,6 +68,12 @@ class Finder:
         if parent is None or parent.folders is None:
             return None
         return self.in_folders(name, leaf, parent.folders)
+
+    def package(self, folders: Sequence[str]) -> str:
+        """Returns the name of a package whose modules are the files of folders; the same name for the same folders."""
+        name = "_folder_" + blake2b("\0".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        self._known.setdefault(name, Found(name, None, tuple(folders)))
+        return name
 
     def in_folders(self, name: str, leaf: str, folders: Sequence[str]) -> Found | None:
         """Returns the module `leaf` in folders, under the name that it is to have."""

@@ -7,6 +7,7 @@ it is `closed` only where every keyword surely reaches one of those calls, or is
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forgather.signatures.decorators import walk_own
@@ -124,16 +125,22 @@ def _at_once(expression: ast.expr, call: ast.Call) -> bool:
 
 def is_local(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     """Returns whether a name is bound inside of a function."""
+    bound: frozenset[str] | None = getattr(node, "bound_names", None)
+    if bound is None:
+        bound = frozenset(_bound_names(node))
+        node.bound_names = bound  # type: ignore[union-attr]
+    return name in bound
+
+
+def _bound_names(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     args = node.args
     named = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
-    if any(argument.arg == name for argument in named):
-        return True
+    yield from (argument.arg for argument in named)
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Name) and inner.id == name and isinstance(inner.ctx, ast.Store | ast.Del):
-            return True
-        if isinstance(inner, ast.Import | ast.ImportFrom):
-            if any((alias.asname or alias.name.partition(".")[0]) == name for alias in inner.names):
-                return True
-        if isinstance(inner, ast.FunctionDef | ast.ClassDef) and inner.name == name and inner is not node:
-            return True
-    return False
+        if isinstance(inner, ast.Name):
+            if not isinstance(inner.ctx, ast.Load):
+                yield inner.id
+        elif isinstance(inner, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in inner.names)
+        elif isinstance(inner, ast.FunctionDef | ast.ClassDef) and inner is not node:
+            yield inner.name

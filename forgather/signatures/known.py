@@ -24,7 +24,8 @@ SAME = frozenset(
     transformers.utils.doc.add_start_docstrings_to_model_forward transformers.utils.doc.add_end_docstrings
     transformers.utils.doc.add_code_sample_docstrings transformers.utils.doc.replace_return_docstrings
     transformers.utils.add_end_docstrings transformers.utils.replace_return_docstrings
-    transformers.utils.import_utils.requires huggingface_hub.utils.validate_hf_hub_args
+    huggingface_hub.dataclasses.strict huggingface_hub.utils.validate_hf_hub_args
+    transformers.utils.import_utils.requires
     """.split()
 )
 # Members of the standard library that are judged by name.

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forgather.signatures import known
 from forgather.signatures.binding import flow
 from forgather.signatures.conditions import static
+from forgather.signatures.decorators import attributes_set, returns_its_argument
 from forgather.signatures.lazy import lazy_target, stars_last
 from forgather.signatures.linear import merge, named_tuple
 from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value
 from forgather.signatures.world import World
 
-_OPEN_MARKS = ("globals()", "vars()", "setattr(sys.modules", "exec(", "__dict__", "sys.modules[__name__]")
+_OPEN_MARKS = ("globals()", "setattr(sys.modules", "sys.modules[__name__]")
+_OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
+_MADE = Doubt("its module makes names while it is imported")
 _RECURSION = Doubt("its definition leads back to itself")
 
 
@@ -81,9 +86,15 @@ class Names:
             return found
         if name in ("__name__", "__doc__", "__file__", "__path__", "__spec__", "__all__"):
             return [Doubt("it is no class or function")]
-        if any(module.has(mark) for mark in _OPEN_MARKS) and (not is_lazy or module.has("globals()[")):
-            return [Doubt(f"{module.name!r} makes names while it is imported")]
-        return []
+        return [_MADE] if self._makes_names(module, is_lazy) else []
+
+    def _makes_names(self, module: Module, is_lazy: bool = False) -> bool:
+        """Returns whether a module may have names that no statement of it binds."""
+        if is_lazy:
+            return module.has("globals()[")
+        if any(module.has(mark) for mark in _OPEN_MARKS):
+            return True
+        return any(module.has(mark) and bool(module.block.plain(mark)) for mark in _OPEN_MARKS_AT_MARGIN)
 
     def _lazily(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
         place, attribute = target
@@ -107,8 +118,8 @@ class Names:
         if module.text is None:
             return [_foreign(module)]
         if not module.has(name) and not self._has_stars(module):
-            if any(module.has(mark) for mark in _OPEN_MARKS[:4]):
-                return [Doubt(f"{module.name!r} makes names while it is imported")]
+            if self._makes_names(module):
+                return [_MADE]
             self.world.touch(module)
             return None
         listed = self.listed(module)
@@ -132,7 +143,7 @@ class Names:
     def _read_listed(self, module: Module) -> frozenset[str] | None:
         if not module.has("__all__"):
             return None
-        names: set[str] = set()
+        names: set[str] | None = None
         for statement in module.block.plain("__all__"):
             if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
                 return None
@@ -144,8 +155,8 @@ class Names:
             for item in statement.value.elts:
                 if not isinstance(item, ast.Constant) or not isinstance(item.value, str):
                     return None
-                names.add(item.value)
-        return frozenset(names)
+                names = {item.value} if names is None else names | {item.value}
+        return None if names is None else frozenset(names)
 
     def evaluate(self, expression: ast.expr, scope: Scope) -> list[Thing]:
         """Returns what an expression can be."""
@@ -187,10 +198,12 @@ class Names:
         if function == Ref("collections.namedtuple"):
             return [named_tuple(call)]
         if isinstance(function, Function) and call.args and not starred:
-            from forgather.signatures.decorators import returns_its_argument
-
             if returns_its_argument(function):
-                return self.evaluate(call.args[0], scope)
+                altered = attributes_set(function)
+                return [
+                    replace(thing, altered=thing.altered | altered) if isinstance(thing, Class) else thing
+                    for thing in self.evaluate(call.args[0], scope)
+                ]
         return [Doubt("the result of a call")]
 
     def attribute(self, thing: Thing, name: str, *, typing: bool = False) -> list[Thing]:
@@ -215,6 +228,8 @@ class Names:
 
     def class_attribute(self, cls: Class, name: str) -> list[Thing]:
         """Returns what an attribute of a class can be, through its bases."""
+        if name in cls.altered:
+            return [Doubt(f"{name!r} is set on {cls.name} by a function")]
         for base in self.mro(cls):
             if isinstance(base, Class):
                 found = self.own(base, name)
@@ -276,17 +291,31 @@ class Scope:
 
     def __init__(self, names: Names, module: Module, typing: bool = False, cls: Class | None = None) -> None:
         self.names, self.module, self.typing, self.cls = names, module, typing, cls
+        # A statement that binds a name anew may use its old value.
+        self._before: tuple[str, int] | None = None
 
     def lookup(self, name: str) -> list[Thing]:
         """Returns what a name can be here."""
+        if self._before is not None and self._before[0] == name:
+            block = self.module.block if self.cls is None else self.cls.body
+            earlier = [s for s in block.binding(name) if s.lineno < self._before[1]]
+            return flow(earlier, name, Scope(self.names, self.module, self.typing, self.cls))[0]
         if self.cls is not None:
             found = self.names.own(self.cls, name)
             if found:
                 return found
         found = self.names.member(self.module, name, typing=self.typing)
-        if not found and hasattr(builtins, name):
+        doubtful = all(isinstance(thing, Doubt) for thing in found)
+        if doubtful and hasattr(builtins, name) and not (found and self._speaks_of(name)):
             return [Ref(f"builtins.{name}")]
         return found or [Doubt(f"the name {name!r} is not found")]
+
+    def _speaks_of(self, name: str) -> bool:
+        """Returns whether the module itself may give a builtin's name to something else."""
+        if self.module.text is None:
+            return True
+        pattern = rf"(?:\b(?:def|class|import|as)[ \t]+{name}\b|\n[ \t]*{name}[ \t]*[:=])"
+        return re.search(pattern, self.module.text.text) is not None
 
     def static(self, test: ast.expr) -> bool | None:
         """Returns what a condition is, where the interpreter decides it."""
@@ -335,7 +364,9 @@ class Scope:
             return self._imported_from(statement, name)
         if expression is None:
             return [Doubt(f"{name!r} is made by code")]
-        return self.names.evaluate(expression, self)
+        scope = Scope(self.names, self.module, self.typing, self.cls)
+        scope._before = (name, statement.lineno)
+        return self.names.evaluate(expression, scope)
 
     def _imported(self, statement: ast.Import, name: str) -> list[Thing]:
         for alias in reversed(statement.names):

@@ -1,7 +1,7 @@
 """The reader: names of constructors to signatures.
 
 Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or a builtin's name; gives a `Callee` or `Unknown`.
-Keeps true: what it refuses, `config/resolve.py` would refuse with the same words when the object is built.
+Keeps true: what was read before, and has not changed, is not read again; nothing is imported.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from forgather.signatures.calls import Calls, returned
-from forgather.signatures.faults import refuse_file, refuse_folders, refuse_module, refuse_short_name, refuse_symbol
-from forgather.signatures.names import Names
-from forgather.signatures.parameters import as_signature
-from forgather.signatures.runtime import known_callee
-from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Thing, Tuples
-from forgather.signatures.values import Annotation, Callee, Unknown
-from forgather.signatures.world import World
-from forgather.source import Span
+from forgather.signatures.finding import Finder
+from forgather.signatures.store import Store
+from forgather.signatures.values import Callee, Unknown
+
+if TYPE_CHECKING:
+    from forgather.signatures.engine import Engine
 
 
 class Reader:
@@ -32,10 +30,11 @@ class Reader:
 
     def __init__(self, project_dir: str, *, system_path: Sequence[str] = (), cache_dir: str | None = None) -> None:
         self.project_dir = os.path.abspath(project_dir)
-        path = [*sys.path, *(folder for folder in system_path if folder not in sys.path)]
-        self._world = World(path, (self.project_dir, *system_path))
-        self._names = Names(self._world)
-        self._calls = Calls(self._names)
+        self._ours = tuple(system_path)
+        self._finder = Finder([*sys.path, *(folder for folder in system_path if folder not in sys.path)])
+        self._store = None if cache_dir is None else Store(cache_dir, self._finder)
+        self._engine: Engine | None = None
+        self._known: dict[tuple[str, tuple[str, ...]], Callee | Unknown] = {}
 
     def read(self, constructor: str, searchpath: Sequence[str] = ()) -> Callee | Unknown:
         """Returns how a constructor may be called.
@@ -48,105 +47,37 @@ class Reader:
             ResolveError: there surely is no such module, file or symbol.
             SyntaxFault: FG326, a file of the project is not valid Python.
         """
-        module_name, colon, symbol = constructor.rpartition(":")
-        if not colon:
-            callee = known_callee(constructor)
-            if callee is None:
-                refuse_short_name(constructor)
-            return callee
-        module = self._module(module_name, tuple(self._absolute(folder) for folder in searchpath))
-        if isinstance(module, Doubt):
-            return Unknown(constructor, module.reason)
-        things = self._walk(module, symbol, module_name)
-        return self._callee(constructor, symbol.rpartition(".")[2], things)
+        folders = tuple(self._absolute(folder) for folder in searchpath)
+        key = constructor, folders
+        if key not in self._known:
+            self._known[key] = self._read(constructor, folders) if ":" in constructor else _short(constructor)
+        return self._known[key]
+
+    def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
+        name = constructor
+        place = constructor.rpartition(":")[0]
+        if place.startswith(".") or "/" in place or place.endswith(".py"):
+            file = self._absolute(place)
+            around = folders if place.startswith(".") and "/" not in place else (os.path.dirname(file), *folders)
+            package = self._finder.package(tuple(os.path.realpath(folder) for folder in dict.fromkeys(around)))
+            name = f"{package}\0{file}\0{constructor}"
+        kept = self._store.find(name) if self._store else None
+        if kept is not None:
+            return kept
+        if self._engine is None:
+            from forgather.signatures.engine import Engine
+
+            self._engine = Engine(self.project_dir, self._finder, self._ours)
+        answer, used = self._engine.read(constructor, folders)
+        if self._store:
+            self._store.keep(name, answer, used)
+        return answer
 
     def _absolute(self, folder: str) -> str:
         return os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(folder)))
 
-    def _module(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
-        if name.endswith(".py") or "/" in name:
-            return self._file(name, folders)
-        if name.startswith("."):
-            if not folders:
-                refuse_folders(name)
-            module = self._world.in_folders(name[1:], _real(folders))
-            if module is None:
-                refuse_module(name, folders, self._world.finder)
-            return module
-        module = self._world.module(name)
-        if module is None:
-            refuse_module(name, None, self._world.finder)
-        return module
 
-    def _file(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
-        file = self._absolute(name)
-        folder, base = os.path.split(file)
-        if not os.path.isfile(file) or not base.endswith(".py"):
-            refuse_file(name, file, self.project_dir)
-        module = self._world.in_folders(base.removesuffix(".py"), _real((folder, *folders)))
-        return module or Doubt(f"{name} has a name that cannot be imported")
+def _short(name: str) -> Callee | Unknown:
+    from forgather.signatures.runtime import known_callee
 
-    def _walk(self, module: Module, symbol: str, module_name: str) -> list[Thing]:
-        """Returns what a dotted symbol can be, as `getattr` would find it."""
-        things: list[Thing] = [module]
-        walked = ""
-        for part in symbol.split("."):
-            found: list[Thing] = []
-            for thing in things:
-                found += self._names.attribute(thing, part)
-            if not found:
-                shown = f"{module_name}:{walked}" if walked else module_name
-                refuse_symbol(shown, part, self._names, things)
-            things = found
-            walked = f"{walked}.{part}" if walked else part
-        return things
-
-    def _callee(self, constructor: str, name: str, things: list[Thing]) -> Callee | Unknown:
-        for thing in things:
-            if isinstance(thing, Doubt):
-                return Unknown(constructor, thing.reason)
-        signatures = []
-        for thing in things:
-            ways = self._calls.ways(thing)
-            if isinstance(ways, Doubt):
-                return Unknown(constructor, ways.reason)
-            try:
-                signatures += [as_signature(params) for params in ways]
-            except ValueError as error:
-                return Unknown(constructor, f"its parameters do not fit together: {error}")
-        first = things[0]
-        same = len(things) == 1
-        return Callee(
-            name=name,
-            signatures=tuple(signatures),
-            kind="class" if isinstance(first, Class | Tuples) else "function",
-            span=_span(first),
-            gives=self._gives(first) if same else Annotation(""),
-            callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
-        )
-
-    def _gives(self, thing: Thing) -> Annotation:
-        if isinstance(thing, Class):
-            makes_itself = all(not isinstance(base, Doubt) for base in self._names.mro(thing))
-            if makes_itself and not self._names.class_attribute(thing, "__new__"):
-                return Annotation(thing.name, frozenset((f"instance:{thing.module.name}:{thing.name}",)))
-            return Annotation(thing.name)
-        if isinstance(thing, Function):
-            return returned(self._names, thing)
-        return Annotation("")
-
-    def _is_callable(self, cls: Class) -> bool | None:
-        found = self._names.class_attribute(cls, "__call__")
-        return None if any(isinstance(thing, Doubt) for thing in found) else bool(found)
-
-
-def _real(folders: Sequence[str]) -> tuple[str, ...]:
-    return tuple(os.path.realpath(folder) for folder in dict.fromkeys(folders))
-
-
-def _span(thing: Thing) -> Span | None:
-    while isinstance(thing, Partial):
-        thing = thing.inner
-    if isinstance(thing, Class | Function) and thing.module.file:
-        return Span(thing.module.file, thing.node.lineno)
-    return None
+    return known_callee(name)

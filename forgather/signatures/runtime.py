@@ -11,16 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 from forgather.config.shortnames import SHORT
+from forgather.errors import ResolveError, nearest
 from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
 
 _INSTANCES = ("bool", "int", "float", "str", "bytes", "list", "tuple", "dict")
 
 
-def known_callee(name: str) -> Callee | Unknown | None:
-    """Returns how a builtin or short name may be called; None where there is none of that name."""
+def known_callee(name: str) -> Callee | Unknown:
+    """Returns how a builtin or short name may be called.
+
+    Raises:
+        ResolveError: FG324, there is none of that name.
+    """
     found: Any = SHORT.get(name, getattr(builtins, name, None))
     if found is None:
-        return None
+        known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
+        hint = nearest(name, known) or "write module:symbol"
+        raise ResolveError(f"no builtin named {name!r}", code="FG324", hint=hint)
     is_class = isinstance(found, type)
     if not callable(found):
         return Unknown(name, "it is no class or function")

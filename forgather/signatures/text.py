@@ -20,7 +20,9 @@ _PLAUSIBLE = re.compile(
     r"|[A-Za-z_][\w.]*[ \t]*(?:[\[(:,;#=]|[-+*/|&%^@]=|$)|[\"'({\[]|[rRbBuUfF]{1,2}[\"']",
     re.MULTILINE,
 )
-_STAR = re.compile(r"\bimport[ \t(]*\*")
+_ASSIGNS = re.compile(r"([A-Za-z_][\w.]*)[ \t]*(?::[^=\n]*)?=(?!=)([^\n]*)")
+_IS_TEXT = re.compile(r"[rRuU]?[\"']")
+_STAR = re.compile(r"import[ \t(]*\*")
 _HEADER_END = re.compile(r":[ \t]*(?:#[^\n]*)?\n")
 _FIRST_INDENT = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*([ \t]+)(?=\S)")
 _AT_MARGIN = re.compile(r"\n(?=[^\s#)\]}])")
@@ -154,8 +156,14 @@ class Block:
             named = _DEFINES.match(source.text, definition)
             if named:
                 self._defined.setdefault(named[1], []).append(number)
-            elif not source.text.startswith(('"', "'"), begin):
+            elif not _IS_TEXT.match(source.text, begin):
                 self._plain.append(number)
+        self._stars = frozenset(self._find_stars())
+
+    def _find_stars(self) -> Iterator[int]:
+        text = self._source.text
+        if text.find("import *", self._start, self._end) >= 0 or text.find("import (", self._start, self._end) >= 0:
+            yield from (n for n in self._plain if _STAR.search(text, *self._pieces[n][:2]))
 
     def _parse_whole(self) -> Parsed:
         text = self._source.text[self._start : self._end]
@@ -241,7 +249,8 @@ class Block:
             text, numbers = self._source.text, list(self._defined.get(name, ()))
             for number in self._plain:
                 begin, end, _ = self._pieces[number]
-                if text.find(name, begin, end) >= 0 or _STAR.search(text, begin, end):
+                found = text.find(name, begin, end)
+                if (found >= 0 and not _binds_another(text, begin, name)) or number in self._stars:
                     numbers.append(number)
             try:
                 return self._select(sorted(numbers))
@@ -262,6 +271,12 @@ class Block:
     def defined(self) -> list[str]:
         """Returns the names of functions and classes."""
         return list(self._defined) if self._whole is None else self._whole.defined()
+
+
+def _binds_another(text: str, begin: int, name: str) -> bool:
+    """Returns whether a statement plainly assigns to something else than `name`."""
+    target = _ASSIGNS.match(text, begin)
+    return target is not None and target[1] != name and "=" not in target[2]
 
 
 def _shift(statements: Sequence[ast.stmt], lines: int) -> None:

@@ -23,12 +23,12 @@ class Module:
         is_ours: whether it belongs to the user's project.
     """
 
-    __slots__ = ("found", "is_ours", "is_stub", "text", "_block", "memo")
+    __slots__ = ("found", "is_ours", "is_stub", "text", "_block", "_has")
 
     def __init__(self, found: Found, text: Text | None, *, is_ours: bool = False, is_stub: bool = False) -> None:
         self.found, self.text, self.is_ours, self.is_stub = found, text, is_ours, is_stub
         self._block: Block | None = None
-        self.memo: dict[Any, Any] = {}
+        self._has: dict[str, bool] = {}
 
     @property
     def name(self) -> str:
@@ -49,16 +49,19 @@ class Module:
 
     def has(self, word: str) -> bool:
         """Returns whether its text holds a piece of text."""
-        return self.text is not None and word in self.text.text
+        if word not in self._has:
+            self._has[word] = self.text is not None and word in self.text.text
+        return self._has[word]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Class:
-    """A class statement, and the module it stands in."""
+    """A class statement, the module it stands in, and the attributes that a function has set on it."""
 
     module: Module
     node: ast.ClassDef
     outer: Class | None = None
+    altered: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

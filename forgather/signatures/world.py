@@ -1,14 +1,13 @@
 """The modules that are being read.
 
-Takes a search path and a project folder, gives modules by name or by file. Keeps true: what an answer was made from is
-recorded, file by file, so that the answer can be kept as long as those files stay as they are.
+Takes a finder and the folders of a project, gives modules by name. Keeps true: what an answer was made from is
+recorded, module by module, so that the answer can be kept as long as those stay as they are.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from typing import Any, TypeVar
 
 from forgather.errors import SyntaxFault
@@ -18,6 +17,8 @@ from forgather.signatures.things import Doubt, Module
 from forgather.source import Span
 
 MAX_BYTES = 5_000_000
+Use = tuple[str, str | None]
+"""A module that was looked for, and the file that was read; None where there was none."""
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -26,16 +27,16 @@ class World:
     """Modules of one search path, each read once.
 
     Args:
-        path: where modules are looked for.
+        finder: finds them.
         ours: folders whose files are the user's.
     """
 
-    def __init__(self, path: Sequence[str], ours: Sequence[str] = ()) -> None:
-        self.finder = Finder(path)
+    def __init__(self, finder: Finder, ours: Sequence[str] = ()) -> None:
+        self.finder = finder
         self._ours = tuple(os.path.join(os.path.realpath(folder), "") for folder in ours)
         self._modules: dict[str, Module | Doubt | None] = {}
-        self._used: list[set[str]] = [set()]
-        self._memo: dict[Any, tuple[Any, frozenset[str]]] = {}
+        self._used: list[set[Use]] = [set()]
+        self._memo: dict[Any, tuple[Any, frozenset[Use]]] = {}
         self.active: set[Any] = set()
 
     def remembered(self, key: Any, make: Callable[[], T], meanwhile: S) -> T | S:
@@ -57,8 +58,8 @@ class World:
         self._memo[key] = value, frozenset(used_now)
         return value
 
-    def used(self, action: Callable[[], T]) -> tuple[T, set[str]]:
-        """Returns what an action returns, and the files that decided it."""
+    def used(self, action: Callable[[], T]) -> tuple[T, set[Use]]:
+        """Returns what an action returns, and the modules that decided it."""
         self._used.append(set())
         try:
             return action(), self._used[-1]
@@ -67,8 +68,7 @@ class World:
 
     def touch(self, module: Module) -> None:
         """Records that a module was read."""
-        if module.file is not None:
-            self._used[-1].add(module.file)
+        self._used[-1].add((module.name, module.file))
 
     def module(self, name: str) -> Module | Doubt | None:
         """Returns a module by its dotted name; None where there surely is none."""
@@ -76,8 +76,8 @@ class World:
             found = self.finder.find(name)
             self._modules[name] = self._load(found) if found else self._missing(name)
         module = self._modules[name]
-        if isinstance(module, Module):
-            self.touch(module)
+        found = self.finder.find(name)
+        self._used[-1].add((name, found.read if found else None))
         return module
 
     def _missing(self, name: str) -> Doubt | None:
@@ -96,12 +96,7 @@ class World:
 
     def in_folders(self, name: str, folders: Sequence[str]) -> Module | Doubt | None:
         """Returns a module of the package that is made of folders."""
-        package = "_folder_" + sha256("\0".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        if package not in self._modules:
-            whole = Found(package, None, tuple(folders))
-            self.finder._known[package] = whole
-            self._modules[package] = Module(whole, None)
-        return self.module(f"{package}.{name}")
+        return self.module(f"{self.finder.package(folders)}.{name}")
 
     def _load(self, found: Found) -> Module | Doubt:
         if found.file is None:

@@ -13,6 +13,7 @@ LEVELS = {
     "forgather": 0,
     "forgather.source": 0,
     "forgather.errors": 1,
+    "forgather.kept": 1,
     "forgather.conditions": 2,
     "forgather.rules": 3,
     "forgather.config": 2,

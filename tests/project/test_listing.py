@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.kept import sealed
 from forgather.project import describe
-from forgather.project.kept import sealed
 from forgather.project.locations import cache_dir
 from tests.project.workbench import fgcli, make_project
 

@@ -1,0 +1,73 @@
+"""Files of facts kept between commands.
+
+Takes facts as plain data, gives them back. Keeps true: an entry that is corrupt, foreign, open to others or of another
+form is as good as none; two processes may write one entry at once; where a file cannot be written, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from typing import Any
+
+_MAX_ENTRY_BYTES = 5_000_000
+
+
+class Digests:
+    """Digests of files, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str | None] = {}
+
+    def __call__(self, file: str) -> str | None:
+        """Returns the digest of a file's content; None where it cannot be read."""
+        if file not in self._known:
+            try:
+                with open(file, "rb") as stream:
+                    self._known[file] = digest_of(stream.read())
+            except OSError:
+                self._known[file] = None
+        return self._known[file]
+
+
+def digest_of(content: bytes) -> str:
+    """Returns a short digest of a content."""
+    return hashlib.blake2b(content, digest_size=20).hexdigest()
+
+
+def sealed(body: bytes) -> bytes:
+    """Returns an entry's body behind its digest."""
+    return digest_of(body).encode() + b"\n" + body
+
+
+def read_kept(file: str, form: int) -> dict[str, Any] | None:
+    """Returns the facts kept in a file; None without a sound entry of that form."""
+    try:
+        with open(file, "rb") as stream:
+            facts = os.fstat(stream.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_ENTRY_BYTES or _is_foreign(facts):
+                return None
+            digest, _, body = stream.read().partition(b"\n")
+        if digest != digest_of(body).encode():
+            return None
+        entry = json.loads(body)
+    except (OSError, ValueError):
+        return None
+    return entry["facts"] if isinstance(entry, dict) and entry.get("form") == form else None
+
+
+def keep(file: str, form: int, facts: dict[str, Any]) -> None:
+    """Keeps facts in a file of a private folder."""
+    with suppress(OSError):
+        content = json.dumps({"form": form, "facts": facts}).encode()
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), delete=False) as stream:
+            stream.write(sealed(content))
+        os.replace(stream.name, file)
+
+
+def _is_foreign(facts: os.stat_result) -> bool:
+    return hasattr(os, "geteuid") and (facts.st_uid != os.geteuid() or bool(facts.st_mode & 0o022))

@@ -1,0 +1,142 @@
+"""The reading itself: a constructor that nothing is kept about.
+
+Takes a constructor, gives a `Callee` or `Unknown`, and the modules that decided it. Keeps true: what it refuses,
+`config/resolve.py` would refuse with the same words when the object is built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from forgather.signatures.calls import Calls, returned
+from forgather.signatures.faults import refuse_file, refuse_folders, refuse_module, refuse_symbol
+from forgather.signatures.finding import Finder
+from forgather.signatures.names import Names
+from forgather.signatures.parameters import as_signature
+from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Thing, Tuples
+from forgather.signatures.values import Annotation, Callee, Unknown
+from forgather.signatures.world import Use, World
+from forgather.source import Span
+
+
+class Engine:
+    """Reads constructors of one project.
+
+    Args:
+        project_dir: folder that file imports are relative to; absolute.
+        finder: finds modules.
+        ours: further folders whose files are the user's.
+    """
+
+    def __init__(self, project_dir: str, finder: Finder, ours: Sequence[str] = ()) -> None:
+        self.project_dir = project_dir
+        self._world = World(finder, (project_dir, *ours))
+        self._names = Names(self._world)
+        self._calls = Calls(self._names)
+
+    def read(self, constructor: str, folders: tuple[str, ...]) -> tuple[Callee | Unknown, set[Use]]:
+        """Returns how a constructor may be called, and what that was read from.
+
+        Args:
+            constructor: with a colon.
+            folders: the `submodule_searchpath` of the call; absolute.
+        """
+        return self._world.used(lambda: self._read(constructor, folders))
+
+    def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
+        module_name, _, symbol = constructor.rpartition(":")
+        module = self._module(module_name, folders)
+        if isinstance(module, Doubt):
+            return Unknown(constructor, module.reason)
+        things = self._walk(module, symbol, module_name)
+        return self._callee(constructor, symbol.rpartition(".")[2], things)
+
+    def _module(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
+        if name.endswith(".py") or "/" in name:
+            return self._file(name, folders)
+        if name.startswith("."):
+            if not folders:
+                refuse_folders(name)
+            module = self._world.in_folders(name[1:], real(folders))
+            if module is None:
+                refuse_module(name, folders, self._world.finder)
+            return module
+        module = self._world.module(name)
+        if module is None:
+            refuse_module(name, None, self._world.finder)
+        return module
+
+    def _file(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
+        file = os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(name)))
+        folder, base = os.path.split(file)
+        if not os.path.isfile(file) or not base.endswith(".py"):
+            refuse_file(name, file, self.project_dir)
+        module = self._world.in_folders(base.removesuffix(".py"), real((folder, *folders)))
+        return module or Doubt(f"{name} has a name that cannot be imported")
+
+    def _walk(self, module: Module, symbol: str, module_name: str) -> list[Thing]:
+        """Returns what a dotted symbol can be, as `getattr` would find it."""
+        things: list[Thing] = [module]
+        walked = ""
+        for part in symbol.split("."):
+            found: list[Thing] = []
+            for thing in things:
+                found += self._names.attribute(thing, part)
+            if not found:
+                shown = f"{module_name}:{walked}" if walked else module_name
+                refuse_symbol(shown, part, self._names, things)
+            things = found
+            walked = f"{walked}.{part}" if walked else part
+        return things
+
+    def _callee(self, constructor: str, name: str, things: list[Thing]) -> Callee | Unknown:
+        for thing in things:
+            if isinstance(thing, Doubt):
+                return Unknown(constructor, thing.reason)
+        signatures = []
+        for thing in things:
+            ways = self._calls.ways(thing)
+            if isinstance(ways, Doubt):
+                return Unknown(constructor, ways.reason)
+            try:
+                signatures += [as_signature(params) for params in ways]
+            except ValueError as error:
+                return Unknown(constructor, f"its parameters do not fit together: {error}")
+        first = things[0]
+        same = len(things) == 1
+        return Callee(
+            name=name,
+            signatures=tuple(signatures),
+            kind="class" if isinstance(first, Class | Tuples) else "function",
+            span=_span(first),
+            gives=self._gives(first) if same else Annotation(""),
+            callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
+        )
+
+    def _gives(self, thing: Thing) -> Annotation:
+        if isinstance(thing, Class):
+            is_known = not any(isinstance(base, Doubt) for base in self._names.mro(thing))
+            if is_known and not self._names.class_attribute(thing, "__new__"):
+                return Annotation(thing.name, frozenset((f"instance:{thing.module.name}:{thing.name}",)))
+            return Annotation(thing.name)
+        if isinstance(thing, Function):
+            return returned(self._names, thing)
+        return Annotation("")
+
+    def _is_callable(self, cls: Class) -> bool | None:
+        found = self._names.class_attribute(cls, "__call__")
+        return None if any(isinstance(thing, Doubt) for thing in found) else bool(found)
+
+
+def real(folders: Sequence[str]) -> tuple[str, ...]:
+    """Returns folders with their links resolved, each once."""
+    return tuple(os.path.realpath(folder) for folder in dict.fromkeys(folders))
+
+
+def _span(thing: Thing) -> Span | None:
+    while isinstance(thing, Partial):
+        thing = thing.inner
+    if isinstance(thing, Class | Function) and thing.module.file:
+        return Span(thing.module.file, thing.node.lineno)
+    return None

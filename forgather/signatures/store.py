@@ -1,0 +1,140 @@
+"""Callees kept between commands.
+
+Takes a `Callee` or `Unknown` with the modules that decided it, gives it back while each of them is found where it was
+and holds what it held. Keeps true: entries are data; a damaged one is as good as none.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from forgather import __version__
+from forgather.kept import Digests, digest_of, keep, read_kept
+from forgather.signatures.finding import Finder
+from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
+from forgather.source import Span
+
+FORM = 1
+_SCALARS = (type(None), bool, int, float, str)
+_KINDS = tuple(inspect._ParameterKind)
+
+
+class Store:
+    """Entries in a private folder.
+
+    Args:
+        folder: where they lie.
+        finder: tells where modules are now.
+    """
+
+    def __init__(self, folder: str, finder: Finder) -> None:
+        self._folder, self._finder = folder, finder
+        self._digest = Digests()
+
+    def find(self, name: str) -> Callee | Unknown | None:
+        """Returns what is kept under a name; None where there is nothing, or it does not hold any more."""
+        facts = read_kept(self._file(name), FORM)
+        if facts is None:
+            return None
+        try:
+            return _restored(facts) if self._holds(facts["made_from"]) else None
+        except (KeyError, TypeError, ValueError, IndexError):
+            return None
+
+    def _holds(self, made_from: list[tuple[str, str | None, str | None]]) -> bool:
+        for module, file, digest in made_from:
+            found = self._finder.find(module)
+            if (found.read if found else None) != file or (file is not None and self._digest(file) != digest):
+                return False
+        return True
+
+    def keep(self, name: str, answer: Callee | Unknown, used: Iterable[tuple[str, str | None]]) -> None:
+        """Keeps an answer, with the modules that decided it."""
+        made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
+        if all(file is None or digest is not None for _, file, digest in made_from):
+            keep(self._file(name), FORM, {**_plain(answer), "made_from": made_from})
+
+    def _file(self, name: str) -> str:
+        path = [os.path.abspath(folder) for folder in self._finder.path]
+        key = "\0".join((__version__, sys.version, *path, name))
+        return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
+
+
+def _plain(answer: Callee | Unknown) -> dict[str, Any]:
+    if isinstance(answer, Unknown):
+        return {"constructor": answer.constructor, "reason": answer.reason}
+    return {
+        "name": answer.name,
+        "kind": answer.kind,
+        "span": answer.span and [answer.span.file, answer.span.line],
+        "gives": _plain_annotation(answer.gives),
+        "callable": answer.callable_instance,
+        "signatures": [
+            [
+                [p.name, int(p.kind), _plain_default(p.default), _plain_annotation(p.annotation)]
+                for p in signature.parameters.values()
+            ]
+            for signature in answer.signatures
+        ],
+    }
+
+
+def _plain_annotation(annotation: Any) -> list[Any] | None:
+    if not isinstance(annotation, Annotation):
+        return None
+    return [annotation.text, None if annotation.accepts is None else sorted(annotation.accepts)]
+
+
+def _plain_default(default: Any) -> list[Any] | None:
+    if not isinstance(default, Default):
+        return None
+    if default.value is UNKNOWN:
+        return [default.text]
+    return [default.text, default.value] if isinstance(default.value, _SCALARS) else [default.text, None, True]
+
+
+def _restored(facts: dict[str, Any]) -> Callee | Unknown:
+    if "reason" in facts:
+        return Unknown(facts["constructor"], facts["reason"])
+    known: dict[Any, Annotation] = {}
+    return Callee(
+        name=facts["name"],
+        signatures=tuple(
+            inspect.Signature([_parameter(parts, known) for parts in parameters], __validate_parameters__=False)
+            for parameters in facts["signatures"]
+        ),
+        kind=facts["kind"],
+        span=facts["span"] and Span(*facts["span"]),
+        gives=_annotation(facts["gives"], known) or Annotation(""),
+        callable_instance=facts["callable"],
+    )
+
+
+def _parameter(parts: list[Any], known: dict[Any, Annotation]) -> inspect.Parameter:
+    name, kind, default, annotation = parts
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        name,
+        _KINDS[kind],
+        default=empty if default is None else _default(*default),
+        annotation=empty if annotation is None else _annotation(annotation, known),
+    )
+
+
+def _default(text: str, value: object = UNKNOWN, is_literal: bool = False) -> Default:
+    return Default(text, ast.literal_eval(text) if is_literal else value)
+
+
+def _annotation(parts: list[Any] | None, known: dict[Any, Annotation]) -> Annotation | None:
+    if parts is None:
+        return None
+    text, words = parts
+    key = (text, None if words is None else tuple(words))
+    if key not in known:
+        known[key] = Annotation(text, None if words is None else frozenset(words))
+    return known[key]
