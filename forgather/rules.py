@@ -8,12 +8,15 @@ setting that is not known (`UNKNOWN`) breaks nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity, nearest
+
+_SETTING = re.compile(r"\{([\w.]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +161,16 @@ class Rules:
             if holds(rule["when"], facts) is True:
                 yield Breach(
                     code=rule["code"],
-                    message=rule["message"].format_map(_Shown(facts)),
+                    message=_filled(rule["message"], facts),
                     argument=rule["argument"],
                     hint=rule.get("hint"),
                     severity=Severity(rule.get("severity", "error")),
                 )
+
+    def reads(self, argument: str) -> bool:
+        """Returns whether any rule looks into the call that is given as `argument`."""
+        names = [*self.settings, *(name for rule in self.conflicts for name in names_of(rule["when"]))]
+        return any(name.startswith(f"{argument}.") for name in names)
 
     def undecided(self, settings: Mapping[str, Any]) -> list[str]:
         """Returns the names of unknown settings that keep a conflict from being judged."""
@@ -275,14 +283,6 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-class _Shown(dict[str, Any]):
-    """Settings for a message: `{args.lr!r}` is the setting of that name, dots included."""
-
-    def __missing__(self, key: str) -> Any:
-        prefix = f"{key}."
-        return _Inner({name.removeprefix(prefix): value for name, value in self.items() if name.startswith(prefix)})
-
-
-class _Inner:
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
+def _filled(message: str, facts: Mapping[str, Any]) -> str:
+    """Returns a message with the values of the settings that it names, as `{args.lr}`."""
+    return _SETTING.sub(lambda found: repr(facts.get(found[1], UNKNOWN)), message)

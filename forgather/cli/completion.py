@@ -62,6 +62,7 @@ def _attach(parser: argparse.ArgumentParser, before: argparse.Namespace) -> None
         "config": lambda: _configs(before),
         "a": lambda: _configs(before),
         "b": lambda: _configs(before),
+        "configs": lambda: _configs(before),
         "targets": lambda: _targets(before),
         "paths": lambda: _values(before),
         "code": lambda: list(explain.error_codes()),

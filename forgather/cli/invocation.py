@@ -67,12 +67,16 @@ class Invocation:
         except ProjectError:
             return None
 
-    def open_project(self) -> Project:
-        """Returns the project and config that the arguments mean, with options and overrides applied."""
+    def open_project(self, config: str | None = None) -> Project:
+        """Returns the project and config that the arguments mean, with options and overrides applied.
+
+        Args:
+            config: another config than that of `-t`.
+        """
         from forgather.project.project import Project
 
         overrides = getattr(self.options, "overrides", None) or ()
-        project = Project(self.config, self._folder, overrides=overrides, **self.variables)
+        project = Project(config or self.config, self._folder, overrides=overrides, **self.variables)
         _refuse_overwriting(project, getattr(self.options, "output", None))
         return project
 

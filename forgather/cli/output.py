@@ -95,6 +95,11 @@ def _clean(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
+def in_brief(text: str, limit: int = 2 * _WIDTH) -> str:
+    """Returns text without characters that steer a terminal, cut to `limit`."""
+    return _clean(text, limit)
+
+
 def findings_of(error: ForgatherError) -> list[Diagnostic]:
     """Returns what an error says, and the further findings that belong to it."""
     first = _placed(error)
@@ -215,6 +220,11 @@ def write_lines(lines: Iterable[tuple[str, bool]], file: str | None = None) -> N
     flush_output()
 
 
+def write_findings(lines: Iterable[str]) -> None:
+    """Writes the lines of findings, in color where the terminal has colors."""
+    write_text("\n".join(lines), paint=_colored)
+
+
 def flush_output() -> None:
     """Sends what was written to where it goes.
 
@@ -286,10 +296,11 @@ def _wants_color(stream: IO[str]) -> bool:
 
 
 def _colored(line: str) -> str:
-    head = re.match(r"(error|warning|note|lint)(\[\w+\])?:", line)
+    head = re.match(r"( *\d+  )?((error|warning|note|lint)(\[\w+\])?:)", line)
     if head:
-        return f"{_COLORS[head[1]]}{head[0]}{_OFF}{_BOLD}{line[head.end() :]}{_OFF}"
-    label = re.match(r" +(-->|in |help:|\d+ \|)", line)
+        number = f"{_DIM}{head[1]}{_OFF}" if head[1] else ""
+        return f"{number}{_COLORS[head[3]]}{head[2]}{_OFF}{_BOLD}{line[head.end() :]}{_OFF}"
+    label = re.match(r" +(-->|in |help:|not checked:|\d+ \||\|)", line)
     return f"{_DIM}{label[0]}{_OFF}{line[label.end() :]}" if label else line
 
 

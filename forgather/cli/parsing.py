@@ -29,6 +29,7 @@ COMMANDS = {
     "tlist": "list the templates that a project can use",
     "diff": "show how the graphs of two configs, revisions or runs differ",
     "golden": "compare the graphs of a project's configs with their snapshots",
+    "check": "find every mistake that can be known without running anything",
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
     "new": "make a working project or config",
@@ -37,6 +38,7 @@ COMMANDS = {
 _EPILOG = """examples:
   fgcli ls                                       the configs of the project you are in
   fgcli -t tiny.yaml pp                          what a config says, all templates applied
+  fgcli check                                    all that is wrong with it, without running anything
   fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20
   fgcli new project my_project                   start your own
 

@@ -1,13 +1,14 @@
 """Do the arguments of a call fit its constructor?
 
-Takes a callable and the arguments that a config gives it, gives a mismatch or None. Keeps true: only what
-the signature itself rules out is blamed on the config; a `TypeError` from inside a constructor never is.
+Takes a callable, or signatures that were read from source, and the arguments that a config gives; gives mismatches.
+Keeps true: only what the signature itself rules out is blamed on the config; a `TypeError` from inside a constructor
+never is; a construction and the check before it say the same.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,45 +53,77 @@ def mismatch(
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
+    return next(iter(mismatches((signature,), name, args, kwargs, partial=partial)), None)
+
+
+def mismatches(
+    signatures: Sequence[inspect.Signature],
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    partial: bool = False,
+) -> list[Mismatch]:
+    """Returns everything that keeps every one of these signatures from taking the arguments; nothing where one does.
+
+    Args:
+        signatures: ways to call it, at least one; the report is about the one that knows most of the keywords.
+        name: how to call it in the message.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        partial: True where further arguments come later, so that none is missing yet.
+    """
+    if any(binds(signature, args, kwargs, partial=partial) for signature in signatures):
+        return []
+    nearest_one = max(signatures, key=lambda signature: sum(keyword in signature.parameters for keyword in kwargs))
+    return list(_diagnose(nearest_one, name, args, kwargs, partial))
+
+
+def binds(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, partial: bool = False
+) -> inspect.BoundArguments | None:
+    """Returns the arguments by parameter; None where the signature cannot take them."""
     try:
-        (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
+        return (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError:
-        return _diagnose(signature, name, args, kwargs, partial)
-    return None
+        return None
 
 
 def _diagnose(
     signature: inspect.Signature, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], partial: bool
-) -> Mismatch | None:
+) -> Iterator[Mismatch]:
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     named = tuple(parameter.name for parameter in parameters if parameter.kind in _NAMED)
     positional = tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
+    filled = positional[: len(args)]
+    meant = set[str]()
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         for keyword in kwargs:
             if keyword not in named:
-                hint = nearest(keyword, named) or ("it takes none" if not named else None)
-                return Mismatch("FG204", f"{name} has no parameter {keyword!r}", hint, keyword, named)
+                free = [word for word in named if word not in kwargs and word not in filled]
+                close = [word for word in free if nearest(keyword, free) == f"did you mean {word!r}?"]
+                meant.update(close)
+                hint = nearest(keyword, close or named) or ("it takes none" if not named else None)
+                yield Mismatch("FG204", f"{name} has no parameter {keyword!r}", hint, keyword, named)
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"at most {len(positional)}" if positional else "none"
-        return Mismatch("FG209", f"{name} got {len(args)} positional arguments, it takes {takes}", _list(positional))
-    filled = positional[: len(args)]
+        message = f"{name} got {len(args)} positional arguments, it takes {takes}"
+        yield Mismatch("FG209", message, _list(positional))
     for keyword in kwargs:
         if keyword in filled and keyword in named:
-            return Mismatch("FG209", f"{name} got {keyword!r} twice, by position and by name", "leave one out", keyword)
+            yield Mismatch("FG209", f"{name} got {keyword!r} twice, by position and by name", "leave one out", keyword)
     missing = tuple(
         parameter.name
         for parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind in (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
-        and parameter.name not in filled
-        and parameter.name not in kwargs
+        and parameter.name not in (*filled, *kwargs, *meant)
     )
     if missing and not partial:
         what = "argument" if len(missing) == 1 else "arguments"
         names = ", ".join(repr(word) for word in missing)
-        return Mismatch("FG208", f"{name} lacks the {what} {names}", _list(tuple(named)), expected=missing)
-    return None
+        yield Mismatch("FG208", f"{name} lacks the {what} {names}", _list(tuple(named)), expected=missing)
 
 
 def _list(names: tuple[str, ...]) -> str | None:

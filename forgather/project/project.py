@@ -166,7 +166,11 @@ class Project:
 
     def refuse_errors(self) -> None:
         """Raises when anything that was found out about this config is an error."""
-        errors = [found for found in self.diagnostics if found.severity is Severity.ERROR]
+        self.refuse(self.diagnostics)
+
+    def refuse(self, findings: Sequence[Diagnostic]) -> None:
+        """Raises when any of the findings about this config is an error."""
+        errors = [found for found in findings if found.severity is Severity.ERROR]
         if errors:
             first, *rest = errors
             raise ProjectError(

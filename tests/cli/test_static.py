@@ -27,6 +27,8 @@ COMMANDS = {
     "diff": ["diff", "evil", "evil"],
     "diff of revisions": ["diff", "evil@HEAD", "@HEAD"],
     "golden": ["golden", "evil"],
+    "check": ["check", "-v"],
+    "check --all": ["check", "--all", "--json"],
 }
 NAMES = (
     "ls",
@@ -38,6 +40,7 @@ NAMES = (
     "tlist",
     "diff",
     "golden",
+    "check",
     "construct",
     "train",
     "new",
@@ -120,7 +123,7 @@ def test_a_static_command_runs_nothing_that_the_project_names(project, tmp_path,
     audit, done = run(project, command, tmp_path)
 
     assert_harmless(audit, project)
-    assert (1 if command[0] in ("ls", "golden") else 0) == audit["status"], done.stderr
+    assert (1 if command[0] in ("ls", "golden", "check") else 0) == audit["status"], done.stderr
 
 
 @pytest.mark.parametrize("config", ["args", "escape", "cycler"])

@@ -14,6 +14,7 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
 from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
+from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.project.declared import declared_options
@@ -25,7 +26,8 @@ CONFIG_OPTIONS = True
 EXECUTES = True
 _RESUME = "--resume-from-checkpoint"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
-the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder."""
+the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder.
+The config is checked first, as 'fgcli check' does it; a config with errors is not run."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
@@ -35,6 +37,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and construct nothing")
+    parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
     add_json(parser)
 
@@ -42,8 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs `main` and returns the exit status of the run."""
     project = invocation.open_project()
+    findings = () if invocation.options.no_check else _checked(project)
     plan = plan_run(project)
-    print_findings(project.diagnostics, project.meta.project_dir)
+    print_findings(findings or project.diagnostics, project.meta.project_dir)
     command = ["fgcli", *invocation.arguments]
     if invocation.options.dry_run:
         _print_plan(plan, command, as_json=invocation.options.json)
@@ -56,6 +60,19 @@ def run(invocation: Invocation) -> int:
     if outcome.interrupted and outcome.checkpoint and not invocation.options.json:
         _print_how_to_go_on(project, command)
     return outcome.status
+
+
+def _checked(project: Project) -> Sequence[Diagnostic]:
+    """Returns what the check found, none of it an error.
+
+    Raises:
+        ProjectError: the config has errors; all of them are in it.
+    """
+    from forgather.project.checking import check_project
+
+    findings = check_project(project, for_run=True).findings
+    project.refuse(findings)
+    return findings
 
 
 def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:

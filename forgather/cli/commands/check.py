@@ -1,0 +1,163 @@
+"""`fgcli check`: every problem of a config that can be known without running what it names. Constructs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forgather.cli.findings import finding_facts, grouped, not_checked, unchecked_facts
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json, add_set
+from forgather.cli.output import write_findings, write_json
+from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.project.checking import Checked, check_project, reader_for
+from forgather.project.configfiles import config_files
+from forgather.project.display import Display
+from forgather.project.metastore import load_meta
+from forgather.project.project import Project
+from forgather.project.workspace import find_project, find_projects
+from forgather.signatures import Reader
+
+CONFIG_OPTIONS = True
+DESCRIPTION = """Find every mistake in configs that can be known without importing or constructing what they name:
+templates, the graph, constructors and their arguments, settings that contradict one another. All problems together,
+each with its place. The exit status is 1 when there is an error."""
+EXAMPLES = """examples:
+  fgcli check                              the default config
+  fgcli check tiny.yaml fast.yaml -v       what could not be checked, and why
+  fgcli check --all                        every config of the project
+  fgcli check -r --json                    every project at or below this folder, as JSON"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="config to check (default: as -t says)")
+    parser.add_argument("--all", action="store_true", help="every config of the project; outside any, of all below")
+    parser.add_argument("-r", "--recursive", action="store_true", help="every config of every project at or below -p")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list what could not be checked, and why")
+    parser.add_argument("--strict", action="store_true", help="warnings count as errors")
+    add_set(parser)
+    add_json(parser)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """One config with what was found out about it."""
+
+    name: str
+    display: Display
+    checked: Checked
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the findings and returns the exit status."""
+    options = invocation.options
+    reports = list(_everywhere(invocation) if options.all or options.recursive else _named(invocation))
+    if options.json:
+        write_json(_facts(reports))
+    else:
+        write_findings(_lines(reports, verbose=options.verbose))
+    bad = {Severity.ERROR, Severity.WARNING} if options.strict else {Severity.ERROR}
+    return int(any(found.severity in bad for report in reports for found in report.checked.findings))
+
+
+def _named(invocation: Invocation) -> Iterator[_Report]:
+    reader: Reader | None = None
+    given = [invocation.config] if invocation.config or not invocation.options.configs else []
+    for name in dict.fromkeys([*given, *invocation.options.configs]):
+        project = invocation.open_project(name)
+        reader = reader or reader_for(project)
+        yield _report(project, reader, project.config_name)
+
+
+def _everywhere(invocation: Invocation) -> Iterator[_Report]:
+    if invocation.options.configs or invocation.config:
+        raise ProjectError(
+            "configs are named, and all are asked for", code="FG455", hint="leave out the names, or --all and -r"
+        )
+    folders, several = _folders(invocation)
+    for folder in folders:
+        prefix = f"{os.path.relpath(folder)}/" if several else ""
+        try:
+            meta = load_meta(folder)
+        except ForgatherError as error:
+            yield _Report(prefix + "meta.yaml", Display(folder), Checked((error.diagnostic, *error.others)))
+            continue
+        reader: Reader | None = None
+        for name in config_files(meta.searchdir, meta.config_prefix):
+            project = Project(name, os.path.join(folder, ""), overrides=invocation.options.overrides or ())
+            reader = reader or reader_for(project)
+            yield _report(project, reader, prefix + name)
+
+
+def _folders(invocation: Invocation) -> tuple[list[str], bool]:
+    """Returns the projects to look at, and whether there may be several."""
+    if not invocation.options.recursive:
+        try:
+            return [find_project(invocation.project_dir)], False
+        except ProjectError:
+            if not os.path.isdir(invocation.project_dir or "."):
+                raise
+    top = invocation.project_dir or "."
+    if not os.path.isdir(top):
+        raise ProjectError(f"no folder {top!r}", code="FG401", hint="name a folder to look in")
+    found = list(find_projects(top))
+    if not found:
+        raise ProjectError(
+            f"no project at or below {top!r}",
+            code="FG400",
+            hint="a project is a folder with a 'meta.yaml'; 'fgcli new project NAME' makes one",
+        )
+    return found, True
+
+
+def _report(project: Project, reader: Reader, name: str) -> _Report:
+    display = Display(project.meta.project_dir, project.meta.workspace_root)
+    return _Report(name, display, check_project(project, reader))
+
+
+def _lines(reports: list[_Report], *, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    shown: set[tuple[object, ...]] = set()
+    for report in reports:
+        # A finding in a template that several configs share is told once, and counted for each.
+        fresh = [found for found in report.checked.findings if _key(found) not in shown]
+        shown.update(_key(found) for found in fresh)
+        lines += grouped(fresh, report.display)
+        if verbose:
+            lines += not_checked(report.checked.unchecked, report.display)
+        lines.append(f"{report.name}: {_counts([report])}")
+    if len(reports) > 1:
+        lines.append(f"{len(reports)} configs: {_counts(reports)}")
+    return lines or ["no configs"]
+
+
+def _key(found: Diagnostic) -> tuple[object, ...]:
+    return found.code, found.message, found.span, None if found.span else found.context
+
+
+def _counts(reports: list[_Report]) -> str:
+    found = Counter(found.severity for report in reports for found in report.checked.findings)
+    unchecked = sum(len(report.checked.unchecked) for report in reports)
+    words = [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.NOTE, "note"), (Severity.LINT, "lint")]
+    parts = [
+        f"{found[severity]} {word}{'' if found[severity] == 1 else 's'}"
+        for severity, word in words
+        if found[severity] or severity is not Severity.NOTE
+    ]
+    return ", ".join([*parts, f"{unchecked} not checked"])
+
+
+def _facts(reports: list[_Report]) -> dict[str, object]:
+    return {
+        "configs": [report.name for report in reports],
+        "findings": [
+            finding_facts(found, report.display, report.name) for report in reports for found in report.checked.findings
+        ],
+        "unchecked": [
+            unchecked_facts(one, report.display, report.name) for report in reports for one in report.checked.unchecked
+        ],
+    }

@@ -1,0 +1,212 @@
+"""Do the calls of a graph fit what they call? Judged without importing anything.
+
+Takes a graph and a reader of signatures, gives findings, what could not be checked, and the calls that are understood.
+Keeps true: an error is said only where construction would fail by the same rule, or where a literal is of another
+simple type than the annotation; what is not known is listed as unchecked and never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from inspect import BoundArguments, Parameter, Signature
+from typing import TYPE_CHECKING
+
+from forgather.config.arguments import Mismatch, binds, mismatches
+from forgather.config.fitting import Given, Misfit, given_by, misfit
+from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
+from forgather.config.graph import Sequence as SequenceNode
+from forgather.config.path import GraphPath, Index, Key, format_path
+from forgather.config.traverse import roots, walk
+from forgather.errors import Diagnostic, ForgatherError
+from forgather.signatures.values import Annotation, Callee, Unknown
+from forgather.source import Span
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """Something that could not be checked without running code.
+
+    Args:
+        path: where in the graph.
+        constructor: what is called there.
+        reason: why it is not known.
+        span: where it is written.
+    """
+
+    path: str
+    constructor: str
+    reason: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call, with what it calls; None where that is not known."""
+
+    path: GraphPath
+    node: Call
+    callee: Callee | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found out about the calls of a graph.
+
+    Args:
+        findings: what is wrong, in the order of the graph.
+        unchecked: calls that are not known.
+        calls: every call that does not fail for sure, by `id(node)`.
+    """
+
+    findings: tuple[Diagnostic, ...]
+    unchecked: tuple[Unchecked, ...]
+    calls: dict[int, Called]
+
+
+def judge(graph: Graph, reader: Reader) -> Judgement:
+    """Returns what can be said about every call that targets and definitions reach, each once."""
+    findings: list[Diagnostic] = []
+    unchecked: list[Unchecked] = []
+    calls: dict[int, Called] = {}
+    for path, node in walk(roots(graph)):
+        if not isinstance(node, Call):
+            continue
+        try:
+            callee = _read(reader, node)
+        except ForgatherError as error:
+            findings.append(_at_call(error, node, path))
+            continue
+        if isinstance(callee, Unknown):
+            unchecked.append(
+                Unchecked(path=format_path(path), constructor=node.constructor, reason=callee.reason, span=node.span)
+            )
+        calls[id(node)] = Called(path, node, callee if isinstance(callee, Callee) else None)
+    for called in calls.values():
+        if called.callee is not None and called.callee.signatures:
+            findings += _Judge(called, called.callee, calls, reader).findings()
+    return Judgement(tuple(findings), tuple(unchecked), calls)
+
+
+def _read(reader: Reader, node: Call) -> Callee | Unknown:
+    folders = _folders(node.submodule_searchpath)
+    if folders is None:
+        return Unknown(node.constructor, "its submodule_searchpath is known only when it is built")
+    return reader.read(node.constructor, folders)
+
+
+def _folders(node: Node | None) -> tuple[str, ...] | None:
+    """Returns the folders that are written out; None where they are not."""
+    if node is None:
+        return ()
+    items = node.items if isinstance(node, SequenceNode) else (node,)
+    plain = [item.value for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
+    return tuple(plain) if len(plain) == len(items) else None
+
+
+def _at_call(error: ForgatherError, node: Call, path: GraphPath) -> Diagnostic:
+    found = error.diagnostic
+    return replace(found, span=found.span or node.span, path=found.path or format_path(path))
+
+
+class _Judge:
+    """One call: its arguments against the signatures of its constructor."""
+
+    def __init__(self, called: Called, callee: Callee, calls: dict[int, Called], reader: Reader) -> None:
+        self._path, self._node, self._callee = called.path, called.node, callee
+        self._calls = calls
+        self._reader = reader
+        self._entries = {str(entry.key): entry for entry in (*self._node.kwargs, *self._node.latent_args)}
+
+    def findings(self) -> Iterator[Diagnostic]:
+        """Yields what keeps the call from working."""
+        values = {name: entry.value for name, entry in self._entries.items()}
+        partial = self._node.kind is CallKind.PARTIAL
+        signatures = self._callee.signatures
+        found = mismatches(signatures, self._callee.name, self._node.args, values, partial=partial)
+        yield from (self._mismatch(one) for one in found)
+        if self._node.kind is CallKind.META:
+            return
+        if found:
+            yield from self._of_known_keywords(signatures)
+            return
+        fitting = [bound for s in signatures if (bound := binds(s, self._node.args, values, partial=partial))]
+        # Overloads are a union: a value is wrong where every way to call it says so.
+        reports = [list(self._of_types(bound)) for bound in fitting]
+        if all(reports):
+            yield from reports[0]
+
+    def _of_known_keywords(self, signatures: Sequence[Signature]) -> Iterator[Diagnostic]:
+        """Yields wrong values of keywords that are there, in a call that has other faults too."""
+        if len(signatures) > 1:
+            return
+        for name, entry in self._entries.items():
+            parameter = signatures[0].parameters.get(name)
+            if parameter is not None and parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+                yield from self._value(parameter, name, entry.value, Key(entry.key), entry)
+
+    def _mismatch(self, found: Mismatch) -> Diagnostic:
+        entry = self._entries.get(found.keyword or "")
+        return Diagnostic(
+            code=found.code,
+            message=found.message,
+            span=(entry.span if entry else None) or self._node.span,
+            path=format_path(self._path),
+            hint=found.hint,
+        )
+
+    def _of_types(self, bound: BoundArguments) -> Iterator[Diagnostic]:
+        for name, value in bound.arguments.items():
+            parameter = bound.signature.parameters[name]
+            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                continue
+            if name in self._entries and self._entries[name].value is value:
+                entry = self._entries[name]
+                yield from self._value(parameter, name, value, Key(entry.key), entry)
+            else:
+                position = next(at for at, arg in enumerate(self._node.args) if arg is value)
+                yield from self._value(parameter, name, value, Index(position), None)
+
+    def _value(
+        self, parameter: Parameter, name: str, node: Node, step: Key | Index, entry: Entry | None
+    ) -> Iterator[Diagnostic]:
+        annotation = parameter.annotation
+        if not isinstance(annotation, Annotation) or annotation.accepts is None:
+            return
+        accepts = annotation.accepts
+        if getattr(parameter.default, "value", ...) is None:
+            # `lr: float = None` means an optional one, whatever it says.
+            accepts |= {"none"}
+        given = given_by(node, self._known(node))
+        found = misfit(given, accepts, self._is_callable) if given else None
+        if given is not None and found is not None:
+            # What an alias names was written elsewhere: that is the place to mend.
+            written = node.span if entry is None or entry.alias else entry.span
+            yield Diagnostic(
+                code=found.code,
+                message=_message(self._callee.name, name, annotation.text, given, found),
+                span=written or self._node.span,
+                path=format_path((*self._path, step)),
+                hint=found.hint,
+            )
+
+    def _known(self, node: Node) -> Callee | None:
+        known = self._calls.get(id(node))
+        return known.callee if known else None
+
+    def _is_callable(self, instance: str) -> bool | None:
+        """Returns whether instances of a class can be called; None where that is unknown."""
+        try:
+            callee = self._reader.read(instance)
+        except ForgatherError:
+            return None
+        return callee.callable_instance if isinstance(callee, Callee) else None
+
+
+def _message(callee: str, name: str, wanted: str, given: Given, found: Misfit) -> str:
+    wanted = " ".join(wanted.split())
+    wanted = wanted if len(wanted) <= 80 else wanted[:77] + "..."
+    return f"{callee} takes {found.wanted or wanted} as {name!r}, and gets {given.described}"

@@ -1,0 +1,125 @@
+"""Everything that can be known about a config without importing what it names.
+
+Takes a project and a reader of signatures, gives all findings together: errors first, each with its place. Keeps true:
+nothing is constructed and nothing of the config's is imported; a config that cannot be rendered or loaded is a finding
+too, and what could not be checked is listed with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forgather.config.constructors import Unchecked, judge
+from forgather.config.graph import Graph, Var
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.traverse import roots, walk
+from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.elsewhere import judge_projects
+from forgather.project.locations import cache_dir
+from forgather.project.project import Project
+from forgather.project.settings import judge_settings
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+GIVEN_BY_A_RUN = frozenset({"run_dir"})
+"""Construction variables that `train` gives."""
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a config.
+
+    Args:
+        findings: problems, errors first; no two are the same.
+        unchecked: what could not be checked, and why.
+    """
+
+    findings: tuple[Diagnostic, ...]
+    unchecked: tuple[Unchecked, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """The findings that are errors."""
+        return tuple(found for found in self.findings if found.severity is Severity.ERROR)
+
+
+def reader_for(project: Project) -> Reader:
+    """Returns a reader of signatures for what a project names."""
+    from forgather.signatures import Reader
+
+    return Reader(project.meta.project_dir, system_path=project.meta.system_path, cache_dir=cache_dir("signatures"))
+
+
+def check_project(project: Project, reader: Reader | None = None, *, for_run: bool = False) -> Checked:
+    """Returns all problems of a config.
+
+    Args:
+        project: the config, with its options and overrides.
+        reader: reads signatures; None makes one.
+        for_run: True where `main` is about to be run, so that a variable that nothing gives is an error.
+    """
+    try:
+        found = [*project.diagnostics]
+    except ForgatherError as error:
+        return Checked(_ordered([*_of(error), *_known_before(project)]))
+    graph = project.graph
+    reader = reader or reader_for(project)
+    judgement = judge(graph, reader)
+    settings, undecided = judge_settings(graph, judgement, reader)
+    elsewhere, unread = judge_projects(graph, project)
+    found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
+    context = project.lineage
+    placed = [finding if finding.context else replace(finding, context=context) for finding in found]
+    return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
+
+
+def _known_before(project: Project) -> list[Diagnostic]:
+    """Returns what was found before a stage failed."""
+    known = [*project.meta.diagnostics]
+    if "rendered" in project.__dict__:
+        known += project.rendered.diagnostics
+    if "declared_graph" in project.__dict__:
+        known += project.declared_graph.diagnostics
+    return known
+
+
+def _of(error: ForgatherError) -> Iterator[Diagnostic]:
+    yield error.diagnostic
+    yield from error.others
+
+
+def _ordered(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    first = {(found.code, found.message, found.span): found for found in reversed(list(findings))}
+    return tuple(sorted(first.values(), key=_rank))
+
+
+def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
+    span = found.span
+    place = (span.file, span.line, span.column) if span else ("", 0, 0)
+    return (_ORDER[found.severity], *place, found.code, found.message)
+
+
+def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
+    main = graph.targets.get("main")
+    needed: set[int] = set()
+    if for_run and main is not None:
+        needed = {id(node) for _, node in walk([((Key("main"),), main.value)])}
+    for path, node in walk(roots(graph)):
+        if isinstance(node, Var) and node.default is None and node.variable not in GIVEN_BY_A_RUN:
+            yield _unbound_var(path, node, is_needed=id(node) in needed)
+
+
+def _unbound_var(path: GraphPath, node: Var, *, is_needed: bool) -> Diagnostic:
+    return Diagnostic(
+        code="FG244",
+        message=f"!var {node.variable!r} has no default, and " + ("nothing gives it a value" if is_needed else
+                "has to be given a value whenever this is built"),
+        severity=Severity.ERROR if is_needed else Severity.WARNING,
+        span=node.span,
+        path=format_path(path),
+        hint=f"give it a default: !var {{name: {node.variable}, default: ...}}",
+    )  # fmt: skip

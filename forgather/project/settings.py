@@ -1,0 +1,197 @@
+"""Rules about settings, judged on what a config writes.
+
+Takes calls and the rules that the ML side ships as data; gives findings. Keeps true: only
+literals and the defaults of signatures are judged; a rule that hangs on anything else is listed as unchecked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from forgather.conditions import SOMETHING, UNKNOWN
+from forgather.config.arguments import binds
+from forgather.config.constructors import Called, Judgement, Unchecked
+from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.errors import Diagnostic, ForgatherError
+from forgather.rules import Breach, Rules, read_rules
+from forgather.signatures.values import Callee, Default
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "ml", "rules")
+
+
+@cache
+def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
+    """Returns the rules that come with the package, by the constructors that they are about."""
+    found: dict[str, tuple[Rules, ...]] = {}
+    for name in sorted(os.listdir(_FOLDER)):
+        for rules in read_rules(os.path.join(_FOLDER, name)):
+            for constructor in rules.about:
+                found[constructor] = (*found.get(constructor, ()), rules)
+    return found
+
+
+def judge_settings(graph: Graph, judgement: Judgement, reader: Reader) -> tuple[list[Diagnostic], list[Unchecked]]:
+    """Returns what is wrong with settings of known calls, and the rules that could not be judged."""
+    judge = _Settings(graph, judgement, reader)
+    findings: list[Diagnostic] = []
+    for called in judgement.calls.values():
+        if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
+            findings += judge.of(called)
+    return findings, judge.unchecked
+
+
+class _Settings:
+    def __init__(self, graph: Graph, judgement: Judgement, reader: Reader) -> None:
+        main = graph.targets.get("main")
+        self._main = main.value if main else None
+        self._calls = judgement.calls
+        self._reader = reader
+        self.unchecked: list[Unchecked] = []
+
+    def of(self, called: Called) -> Iterator[Diagnostic]:
+        """Yields what is wrong with the settings of one call."""
+        for rules in _rules_about(called):
+            given, settings, found = self._settings(called, rules)
+            facts = {**settings, **self._inner(called, rules)}
+            judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
+            found += rules.values({name: facts[name] for name in judged})
+            found += rules.broken(facts, given, main=called.node is self._main)
+            for breach in found:
+                yield _finding(breach, called, rules)
+            undecided = rules.undecided(facts)
+            if undecided:
+                reason = f"rules about {', '.join(undecided)}: known only when it is built"
+                self._leave(called, reason)
+
+    def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Breach]]:
+        """Returns which settings are given, all of them by present names, and what is wrong with the names."""
+        written = {name: self._value(node) for name, node in _arguments(called).items()}
+        given, found = written, list[Breach]()
+        if rules.closed:
+            given, found = rules.names(written, self._elsewhere(called, rules, written))
+        whole = rules.complete({**_defaults(called.callee), **given})
+        return frozenset(given), whole, found
+
+    def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
+        """Returns the settings of calls that are given as arguments, as `args.lr`, as far as rules speak of them."""
+        facts: dict[str, Any] = {}
+        for name, node in _arguments(called).items():
+            inner = self._calls.get(id(node))
+            if inner is None or not rules.reads(name) or inner.node.kind in (CallKind.META, CallKind.PARTIAL):
+                continue
+            theirs = _rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
+            _, settings, _ = self._settings(inner, theirs[0])
+            facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
+        return facts
+
+    def _elsewhere(self, called: Called, rules: Rules, written: Iterable[str]) -> Mapping[str, Any] | None:
+        known_names = {*rules.settings, *rules.renamed, *rules.without_effect}
+        if rules.elsewhere is None or known_names.issuperset(written):
+            return {}
+        try:
+            callee = self._reader.read(rules.elsewhere)
+        except ForgatherError:
+            callee = None
+        if isinstance(callee, Callee):
+            return _defaults(callee)
+        self._leave(called, f"settings that are those of {rules.elsewhere}, which is not known")
+        return None
+
+    def _leave(self, called: Called, reason: str) -> None:
+        node = called.node
+        self.unchecked.append(
+            Unchecked(path=format_path(called.path), constructor=node.constructor, reason=reason, span=node.span)
+        )
+
+    def _value(self, node: Node) -> Any:
+        """Returns a value that is written out; else `SOMETHING` for what cannot be None, and `UNKNOWN`."""
+        if isinstance(node, Scalar):
+            return node.value
+        if isinstance(node, Sequence):
+            items = [self._value(item) for item in node.items]
+            return SOMETHING if _unknown(items) else items
+        if isinstance(node, Mapped):
+            pairs = {entry.key: self._value(entry.value) for entry in node.entries}
+            if _unknown(pairs.values()):
+                return SOMETHING
+            return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
+        if not isinstance(node, Call) or node.kind is CallKind.META:
+            return UNKNOWN
+        called = self._calls.get(id(node))
+        if node.kind is CallKind.PARTIAL or (called and called.callee and _gives_something(called.callee)):
+            return SOMETHING
+        return UNKNOWN
+
+
+def _gives_something(callee: Callee) -> bool:
+    return callee.kind == "class" or (callee.gives.accepts is not None and "none" not in callee.gives.accepts)
+
+
+def _unknown(values: Iterable[Any]) -> bool:
+    return any(value is UNKNOWN or value is SOMETHING for value in values)
+
+
+def _rules_about(called: Called) -> tuple[Rules, ...]:
+    rules = shipped_rules()
+    if called.node.constructor in rules:
+        return rules[called.node.constructor]
+    gives = called.callee.gives.accepts if called.callee and called.callee.kind == "class" else None
+    return next((rules[word[9:]] for word in gives or () if word.removeprefix("instance:") in rules), ())
+
+
+def _arguments(called: Called) -> dict[str, Node]:
+    """Returns the arguments of a call by the names of its parameters."""
+    values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.latent_args)}
+    for signature in called.callee.signatures if called.callee else ():
+        bound = binds(signature, called.node.args, {}, partial=True)
+        if bound is not None:
+            return {**{name: node for name, node in bound.arguments.items() if isinstance(node, Node)}, **values}
+    return values
+
+
+def _defaults(callee: Callee | None) -> dict[str, Any]:
+    """Returns the defaults of a call's parameters: the literals, `UNKNOWN` where the default is none."""
+    found: dict[str, Any] = {}
+    for parameter in callee.signatures[0].parameters.values() if callee and callee.signatures else ():
+        default = parameter.default
+        if isinstance(default, Default):
+            found[parameter.name] = default.value if type(default.value) in _LITERALS else UNKNOWN
+    return found
+
+
+_LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
+
+
+def _finding(breach: Breach, called: Called, rules: Rules) -> Diagnostic:
+    path, entry = _written(called.node, breach.argument, rules)
+    # What an alias names was written elsewhere: that is the place to mend.
+    span = (entry.value.span if entry.alias else entry.span) if entry else None
+    return Diagnostic(
+        code=breach.code,
+        message=breach.message,
+        severity=breach.severity,
+        span=span or called.node.span,
+        path=format_path((*called.path, *path)),
+        hint=breach.hint,
+    )
+
+
+def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
+    """Returns where a setting is written, an older spelling of it included; the argument that holds it at least."""
+    first, _, inner = argument.partition(".")
+    spellings = {first, *(old for old, present in rules.renamed.items() if present == first)}
+    entry = next((entry for entry in (*node.kwargs, *node.latent_args) if entry.key in spellings), None)
+    if entry is None:
+        return (), None
+    if inner and isinstance(entry.value, Call):
+        theirs = shipped_rules().get(entry.value.constructor, (rules,))[0]
+        path, nested = _written(entry.value, inner, theirs)
+        return (Key(entry.key), *path), nested or entry
+    return (Key(entry.key),), entry

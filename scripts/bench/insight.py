@@ -1,0 +1,79 @@
+"""The tools of insight on the demo: CPU time with empty and with full caches, memory, heavy modules.
+
+Each figure is the median of several fresh processes. Bytecode is kept, as on a user's machine; "cold" means that the
+caches of Forgather are empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from cold import DEMO, FGCLI, ROOT, heavy_modules, row, run, surroundings
+
+PROJECTS = ["-p", str(ROOT / "projects")]
+PEAK = (
+    "import sys\nfrom forgather.cli.main import main\n"
+    "try:\n    main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')), file=sys.stderr)"
+)
+
+
+def empty(cache: str) -> None:
+    """Removes everything that is kept."""
+    shutil.rmtree(cache, ignore_errors=True)
+    os.makedirs(cache)
+
+
+def peak_megabytes(arguments: list[str], cache: str) -> float:
+    """Returns the most memory that a command held at once."""
+    command = [sys.executable, "-c", PEAK, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=surroundings(cache), check=True)
+    return int(done.stderr.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def checks(repeats: int, cache: str) -> list[dict]:
+    """Returns the rows about `fgcli check`."""
+    one, everything = [*FGCLI, *DEMO, "check"], [*FGCLI, *PROJECTS, "check", "--all"]
+    cold, warm, whole, whole_warm = [], [], [], []
+    run(one, cache)
+    for _ in range(repeats):
+        empty(cache)
+        cold.append(run(one, cache)[0])
+        warm.append(run(one, cache)[0])
+        empty(cache)
+        whole.append(run(everything, cache)[1])
+        whole_warm.append(run(everything, cache)[1])
+    empty(cache)
+    peak = peak_megabytes([*DEMO, "check"], cache)
+    heavy = heavy_modules([*PROJECTS, "check", "--all"], cache)
+    median = statistics.median
+    return [
+        row("fgcli check of the demo, empty caches", median(cold) * 1e3, 350, "ms CPU"),
+        row("fgcli check of the demo, full caches", median(warm) * 1e3, 150, "ms CPU"),
+        row("fgcli check of the demo, empty caches: peak memory", peak, 60, "MB"),
+        row("fgcli check --all over projects/, empty caches", median(whole), 2, "s wall"),
+        row("fgcli check --all over projects/, full caches", median(whole_warm), 2, "s wall"),
+        row("heavy modules after check --all: " + (", ".join(heavy) or "none"), len(heavy), 0, "modules"),
+    ]
+
+
+def measure(repeats: int) -> list[dict]:
+    """Returns one record for each row of the table."""
+    cache = tempfile.mkdtemp()
+    try:
+        return checks(repeats, cache)
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    print(json.dumps(measure(parser.parse_args().repeats), indent=2))

@@ -1,0 +1,227 @@
+"""All that can be known of a config, together: templates, graph, constructors, settings, other projects."""
+
+import pytest
+
+from forgather.errors import Severity
+from forgather.project.checking import check_project
+from forgather.project.project import Project
+from tests.project.workbench import ROOT, make_project
+
+CONFIGS = [(str(file.parents[2]), file.name) for file in sorted((ROOT / "projects").glob("*/templates/configs/*.yaml"))]
+LIBRARY = ROOT / "templatelib"
+NEEDED = {
+    "datasets/hub.yaml": "    name: some/data\n",
+    **dict.fromkeys(
+        ("datasets/json_lines.yaml", "datasets/parquet.yaml", "datasets/text_files.yaml"), "    paths: [x]\n"
+    ),
+    "models/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
+    "tokenizers/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
+}
+ARGS = "main: !call:forgather.ml:TrainingArguments {{output_dir: out, {}}}\n"
+TRAINER = """\
+main: !call:forgather.ml:Trainer
+  model: !call:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]
+  train_dataset: [1]
+  args: !call:forgather.ml:TrainingArguments
+    output_dir: out
+"""
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def checked(text, files=(), **settings):
+        folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text, **dict(files)})
+        return check_project(Project("a.yaml", str(folder)), **settings)
+
+    return checked
+
+
+@pytest.fixture
+def told(checked):
+    def told(text, files=(), **settings):
+        found = checked(text, files, **settings).findings
+        return [(one.code, str(one.severity), one.span.line if one.span else None) for one in found]
+
+    return told
+
+
+@pytest.mark.parametrize(("project", "config"), CONFIGS, ids=lambda value: value.rpartition("/")[2])
+def test_a_shipped_config_has_no_errors(project, config):
+    found = check_project(Project(config, project)).findings
+    assert [] == [str(one) for one in found if one.severity in (Severity.ERROR, Severity.WARNING)]
+
+
+@pytest.mark.parametrize(
+    "template",
+    sorted(str(file.relative_to(LIBRARY)) for file in LIBRARY.rglob("*.yaml") if file.parts[-2] != "scaffold"),
+)
+def test_a_config_with_a_template_of_the_library_has_no_errors(template, checked):
+    first = (LIBRARY / template).read_text().split("\n")[0]
+    block = first.partition("[")[2].partition("]")[0]
+    if template.startswith("trainers/") and template != "trainers/base.yaml":
+        text = f"-- extends '{template}'\n"
+    elif first.startswith("## For ["):
+        text = f"-- extends 'trainers/trainer.yaml'\n[{block}]\n    -- include '{template}'\n{NEEDED.get(template, '')}"
+    else:
+        text = "-- extends 'trainers/trainer.yaml'\n"
+    assert () == checked(text).errors
+
+
+def test_problems_of_every_kind_are_told_together_errors_first(told):
+    text = """\
+.unused: &unused 1
+limit: !var limit
+stop: !calc "limti + 1"
+opt: !partial:torch.optim:AdamW {weigth_decay: 0.1}
+args: !call:forgather.ml:TrainingArguments {output_dir: x, learning_rate: -1}
+main: !call:nowhere.py:run
+"""
+    errors = [("FG204", "error", 4), ("FG813", "error", 5), ("FG322", "error", 6)]
+    warnings = [("FG244", "warning", 2), ("FG232", "warning", 3)]
+    assert [*errors, *warnings] == told(text)[:5]
+    assert ("FG230", "lint", 1) in told(text)
+
+
+def test_nothing_is_told_twice(checked):
+    found = checked("a: &a !call:nowhere.py:run\nmain: *a\n").findings
+    assert len(found) == len(set(found)) == 1
+
+
+def test_a_config_that_cannot_be_rendered_or_loaded_is_a_finding(told):
+    assert [("FG111", "error", 2)] == told("a: 1\nmain: {{ nope }}\n")
+    assert [("FG203", "error", 1)] == told("main: *nope\n")
+
+
+def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
+    (found,) = checked("main: !call:mine.py:run\n", {"mine.py": "x = 1\ndef run(:\n"}).findings
+    assert ("FG326", 2) == (found.code, found.span.line)
+    assert found.span.file.endswith("mine.py")
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        ("learing_rate: 1", "FG810", "TrainingArguments has no setting 'learing_rate'"),
+        ("fp16: true", "FG811", "'fp16' is a setting of transformers.Trainer"),
+        ("save_safetensors: false", "FG811", "save_safetensors: False is not available"),
+        ("warmup_ratio: 0.1, warmup_steps: 3", "FG812", "'warmup_steps' is given twice"),
+        ("lr_scheduler_type: cosin", "FG813", "lr_scheduler_type is 'cosin'"),
+        ("per_device_train_batch_size: 0", "FG813", "per_device_train_batch_size is 0"),
+        ("load_best_model_at_end: true", "FG814", "load_best_model_at_end with eval_strategy 'no'"),
+        ("save_strategy: best", "FG814", "save_strategy 'best' needs evaluations"),
+    ],
+)
+def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, code, message):
+    (found,) = checked(ARGS.format(settings)).errors
+    assert code == found.code
+    assert message in found.message
+    args = pytest.importorskip("forgather.ml.trainer.args")
+    door = pytest.importorskip("forgather.ml.trainer.arguments_check")
+    with pytest.raises(door.SettingError) as refused:
+        Project("a.yaml", found.span.file.rpartition("/templates/")[0])()
+    assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)
+    assert args.RULES.closed
+
+
+def test_settings_that_are_known_only_in_the_run_are_not_judged(checked):
+    result = checked(ARGS.format("save_strategy: !var save, eval_strategy: !env EVAL, fp16: !var half"))
+    assert () == result.errors
+    assert any("save_strategy" in one.reason for one in result.unchecked)
+
+
+def test_older_names_are_lints(told):
+    assert [("FG825", "lint", 1)] == told(ARGS.format("warmup_ratio: 0.1, use_cache: true"))[:1]
+
+
+def test_saving_without_a_folder_is_a_warning(told):
+    assert [("FG826", "warning", 1)] == told("main: !call:forgather.ml:TrainingArguments {seed: 1}\n")
+
+
+def test_a_trainer_that_evaluates_needs_data_for_it(checked, told):
+    (found,) = checked(TRAINER + "    save_strategy: 'no'\n    eval_strategy: epoch\n").errors
+    assert ("FG824", 7, "main.args.eval_strategy") == (found.code, found.span.line, found.path)
+    assert [] == told(TRAINER + "    eval_strategy: epoch\n  eval_dataset: !call:list [[1]]\n")
+    assert [] == told(TRAINER.replace("main", "spare") + "    eval_strategy: epoch\nmain: 1\n")
+
+
+def test_a_trainer_needs_a_model_and_data(told):
+    text = "main: !call:forgather.ml:Trainer {args: ~}\n"
+    assert [("FG801", "error", 1), ("FG802", "error", 1)] == told(text)
+
+
+def test_rules_about_the_arguments_of_transformers(checked):
+    text = "main: !call:transformers:TrainingArguments {output_dir: x, eval_strategy: steps, eval_steps: 4, \
+save_steps: 6, load_best_model_at_end: true, optim: adamx}\n"
+    assert ["FG813", "FG814"] == [found.code for found in checked(text).errors]
+
+
+def test_arguments_are_looked_into_from_the_trainer(checked):
+    text = """\
+main: !call:forgather.ml.trainer.hf:HFTrainer
+  model: !var model
+  args: !call:transformers:TrainingArguments
+    output_dir: x
+    per_device_train_batch_size: 0
+"""
+    found = {one.code: one for one in checked(text, for_run=True).errors}
+    assert ("main.args.per_device_train_batch_size", 5) == (found["FG813"].path, found["FG813"].span.line)
+    assert {"FG813", "FG802", "FG244"} == set(found)
+
+
+def test_the_heads_of_a_model_share_its_width(told):
+    assert [("FG827", "error", 1)] == told(
+        "main: !call:transformers:LlamaConfig {hidden_size: 100, num_attention_heads: 3}\n"
+    )
+
+
+def test_a_variable_that_nothing_gives_is_an_error_in_a_run_only(told):
+    text = "main: {a: !var seed, b: !var run_dir}\nother: !var spare\n"
+    assert [("FG244", "warning", 1), ("FG244", "warning", 2)] == told(text)
+    assert [("FG244", "error", 1), ("FG244", "warning", 2)] == told(text, for_run=True)
+
+
+OTHER = {
+    "../zoo/meta.yaml": "name: Zoo\n",
+    "../zoo/templates/configs/tiny.yaml": "model: 1\nsize: {{ size | default(1) }}\n",
+}
+FROM = "main: !call:forgather:from_project {{{}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("project_dir: ../zoo, config_template: tiny.yaml, targets: modle", "has no target 'modle'"),
+        ("project_dir: ../zoo, config_template: tiny, targets: [model, size, sise]", "has no target 'sise'"),
+        (
+            "project_dir: ../zoo, config_template: tinny, targets: model",
+            "config 'tinny' of project '../zoo' cannot be used",
+        ),
+        (
+            "project_dir: ../zo, config_template: tiny, targets: model",
+            "config 'tiny' of project '../zo' cannot be used",
+        ),
+    ],
+)
+def test_names_of_another_project_are_looked_up(checked, arguments, message):
+    (found,) = checked(FROM.format(arguments), OTHER).errors
+    assert ("FG245", 1) == (found.code, found.span.line)
+    assert message in found.message
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "project_dir: ../zoo, config_template: tiny.yaml, targets: model",
+        "project_dir: ../zoo, config_template: ~, targets: [model, size], pp_kwargs: {size: 3}",
+        "args: [../zoo, tiny, model]",
+        "project_dir: !var zoo, config_template: tiny, targets: nope",
+    ],
+)
+def test_names_of_another_project_that_are_there_or_not_known(checked, arguments):
+    assert () == checked(FROM.format(arguments), OTHER).errors
+
+
+def test_what_is_given_only_when_built_is_not_looked_up(checked):
+    text = FROM.format("project_dir: !var zoo, config_template: tiny, targets: nope")
+    assert "its project_dir is known only when it is built" in [one.reason for one in checked(text).unchecked]
