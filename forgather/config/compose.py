@@ -134,7 +134,7 @@ class Composer:
     def _named(self, event: Event, node: Node) -> Node:
         if event.anchor is not None:
             if event.anchor in self.anchors:
-                self.reuse.note_anchor(event.anchor, self.anchors[event.anchor], node)
+                self.reuse.note_anchor(event, self.anchors[event.anchor], node)
             self.anchors[event.anchor] = node
             self.names.setdefault(id(node), event.anchor)
             self.anchored.append(node)
@@ -153,6 +153,7 @@ class Composer:
             hint = f"&{name} stands below, at {below}; move it above this line" if below else None
             hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
             raise self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+        self.reuse.aliased.add(id(node))
         if name in self.reuse:
             self.reuse.note_alias(event, node)
         return node
@@ -323,7 +324,7 @@ class Composer:
             Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
             Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
         }
-        if repeat.verdict in notes:
+        if repeat.verdict in notes and not (repeat.verdict is Verdict.BURIED and _is_given(later)):
             buried = repeat.verdict is Verdict.BURIED
             hint = "put the line below super()" if buried else "remove one of them"
             finding = self._places.finding(
@@ -379,6 +380,12 @@ class Composer:
 
 def _line(place: Origin | None) -> tuple[Origin, ...]:
     return () if place is None else (place,)
+
+
+def _is_given(entry: Entry) -> bool:
+    """Says whether a value was given from outside, as an option of the command line is."""
+    sets = entry.value.origin.sets if entry.value.origin else ()
+    return any(site.span.file.startswith("<") for site in sets)
 
 
 def _same(a: Node, b: Node) -> bool:

@@ -30,7 +30,7 @@ def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
     """Returns the error to raise for a text that is not a document of the language."""
     lines = text.split("\n")
     finding = (
-        _document(problem)
+        _document(problem, lines)
         or _character(problem)
         or _mark(problem, lines)
         or _tab(problem, lines)
@@ -45,9 +45,12 @@ def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
     return places.fault(finding.message, finding.line, finding.column, code=finding.code, hint=finding.hint)
 
 
-def _document(problem: YamlProblem) -> _Finding | None:
+def _document(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     place = problem.line, problem.column
     if "second document" in problem.problem or "expected <document start>" in problem.problem:
+        if header := re.match(r"-{3,}\s*([\w./-]+)\s*-{3,}\s*$", _line(lines, problem.line)):
+            message = f"a second document begins here, named {header[1]!r}; a config is one document"
+            return _Finding("FG215", message, f"a sub-template begins with #--- {header[1]} ---", *place)
         return _Finding(
             "FG215",
             "a second document begins here; a config is one document",

@@ -17,7 +17,7 @@ from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
 from forgather.config.indents import fallen_out
 from forgather.config.places import Places
 from forgather.config.rendered import RenderedText
-from forgather.errors import BudgetError, LoadError
+from forgather.errors import BudgetError, LoadError, Severity
 from forgather.source import Origin, Site, SourceMap, Span
 
 _FORBIDDEN = re.compile("[\x85\u2028\u2029\ud800-\udfff]|\r(?!\n)")
@@ -35,7 +35,10 @@ def load(rendered: RenderedText) -> Graph:
         BudgetError: the document passes a limit.
     """
     places = Places(rendered)
-    composer = _compose(rendered, places, {})
+    try:
+        composer = _compose(rendered, places, {})
+    except LoadError as fault:
+        raise _caused(fault, rendered) from None
     root = composer.root
     if root is None or (isinstance(root, Scalar) and root.value is None):
         hint = "a config is a mapping of targets: main: !singleton:module:symbol"
@@ -94,6 +97,22 @@ def _compose(
     except YamlProblem as problem:
         raise explain(problem, text, places) from None
     return composer
+
+
+def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
+    """Returns the error of rendering that most likely explains why its text cannot be loaded, or the fault itself."""
+    errors = [found for found in rendered.diagnostics if found.severity is Severity.ERROR]
+    if not errors:
+        return fault
+    first, *rest = errors
+    return LoadError(
+        first.message,
+        code=first.code,
+        span=first.span,
+        hint=first.hint,
+        context=first.context,
+        others=(*rest, fault.diagnostic, *fault.others),
+    )
 
 
 def _refuse_characters(text: str, places: Places) -> None:

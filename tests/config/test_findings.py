@@ -1,8 +1,9 @@
 import pytest
 
 from forgather.config.environment import ConfigEnvironment
+from forgather.config.load import load
 from forgather.config.render import render
-from forgather.errors import Severity
+from forgather.errors import LoadError, Severity
 
 BASE = "a: 1\n-- block model\n-- endblock\n-- block lr_scheduler\n-- endblock\n-- include 'shared' ignore missing\n"
 
@@ -146,6 +147,20 @@ def test_a_block_inside_another_is_no_mistake_where_nobody_has_it_elsewhere(find
     assert [] == findings(base=HOST, middle=nested, main="-- extends 'middle'\n[trainer_args]\n  [extra]\n  c: 4\n")
 
 
-def test_a_block_inside_another_that_is_closed_by_name_is_meant(findings):
-    text = "-- extends 'base'\n[trainer_args]\n  -- block optimizer\n  lr: 3\n  -- endblock optimizer\n"
+def test_a_long_block_does_not_end_a_bracket_block(findings):
+    text = "-- extends 'base'\n[trainer_args]\n  b: 2\n-- block optimizer\n  lr: 3\n-- endblock optimizer\n"
+    hint = "begin it with '[optimizer]', or end the other one with `-- endblock trainer_args`"
+    assert [("FG135", Severity.ERROR, 4, hint)] == findings(base=HOST, main=text)
+
+
+def test_a_block_inside_a_long_one_is_meant(findings):
+    text = "-- extends 'base'\n-- block trainer_args\n  [optimizer]\n  lr: 3\n-- endblock trainer_args\n"
     assert [] == findings(base=HOST, main=text)
+
+
+def test_a_text_that_cannot_be_loaded_is_explained_by_the_block_that_made_it_so(tmp_path):
+    (tmp_path / "base").write_text(HOST)
+    (tmp_path / "main").write_text("-- extends 'base'\n[trainer_args]\n  b: 2\n    [optimizer]\n  - 3\n")
+    with pytest.raises(LoadError, match=r"main:4: \[FG135\] the indent of '\[optimizer\]'") as caught:
+        load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main"))
+    assert ["FG200"] == [other.code for other in caught.value.others]

@@ -260,6 +260,10 @@ HOSTILE = {
         "%FOO bar\n---\na: 1\n",
         "LoadError /project/t.yaml:1: [FG215] %YAML, %TAG and other directives are not part of the language (remove the line)",
     ),
+    "header of a sub-template without its hash": (
+        "a: 1\n--- part ---\nb: 2\n",
+        "LoadError /project/t.yaml:2: [FG215] a second document begins here, named 'part'; a config is one document (a sub-template begins with #--- part ---)",
+    ),
     "second document": (
         "a: 1\n---\nb: 2\n",
         "LoadError /project/t.yaml:2: [FG215] a second document begins here; a config is one document (remove the '---' or '...'; a sub-template begins with `#--- name ---`)",

@@ -77,6 +77,20 @@ MISTAKES = [
     ("{{ [1] | map('string') }}\n", "FG118", 1, "a generator has no text", None),
     ("-- block a required\n-- endblock\n", "FG119", 1, "the block 'a' is required", None),
     ("[a]\n{{ super() }}\n", "FG119", 2, "no parent has a block 'a'", None),
+    ("-- set a = 3 2\n", "FG101", 1, "found '2' where the end of the statement was expected", None),
+    ("[a]\n-- block b\nx\n[c]\ny\n", "FG102", 2, "block 'b' is not closed", "add a line `-- endblock`"),
+    ("-- set n = namespace(size=1)\n{{ n.sise }}\n", "FG111", 2, "'sise' is not defined", "did you mean 'size'?"),
+    (
+        "-- from 's' import nope\n{{ nope }}\n#--- s ---\n-- set nopes = 1\n",
+        "FG111",
+        1,
+        "no macro",
+        "did you mean 'nopes'?",
+    ),
+    ("-- macro m(size)\n-- endmacro\n{{ m(sise=1) }}\n", "FG110", 3, "argument 'sise'", "did you mean 'size'?"),
+    ("x\n-- include shared\n#--- shared ---\n", "FG111", 2, "'shared'", "quote the name of a template: 'shared'"),
+    ("-- include a.b/c.yaml\n", "FG111", 1, "'a' is not defined", "quote the name of a template: 'a.b/c.yaml'"),
+    ("-- set part = 's'\n-- include parts\n", "FG111", 2, "'parts'", "did you mean 'part'?"),
 ]
 
 
@@ -96,3 +110,11 @@ def test_no_message_shows_rewritten_text(text):
         render_text(ConfigEnvironment(), text)
     shown = f"{caught.value.message} {caught.value.hint}"
     assert "Jinja" not in shown and "fg_" not in shown and "{% " not in shown and "\n" not in shown
+
+
+def test_a_failure_inside_a_macro_names_the_lines_that_call_it():
+    text = "-- from 'lib' import outer\nx: 1\ny: {{ outer(0) }}\n#--- lib ---\n-- macro outer(n)\n{{ inner(n) }}\n"
+    text += "-- endmacro\n-- macro inner(n)\n{{ 1 // n }}\n-- endmacro\n"
+    with pytest.raises(ForgatherError, match="<string>:9: ") as caught:
+        render_text(ConfigEnvironment(), text)
+    assert ("called at <string>:6", "called at <string>:3") == caught.value.context[1:]

@@ -124,3 +124,14 @@ def test_an_override_of_an_override_is_compared_with_the_nearest(tmp_path):
     middle = "-- extends 'base.yaml'\n[args]\n    == super()\n  a: 3\n"
     back = "-- extends 'middle.yaml'\n[args]\n    == super()\n  a: 1\n"
     assert [] == hazards(tmp_path, base=BASE, middle=middle, main=back)
+
+
+def test_an_option_that_beats_the_configs_line_is_no_finding(tmp_path):
+    files = {
+        "base.yaml": "main:\n  [args]\n  a: 1\n  -- endblock\n-- if a is defined\n  a: {{ a }}\n-- endif\n",
+        "main.yaml": "-- extends 'base.yaml'\n[args]\n  == super()\n  a: 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    graph = load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main.yaml", {"a": 3}))
+    assert ({"main": {"a": 3}}, ()) == (materialize(graph), graph.diagnostics)

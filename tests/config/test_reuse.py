@@ -23,9 +23,15 @@ def main(*lines):
 
 def test_an_alias_of_a_parent_that_a_childs_anchor_takes_is_a_lint(findings):
     assert [
-        "base.yaml:8: lint[FG224]: *model is the value at main.yaml:4, which used the name of the anchor at base.yaml:3 "
-        "again (give the later anchor another name, or put the alias above it)"
+        "main.yaml:4: lint[FG224]: &model names the value at base.yaml:3 already, and *model at base.yaml:8 now means "
+        "this one (give this anchor another name)"
     ] == findings(main=main("[extra]", "teacher: &model", "    size: 2"))
+
+
+def test_an_anchor_that_is_used_again_before_its_alias_is_a_lint(findings):
+    text = "a: &x 1\nb: &x 2\nc: *x\n"
+    assert ["main.yaml:2"] == [line.split(": ")[0] for line in findings(main=text)]
+    assert [] == findings(main="a: &x 1\nd: *x\nb: &x 2\nc: *x\n")
 
 
 def test_an_anchor_that_replaces_wraps_or_repeats_the_value_is_meant(findings):
@@ -35,9 +41,11 @@ def test_an_anchor_that_replaces_wraps_or_repeats_the_value_is_meant(findings):
 
 
 def test_an_alias_of_the_template_that_has_the_later_anchor_is_meant(findings):
-    text = main("[extra]", "teacher: &model", "    size: 2", "student: *model")
-    assert ["base.yaml:8"] == [line.split(": ")[0] for line in findings(main=text)]
-    assert [] == findings(base="a: &x 1\nb: &x 2\nc: *x\n-- block extra\n-- endblock\n", main=main("[extra]", "d: *x"))
+    text = main("[extra]", "teacher: &model {size: 2}", "student: *model")
+    assert ["main.yaml:3"] == [line.split(": ")[0] for line in findings(main=text)]
+    assert [] == findings(
+        base="a: &x 1\ne: *x\nb: &x 2\nc: *x\n-- block extra\n-- endblock\n", main=main("[extra]", "d: *x")
+    )
 
 
 def test_an_anchor_whose_value_is_gone_is_no_finding(findings):

@@ -133,6 +133,12 @@ def test_a_variable_that_a_branch_reads_or_that_is_tested_is_read(findings):
     assert [] == findings({"size": 1, "name": 2}, main=text)
 
 
+def test_a_loop_variable_and_an_argument_of_a_macro_read_nothing_from_outside(rendered):
+    macro = "{% macro show(size=1) %}{{ size }}{% endmacro %}{% for width in [1] %}{{ width }}{% endfor %}{{ show() }}"
+    found = rendered({"size": 1, "width": 2}, main=main("[model]", f"c: {macro}")).diagnostics
+    assert ["FG136", "FG136"] == [item.code for item in found]
+
+
 def test_the_names_that_templates_read_are_told(rendered):
     reads = rendered(main=main("-- set x = joinpath", "[model]", "-- for i in y | default([])", "-- endfor")).reads
     assert {"ns", "namespace", "trainer", "joinpath", "y"} == reads

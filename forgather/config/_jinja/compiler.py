@@ -14,10 +14,11 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.environment import Environment
+from jinja2.idtracking import VAR_LOAD_RESOLVE
 
 from forgather.config._jinja.names import bound_by, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
-from forgather.config._jinja.survey import survey
+from forgather.config._jinja.survey import HIDDEN, survey
 
 _BODY_COST = 2
 
@@ -34,6 +35,7 @@ class TracingGenerator(CodeGenerator):
         self.dropped: list[tuple[int, str]] = []
         self.loops: list[tuple[int, tuple[str, ...], tuple[tuple[Any, ...], ...]]] = []
         self.scoped: dict[int, int] = {}
+        self.resolved: dict[str, None] = {}
         self.bound: dict[int, tuple[tuple[str, ...], int | None]] = {}
         self.turns: dict[int, str] = {}
 
@@ -54,9 +56,16 @@ class TracingGenerator(CodeGenerator):
             "fg_blocks": {name: (block.lineno, around.get(name, ())) for name, block in self.blocks.items()},
             "fg_cost": 2 + _count(node.body) // _BODY_COST,
             **survey(node),
+            "fg_reads": tuple(name for name in self.resolved if name not in HIDDEN),
         }
         for name, table in tables.items():
             self.writeline(f"{name} = {table!r}")
+
+    def enter_frame(self, frame: Frame) -> None:
+        """Enters a scope; what it takes from outside is a name that the template reads."""
+        super().enter_frame(frame)
+        loads = frame.symbols.loads.values()
+        self.resolved.update((str(name), None) for action, name in loads if action == VAR_LOAD_RESOLVE)
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         """Visits a node; an expression on a line of its own gets a line of its own in the code."""

@@ -72,32 +72,36 @@ def _idle_blocks(
 def _swallowed_blocks(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each bracket header that its indent puts inside a block, where the parents have it elsewhere.
+    """Yields an error for each block that stands inside a bracket block, where the parents have it elsewhere.
 
     The block replaces the parents' one at its place there, and is printed inside the other block as well.
     """
     blocks: Blocks = template.namespace["fg_blocks"]
     for name, (line, around) in blocks.items():
         hosts = [parent for parent in parents if name in parent.namespace["fg_blocks"]] if around else []
-        if not hosts or not _is_bracket(template.definition.text, line):
+        outer = _line(template, blocks[around[-1]][0]) if hosts else ""
+        if not outer.startswith("["):
             continue
         if any(set(around) & set(host.namespace["fg_blocks"][name][1]) for host in hosts):
             continue
         first = hosts[-1]
         place = first.definition.span(first.namespace["fg_blocks"][name][0])
+        indented = _line(template, line).startswith("[")
+        subject = f"the indent of '[{name}]' puts it" if indented else f"the block '{name}' stands"
         yield Diagnostic(
             code="FG135",
-            message=f"the indent of '[{name}]' puts it inside the block '{around[-1]}'; "
-            f"'{first.name}' has it outside, at {place}",
+            message=f"{subject} inside the block '{around[-1]}'; '{first.name}' has it outside, at {place}",
             severity=Severity.ERROR,
             span=template.definition.span(line),
-            hint=f"write '[{name}]' at the start of the line",
+            hint=f"write '[{name}]' at the start of the line"
+            if indented
+            else f"begin it with '[{name}]', or end the other one with `-- endblock {around[-1]}`",
             context=(environment.library.story(template.use),),
         )
 
 
-def _is_bracket(text: str, line: int) -> bool:
-    return text.split("\n", line)[line - 1].lstrip().startswith("[")
+def _line(template: LoadedTemplate, number: int) -> str:
+    return template.definition.text.split("\n", number)[number - 1].strip()
 
 
 def _blocks_hint(known: list[str]) -> str | None:

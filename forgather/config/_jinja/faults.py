@@ -60,6 +60,7 @@ _MEANT = {
     "elsif": "did you mean 'elif'?",
     "end": "write the whole word, as `-- endif`",
 }
+_MAX_CALLS = 4
 _EXPECTED = re.compile(r"expected token '(.+?)', got '(.+)'", re.S)
 _END = "the end of the statement"
 _HINTS = {
@@ -74,7 +75,7 @@ _ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’�
     "&": "write 'and'", "!": "write 'not', or compare with '!='", "$": "a variable is named without a '$'",
     "?": "a choice is written `a if condition else b`", ";": "one statement a line", "\\": "a path has '/'",
 }  # fmt: skip
-_ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+[./][\w./-]*)")
+_ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+(?:[./][\w./-]*)?)")
 _NAME = re.compile(r"\w+")
 _LITERAL = re.compile(r"^found '?(?:integer|float|string)'?")
 _BLOCK_TAG = re.compile(r"\{%[-+]?\s*(block|endblock)\b\s*(\w*)")
@@ -239,12 +240,26 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     if made.span is None:
         made.span = _place(frames, library)
     if made.code == "FG111" and frames and made.found:
-        made.hint = _unquoted_template(str(made.found), *frames[-1][:2]) or made.hint
+        made.hint = _unquoted_template(str(made.found), made.hint or "", *frames[-1][:2]) or made.hint
     if not made.context:
         use = frames[-1][0].use if frames else 0
         if library.uses:
-            made.context = (library.story(use),)
+            made.context = (library.story(use), *_macro_calls(error.__traceback__))
     return made
+
+
+def _macro_calls(traceback: TracebackType | None) -> list[str]:
+    """Returns the lines that call the macros in which a render failed, innermost first."""
+    calls: list[str] = []
+    before: Span | None = None
+    while traceback is not None:
+        code, template = traceback.tb_frame.f_code, traceback.tb_frame.f_globals.get("__jinja_template__")
+        if isinstance(template, LoadedTemplate) and code not in internal_code:
+            if code.co_name == "macro" and before is not None:
+                calls.append(f"called at {before}")
+            before = template.definition.span(template.get_corresponding_lineno(traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return list(dict.fromkeys(calls[::-1]))[:_MAX_CALLS]
 
 
 def _template_frames(traceback: TracebackType | None) -> Iterable[tuple[LoadedTemplate, int, dict[str, Any]]]:
@@ -351,11 +366,12 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
     return RenderError(message, code="FG111")
 
 
-def _unquoted_template(name: str, template: LoadedTemplate, line: int) -> str | None:
+def _unquoted_template(name: str, near: str, template: LoadedTemplate, line: int) -> str | None:
     text = template.definition.text.split("\n")[line - 1 :][:1]
     match = _ASKED.search(text[0] if text else "")
-    meant = match is not None and name in _NAME.findall(match.group(1))
-    return f"quote the name of a template: '{match.group(1)}'" if match and meant else None
+    if match is None or name not in _NAME.findall(match[1]) or (match[1] == name and near.startswith("did you mean")):
+        return None
+    return f"quote the name of a template: '{match[1]}'"
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ _SCOPES = (
     nodes.With,
     nodes.AssignBlock,
 )
-_HIDDEN = frozenset({"super", "self", "loop", "caller"})
+HIDDEN = frozenset({"super", "self", "loop", "caller"})
 _SCOPE_WORDS = {nodes.Block: "block", nodes.For: "loop", nodes.Macro: "macro"}
 
 Tables = dict[str, tuple[object, ...]]
@@ -30,13 +30,12 @@ def survey(tree: nodes.Template) -> Tables:
     """Returns the tables of a template.
 
     Returns:
-        fg_reads: names that are read.
         fg_fields: pairs of a name and an attribute that is read of it; "" for what is no name.
         fg_whole: names that are handed on whole, so that anything may read their attributes.
-        fg_bound: names of loop variables, macros and their arguments, and imports.
         fg_written: names that are set, and attributes that are.
-        fg_sets: name, line, and the kind and name of the scope that forgets it, for each `set` of a name that
-            nothing in the template can read. The kind is "" where other templates see the name.
+        fg_sets: name, line, kind and name of the scope that forgets it, and whether the template reads the name
+            elsewhere, for each `set` of a name that nothing in the template can read. The kind is "" where other
+            templates see the name.
         fg_set_fields: name, attribute and line of each `set` of an attribute that nothing in the template reads.
     """
     reads, whole = _reads(tree), dict.fromkeys(_whole(tree))
@@ -45,25 +44,22 @@ def survey(tree: nodes.Template) -> Tables:
     set_fields = [(ref.name, ref.attr, ref.lineno) for ref in tree.find_all(nodes.NSRef)]
     sets = list(_sets(tree, None))
     return {
-        "fg_reads": tuple(reads),
         "fg_fields": tuple(fields),
         "fg_whole": tuple(whole),
-        "fg_bound": tuple(dict.fromkeys(_bound(tree))),
         "fg_written": tuple(dict.fromkeys([*(item[0] for item in sets), *(item[1] for item in set_fields)])),
-        "fg_sets": tuple(item for item in sets if item[2] or item[0] not in reads),
+        "fg_sets": tuple((*item, item[0] in reads) for item in sets if item[2] or item[0] not in reads),
         "fg_set_fields": tuple(item for item in set_fields if item[1] not in known and item[0] not in whole),
     }
 
 
-def _reads(node: nodes.Node) -> dict[str, None]:
-    names = [item.name for item in node.find_all(nodes.Name) if item.ctx == "load" and item.name not in _HIDDEN]
-    for item in node.find_all(nodes.FromImport):
-        names.extend(name if isinstance(name, str) else name[0] for name in item.names)
-    names.extend(item.name for item in node.find_all(nodes.NSRef))
-    return dict.fromkeys(names)
+def _reads(node: nodes.Node) -> set[str]:
+    names = {item.name for item in node.find_all(nodes.Name) if item.ctx == "load" and item.name not in HIDDEN}
+    return names | {item.name for item in node.find_all(nodes.NSRef)}
 
 
 def _fields(tree: nodes.Template) -> Iterator[tuple[str, str]]:
+    for imported in tree.find_all(nodes.FromImport):
+        yield from (("", name if isinstance(name, str) else name[0]) for name in imported.names)
     for item in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Filter)):
         base = getattr(item, "node", None)
         name = base.name if isinstance(base, nodes.Name) else ""
@@ -96,18 +92,6 @@ def _reads_part(around: nodes.Node) -> bool:
     if isinstance(around, nodes.Test):
         return around.name in ("defined", "undefined")
     return isinstance(around, nodes.Getattr) or (isinstance(around, nodes.Getitem) and _text(around.arg) is not None)
-
-
-def _bound(tree: nodes.Template) -> Iterator[str]:
-    for item in tree.find_all(nodes.FromImport):
-        yield from (name if isinstance(name, str) else name[1] for name in item.names)
-    yield from (item.target for item in tree.find_all(nodes.Import))
-    yield from (item.name for item in tree.find_all(nodes.Macro))
-    for holder in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)):
-        fields = ("target",) if isinstance(holder, nodes.For) else ("args", "targets")
-        for child in holder.iter_child_nodes(only=fields):
-            names = [child] if isinstance(child, nodes.Name) else child.find_all(nodes.Name)
-            yield from (name.name for name in names)
 
 
 def _sets(node: nodes.Node, scope: nodes.Node | None) -> Iterator[tuple[str, int, str, str]]:

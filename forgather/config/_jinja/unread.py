@@ -46,9 +46,11 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
         tables = template.namespace
         if not (tables["fg_sets"] or tables["fg_set_fields"]) or not _is_own(template, project):
             continue
-        for name, line, kind, scope in tables["fg_sets"]:
+        for name, line, kind, scope, is_read in tables["fg_sets"]:
             if kind:
-                yield _forgotten(environment, template, (name, line, kind, scope))
+                place = f"{kind} '{scope}'" if scope else kind
+                missed = is_read or _is_read(name, environment)
+                yield _forgotten(environment, template, name, line, place, missed=missed)
             elif not _is_read(name, environment) and not _is_imported(template, name, environment):
                 near = _near(name, _free_names(environment), tables["fg_written"])
                 if near or not _is_elsewhere(name, template, environment):
@@ -74,13 +76,13 @@ def _unread(
     )
 
 
-def _forgotten(environment: RunEnvironment, template: LoadedTemplate, setting: tuple[str, int, str, str]) -> Diagnostic:
-    name, line, kind, scope = setting
-    place = f"{kind} '{scope}'" if scope else kind
+def _forgotten(
+    environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, place: str, *, missed: bool
+) -> Diagnostic:
     return Diagnostic(
         code="FG134",
         message=f"{name!r} is set inside the {place}, which does not read it and forgets it at its end",
-        severity=Severity.WARNING if _is_read(name, environment) else Severity.LINT,
+        severity=Severity.WARNING if missed else Severity.LINT,
         span=template.definition.span(line),
         hint=f"set it outside, or keep it in a namespace: `-- set ns.{name} = ...`",
         context=(environment.library.story(template.use),),
@@ -112,10 +114,7 @@ def _is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
 
 def _free_names(environment: RunEnvironment) -> set[str]:
     """Returns the names that templates read and that a `set` or whoever renders gives them."""
-    known = set(environment.globals)
-    for template in environment.templates:
-        known.update(template.namespace["fg_bound"])
-    return set(reads(environment) - known)
+    return set(reads(environment) - environment.globals.keys())
 
 
 def _fields_of(base: str, environment: RunEnvironment) -> set[str]:
