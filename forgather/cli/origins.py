@@ -121,6 +121,7 @@ class Labels:
             "path": path_text(blamed.path),
             **self._writing(blamed.now),
             "was": [self._writing(writing) for writing in blamed.was],
+            "around": [{"alias": name, **self._place(origin.site)} for name, origin in blamed.around],
         }
 
     def _writing(self, writing: Writing) -> dict[str, object]:

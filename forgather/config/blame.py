@@ -50,12 +50,14 @@ class Blame:
         node: the value.
         now: the writing that counts.
         was: the writings that it replaced, nearest first.
+        around: aliases that the path leads through before it comes to the value, as name and line, nearest first.
     """
 
     path: GraphPath
     node: Node
     now: Writing
     was: tuple[Writing, ...] = ()
+    around: tuple[tuple[str, Origin], ...] = ()
 
 
 def blame(
@@ -96,6 +98,15 @@ class _Place:
     node: Node
     entry: Entry | None
     shadows: tuple[Entry, ...]
+    around: tuple[tuple[str, Origin], ...] = ()
+
+    def inside(self) -> Iterator[_Place]:
+        """Yields the places directly inside."""
+        entry, around = self.entry, self.around
+        if entry is not None and entry.alias is not None:
+            around = (*((entry.alias, origin) for origin in entry.through), *around)
+        for step, child, inner in edges(self.node):
+            yield _Place((*self.path, step), child, inner, _shadows(step, inner, self.shadows), around)
 
 
 def _inside(place: _Place, elsewhere: AbstractSet[int], depth: int | None) -> Iterator[Blame]:
@@ -107,16 +118,12 @@ def _inside(place: _Place, elsewhere: AbstractSet[int], depth: int | None) -> It
             continue
         if depth is not None and len(place.path) >= depth:
             continue
-        stack.extend(
-            [
-                _Place((*place.path, step), child, entry, _shadows(step, entry, place.shadows))
-                for step, child, entry in edges(place.node)
-            ][::-1]
-        )
+        stack.extend([*place.inside()][::-1])
 
 
 def _blamed(place: _Place) -> Blame:
-    return Blame(place.path, place.node, _writing(place.node, place.entry), tuple(map(_earlier, place.shadows)))
+    was = tuple([_writing(entry.value, entry) for entry in place.shadows])
+    return Blame(place.path, place.node, _writing(place.node, place.entry), was, place.around)
 
 
 def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
@@ -127,10 +134,10 @@ def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
     entry = next((item for item in tops if item.key == name and (rest or item.value is node)), None)
     place = _Place((first,), entry.value if entry else node, entry, entry.replaced if entry else ())
     for step in rest:
-        found = next(((child, inner) for other, child, inner in edges(place.node) if other == step), None)
+        found = next((inner for inner in place.inside() if inner.path[-1] == step), None)
         if found is None:
             break
-        place = _Place((*place.path, step), found[0], found[1], _shadows(step, found[1], place.shadows))
+        place = found
     return place if place.node is node else _Place(path, node, None, ())
 
 
@@ -145,10 +152,6 @@ def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple
             if other == step:
                 found += [inner or Entry(None, child), *(inner.replaced if inner else ())]
     return tuple(found[:_STOPS])
-
-
-def _earlier(entry: Entry) -> Writing:
-    return _writing(entry.value, entry)
 
 
 def _writing(node: Node, entry: Entry | None) -> Writing:

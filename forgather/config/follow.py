@@ -133,10 +133,12 @@ def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) 
     hint: str | None = None
     if stops and not inside:
         hint = f"nothing is inside {path_text(stops[-1].path)}"
-    elif near := near_paths(text, known):
+    elif near := _near_inside(stops[-1], path[len(stops)], names) if stops else near_paths(text, known):
         hint = f"did you mean {' or '.join(near)}?"
     elif names:
         hint = f"{path_text(stops[-1].path)} has: {', '.join(names[:20])}"
+    elif stops:
+        hint = f"{path_text(stops[-1].path)} has {len(inside)} items"
     else:
         tops = [name for name in known if "." not in name and "[" not in name]
         hint = nearest(str(getattr(path[0], "name", "")), tops) or "see `fgcli graph`"
@@ -144,6 +146,12 @@ def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) 
         raise GraphError(f"the config has no value {text!r}", code="FG311", path=text, hint=hint)
     message = f"the config has no value {text!r}: {path_text(stops[-1].path)} is {describe(stops[-1].node)}"
     raise GraphError(message, code="FG311", path=text, span=stops[-1].node.span, hint=hint)
+
+
+def _near_inside(stop: Stop, step: Step, names: list[str]) -> list[str]:
+    """Returns the nearest of the keys at a stop, as a path."""
+    wanted = str(step.name) if isinstance(step, Key) else ""
+    return [path_text((*stop.path, Key(name))) for name in get_close_matches(wanted, names, n=1)]
 
 
 def near_paths(text: str, known: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ caches of Forgather are empty.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 
 from cold import DEMO, FGCLI, ROOT, heavy_modules, row, run, surroundings
 
@@ -64,11 +67,45 @@ def checks(repeats: int, cache: str) -> list[dict]:
     ]
 
 
+def milliseconds(job: Callable[[], object], repeats: int) -> float:
+    """Returns the median CPU time of a call in this process, which is warm after three."""
+    times = []
+    for _ in range(repeats + 3):
+        gc.collect()
+        start = time.process_time()
+        job()
+        times.append(time.process_time() - start)
+    return statistics.median(times[3:]) * 1e3
+
+
+def blames(repeats: int) -> list[dict]:
+    """Returns the rows about blame."""
+    sys.path.insert(0, str(ROOT))
+    from forgather import Project
+    from forgather.config.annotate import annotate
+    from forgather.config.blame import blame
+
+    def demo() -> Project:
+        return Project("fast.yaml", DEMO[1])
+
+    project = demo()
+    rendered, graph = project.rendered, project.graph
+    count = sum(1 for _ in blame(graph))
+    alone = milliseconds(lambda: list(blame(graph)), 5 * repeats)
+    with_files = milliseconds(lambda: list(blame(demo().graph)), 5 * repeats)
+    lines = milliseconds(lambda: annotate(rendered, graph), 5 * repeats)
+    return [
+        row(f"blame of every value of the demo ({count} paths), warm", alone, 10, "ms CPU"),
+        row("the same, rendered and loaded from its files each time", with_files, 10, "ms CPU"),
+        row("annotations of every line of the demo, warm", lines, 10, "ms CPU"),
+    ]
+
+
 def measure(repeats: int) -> list[dict]:
     """Returns one record for each row of the table."""
     cache = tempfile.mkdtemp()
     try:
-        return checks(repeats, cache)
+        return [*blames(repeats), *checks(repeats, cache)]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 

@@ -123,7 +123,11 @@ def test_depth_and_stars_choose(out):
 
 
 def test_a_value_seen_through_an_alias_is_the_value_in_its_place(out):
-    assert "main.a.steps = 3  templates/base.yaml:14\n" == out("blame", "main.a.steps")
+    assert """\
+main.a.steps = 3  templates/base.yaml:14
+  inside *args    templates/base.yaml:16
+""" == out("blame", "main.a.steps")
+    assert 1 == out("blame", "main.a").count("*args")
 
 
 @pytest.mark.parametrize(

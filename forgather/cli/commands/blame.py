@@ -22,8 +22,9 @@ _WIDEST = 72
 _SOURCE = 120
 DESCRIPTION = """Print the file and line that set each value, and every earlier value that it replaced, nearest first.
 Below a value: `set`, the last line that set a name it was printed from; `via`, the include, macro call or print that
-led to the line; `alias` and `merge`, the lines by which a shared value got here; `with`, further lines that wrote a
-part of it. A `~` marks a line that printed what a filter took apart. Nothing is imported or constructed."""
+led to the line; `alias` and `merge`, the lines by which a shared value got here; `inside`, the alias of a container
+around it; `with`, further lines that wrote a part of it. A `~` marks a line that printed what a filter took apart.
+Nothing is imported or constructed."""
 EXAMPLES = """examples:
   fgcli -t fast.yaml blame trainer_args.learning_rate
   fgcli -t fast.yaml blame optimizer 'trainer_args.*_steps' '**.seed'
@@ -110,6 +111,14 @@ class _Drawing:
         from forgather.config.follow import path_text
 
         self._writing(f"{path_text(blamed.path)} = {blamed.now.text}", blamed.now, "", self._known_way(blamed))
+        if blamed.path[:-1] not in self._via:
+            for name, origin in blamed.around:
+                self._row(
+                    f"  inside {'merge <<' if name == '<<' else f'*{name}'}",
+                    self._labels.origin(origin),
+                    origin.span,
+                    True,
+                )
         for writing in blamed.was:
             self._writing(f"was {writing.text}", writing, "  ", False)
 
