@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from forgather.config.nearfiles import near_file
 from forgather.config.shortnames import SHORT
 from forgather.errors import ResolveError, nearest
 
@@ -80,7 +81,7 @@ class Resolver:
     def _file(self, name: str, folders: tuple[str, ...]) -> ModuleType:
         file = self._absolute(name)
         if not os.path.isfile(file):
-            raise ResolveError(f"no file {name!r} in {self.project_dir}", code="FG322", hint=_nearest_file(file))
+            raise ResolveError(f"no file {name!r} in {self.project_dir}", code="FG322", hint=near_file(name, file))
         folder, base = os.path.split(file)
         if not base.endswith(".py"):
             raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
@@ -173,10 +174,3 @@ def _nearest_module(name: str) -> str | None:
     if path is None:
         return f"{parent!r} is a module, not a package"
     return nearest(leaf, [module.name for module in pkgutil.iter_modules(path)])
-
-
-def _nearest_file(file: str) -> str | None:
-    folder, base = os.path.split(file)
-    if not os.path.isdir(folder):
-        return f"there is no folder {folder}"
-    return nearest(base, sorted(name for name in os.listdir(folder) if name.endswith(".py")))

@@ -116,13 +116,15 @@ def _option(key: str | None, node: Node) -> DeclaredOption:
     if not isinstance(kind, str) or kind not in TYPES:
         hint = nearest(str(kind), list(TYPES)) or f"one of: {', '.join(TYPES)}"
         raise _malformed(f"option {names[0]!r} has the unknown type {kind!r}", _field(node, "type"), hint)
-    _refuse_unreadable(choices or (), kind, names[0], _field(node, "choices"))
+    _refuse_unreadable("choice", choices or (), kind, names[0], _field(node, "choices"))
+    default = fields.get("default")
+    _refuse_unreadable("default", () if default is None else (default,), kind, names[0], _field(node, "default"))
     return DeclaredOption(
         names=names,
         variable=_variable(names),
         type=TYPES[kind],
         choices=tuple(choices or ()),
-        default=fields.get("default"),
+        default=default,
         help=str(fields.get("help") or ""),
         span=node.span,
     )
@@ -133,13 +135,13 @@ def _field(node: Mapped, field: object) -> Node:
     return next((entry.value for entry in node.entries if entry.key == field), node)
 
 
-def _refuse_unreadable(choices: Iterable[object], kind: str, name: str, where: Node) -> None:
-    for choice in choices:
+def _refuse_unreadable(what: str, values: Iterable[object], kind: str, name: str, where: Node) -> None:
+    for value in values:
         try:
-            TYPES[kind](choice)
+            TYPES[kind](value)
         except (TypeError, ValueError):
-            hint = f"give choices that are of type {kind}, or another type"
-            raise _malformed(f"the choice {choice!r} of option {name!r} is no {kind}", where, hint) from None
+            hint = f"give a {what} that is of type {kind}, or another type"
+            raise _malformed(f"the {what} {value!r} of option {name!r} is no {kind}", where, hint) from None
 
 
 def _names(value: object, node: Node) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from forgather.config.nearfiles import near_file
 from forgather.errors import ResolveError, nearest
 from forgather.signatures.finding import Finder
 from forgather.signatures.names import Names
@@ -23,11 +24,7 @@ def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
     """Refuses a file that does not exist, or is no Python file."""
     if os.path.isfile(file):
         raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
-    folder, base = os.path.split(file)
-    hint: str | None = f"there is no folder {folder}"
-    if os.path.isdir(folder):
-        hint = nearest(base, sorted(entry for entry in os.listdir(folder) if entry.endswith(".py")))
-    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=hint)
+    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file))
 
 
 def refuse_folders(name: str) -> NoReturn:

@@ -120,6 +120,11 @@ def test_what_cannot_be_found_is_named_with_what_is_near(project):
     assert f"[FG322] no file 'x/model.py' in {folder} (there is no folder {folder}/x)" == error_of(
         resolver, "x/model.py:Model"
     )
+    assert f"[FG322] no file 'lb/stak.py' in {folder} (did you mean 'lib/stack.py'?)" == error_of(
+        resolver, "lb/stak.py:Stack"
+    )
+    no_folder = f"there is no folder {folder}/lb; did you mean 'lib'?"
+    assert f"[FG322] no file 'lb/x.py' in {folder} ({no_folder})" == error_of(resolver, "lb/x.py:Stack")
     assert "[FG321] 'model.py' has no symbol 'Modle' (did you mean 'Model'?)" == error_of(resolver, "model.py:Modle")
     assert "[FG324] no builtin named 'lenn' (did you mean 'len'?)" == error_of(resolver, "lenn")
     assert (

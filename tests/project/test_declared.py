@@ -52,6 +52,11 @@ def test_the_key_of_a_mapping_is_the_name_where_none_is_given(tmp_path):
         ("dynamic_args: [{names: []}]\n", "has no 'names'", "FG408"),
         ("dynamic_args: [{names: '--a b'}]\n", "cannot be the name of an option", "FG408"),
         ("dynamic_args: [{names: -long}]\n", "cannot be the name of an option", "FG408"),
+        (
+            "dynamic_args: [{names: --a, type: int, default: many}]\n",
+            "the default 'many' of option '--a' is no int",
+            "FG408",
+        ),
         ("dynamic_args: [{names: --a, type: complex}]\n", "unknown type 'complex'", "FG408"),
         ("dynamic_args: [{names: --a, choices: 3}]\n", "'choices' of option '--a' is not a list", "FG408"),
         ("dynamic_args: [{names: --a, default: !call:os:getcwd }]\n", "may hold plain data only", "FG408"),
