@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forgather.errors import ForgatherError
+from forgather.project.checking import check_project
 from forgather.project.project import Project
 
 sys.path.insert(0, str(Path(__file__).parent / "mistakes"))
@@ -17,14 +18,10 @@ KNOWN_GAPS = read_known_gaps()
 CONFIGS = ("baseline", "net", "distill")
 
 
-def _diagnostics(project):
-    return project.diagnostics
-
-
 def _findings(folder, config):
     """Returns what the check says about a config, with files relative to the project."""
     try:
-        diagnostics = list(_diagnostics(Project(config, folder)))
+        diagnostics = check_project(Project(config, folder)).findings
     except ForgatherError as error:
         diagnostics = [error.diagnostic, *error.others]
     return [
