@@ -5,20 +5,25 @@ Takes a graph, gives findings, all of them. Keeps true: nothing is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from forgather.config.calc import names_in, parse_calc
 from forgather.config.events import Refusal
-from forgather.config.graph import Calc, Call, Graph, Mapped, Node, Scalar, Sequence, Var
-from forgather.config.path import GraphPath, format_path
-from forgather.config.traverse import entries, roots, walk
+from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.traverse import children, entries, roots, walk
 from forgather.errors import Diagnostic, Severity, nearest
 
 
 def check(graph: Graph) -> list[Diagnostic]:
-    """Returns the findings about a graph: repeated `@name`s, `!calc` names, definitions that nothing uses."""
+    """Returns the findings about a graph: repeated `@name`s, names and circles of `!calc`, idle definitions."""
     nodes = list(walk(roots(graph)))
-    return [*_repeated_names(nodes), *_calc_names(graph, nodes), *_unused_definitions(graph)]
+    return [
+        *_repeated_names(nodes),
+        *_calc_names(graph, nodes),
+        *_calc_circles(graph, nodes),
+        *_unused_definitions(graph),
+    ]
 
 
 def variable_names(graph: Graph) -> list[str]:
@@ -64,6 +69,55 @@ def _calc_names(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator[D
                 message = f"!calc reads {name!r}, which is no target and no !var of this config"
                 hint = nearest(name, [*variables, *graph.targets]) or f"pass {name}=... when it is built"
                 yield _at(node, path, "FG232", message, Severity.WARNING, hint)
+
+
+def _calc_circles(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
+    """Yields an error for each circle of targets that are computed from one another."""
+    if not any(isinstance(node, Calc) for _, node in nodes):
+        return
+    variables = {node.variable for _, node in nodes if isinstance(node, Var)}
+    reads = {
+        name: {read: calc for calc in _calcs(entry.value) for read in _calc_reads(calc) if read not in variables}
+        for name, entry in graph.targets.items()
+    }
+    told: set[str] = set()
+    for name in reads:
+        circle = _way(name, name, reads)
+        if circle is None or told.intersection(circle):
+            continue
+        told.update(circle)
+        calc = reads[name][circle[1]]
+        way = f" ({' -> '.join(circle)})" if len(circle) > 2 else ""
+        message = f"!calc reads {circle[1]!r}, which is computed from it{way}"
+        hint = "break the circle with a !var or a plain value"
+        yield _at(calc, (Key(name),), "FG304", message, Severity.ERROR, hint)
+
+
+def _calcs(node: Node) -> Iterator[Calc]:
+    """Yields the expressions that building a node always evaluates."""
+    stack, met = [node], set()
+    while stack:
+        current = stack.pop()
+        if id(current) in met or isinstance(current, (Var, Env)):
+            continue
+        met.add(id(current))
+        if isinstance(current, Calc):
+            yield current
+        elif not (isinstance(current, Call) and current.kind in (CallKind.PARTIAL, CallKind.META)):
+            stack.extend(child for _, child in children(current))
+
+
+def _way(start: str, end: str, reads: Mapping[str, Mapping[str, Calc]]) -> list[str] | None:
+    """Returns the shortest way of reading from one target to another, both included."""
+    ways, met = [[start]], set()
+    for way in ways:
+        for name in reads.get(way[-1], ()):
+            if name == end:
+                return [*way, name]
+            if name not in met:
+                met.add(name)
+                ways.append([*way, name])
+    return None
 
 
 def _calc_reads(node: Calc) -> list[str]:

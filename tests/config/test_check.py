@@ -43,3 +43,17 @@ def test_an_expression_that_is_none():
 def test_the_variables_that_a_construction_may_give():
     graph = graph_of("a: !var x\nb: {c: !var {name: y, default: !var z}}\nd: !calc x + w\ne: !calc 1 +\n")
     assert ["x", "y", "z", "w"] == variable_names(graph)
+
+
+def test_targets_that_are_computed_from_one_another_are_one_error():
+    text = "a: !calc a + 1\n"
+    assert ["error FG304 1 !calc reads 'a', which is computed from it"] == findings(text)
+    text = "a: {x: [!calc b]}\nb: !calc c + 1\nc: !calc a\n"
+    assert ["error FG304 1 !calc reads 'b', which is computed from it (a -> b -> c -> a)"] == findings(text)
+
+
+def test_a_variable_a_default_and_a_partial_make_no_circle():
+    assert [] == findings("a: !calc a + 1\nb: !var a\n")
+    assert [] == findings("a: !var {name: x, default: !calc a}\n")
+    assert [] == findings("a: !partial:m:f {x: !calc a}\n")
+    assert [] == findings("a: !calc b\nb: !calc c\nc: 1\nd: !calc a + b\n")

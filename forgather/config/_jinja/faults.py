@@ -244,19 +244,20 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     if not made.context:
         use = frames[-1][0].use if frames else 0
         if library.uses:
-            made.context = (library.story(use), *_macro_calls(error.__traceback__))
+            calls = _macro_calls(error.__traceback__)
+            made.context = (library.story(use), *(f"called at {call}" for call in calls if call != made.span))
     return made
 
 
-def _macro_calls(traceback: TracebackType | None) -> list[str]:
+def _macro_calls(traceback: TracebackType | None) -> list[Span]:
     """Returns the lines that call the macros in which a render failed, innermost first."""
-    calls: list[str] = []
+    calls: list[Span] = []
     before: Span | None = None
     while traceback is not None:
         code, template = traceback.tb_frame.f_code, traceback.tb_frame.f_globals.get("__jinja_template__")
         if isinstance(template, LoadedTemplate) and code not in internal_code:
             if code.co_name == "macro" and before is not None:
-                calls.append(f"called at {before}")
+                calls.append(before)
             before = template.definition.span(template.get_corresponding_lineno(traceback.tb_lineno))
         traceback = traceback.tb_next
     return list(dict.fromkeys(calls[::-1]))[:_MAX_CALLS]
