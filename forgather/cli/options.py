@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
      "--format", "--dry-run", "-r", "--recursive", "--extends", "--var", "--annotate", "--depth", "-v",
-     "--verbose", "--all", "--strict", "--no-check"}
+     "--verbose", "--all", "--strict", "--no-check", "--open"}
 )  # fmt: skip
 
 

@@ -101,11 +101,27 @@ def blames(repeats: int) -> list[dict]:
     ]
 
 
+def pages(repeats: int, cache: str) -> list[dict]:
+    """Returns the rows about the page of the demo."""
+    file = os.path.join(cache, "page.html")
+    command = [*FGCLI, *DEMO, "graph", "-o", file]
+    cold, warm = [], []
+    for _ in range(repeats):
+        empty(cache)
+        cold.append(run(command, cache)[0])
+        warm.append(run(command, cache)[0])
+    return [
+        row("fgcli graph --format html of the demo, empty caches", statistics.median(cold) * 1e3, 400, "ms CPU"),
+        row("fgcli graph --format html of the demo, full caches", statistics.median(warm) * 1e3, 400, "ms CPU"),
+        row("size of the page", os.path.getsize(file) / 1e3, 300, "kB"),
+    ]
+
+
 def measure(repeats: int) -> list[dict]:
     """Returns one record for each row of the table."""
     cache = tempfile.mkdtemp()
     try:
-        return [*blames(repeats), *checks(repeats, cache)]
+        return [*blames(repeats), *checks(repeats, cache), *pages(repeats, cache)]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 

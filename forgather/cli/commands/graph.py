@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import print_findings, write_text
+from forgather.cli.output import print_findings, print_note, write_text
+from forgather.errors import ProjectError
 from forgather.project.display import Display
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
-DESCRIPTION = """Print the objects that a config would build, with sharing, as a tree, as YAML that reads back to the
-same graph, or as JSON for tools. Nothing is imported or constructed."""
+DESCRIPTION = """Show the objects that a config would build, with sharing: as a tree, as YAML that reads back to the
+same graph, as JSON for tools, as a flowchart for Mermaid or Graphviz, or as a page to look at in a browser, which also
+has the templates, the text, and who wrote each value. Nothing is imported or constructed."""
+FORMATS = ("tree", "yaml", "json", "html", "mermaid", "dot")
 EXAMPLES = """examples:
   fgcli -t tiny.yaml graph
   fgcli -t tiny.yaml graph --format yaml -o frozen.yaml
-  fgcli -t tiny.yaml graph --format json --set trainer_args.learning_rate=1e-4"""
+  fgcli -t tiny.yaml graph --format json --set trainer_args.learning_rate=1e-4
+  fgcli -t tiny.yaml graph -o page.html --open
+  fgcli -t tiny.yaml graph --format dot | dot -Tsvg > graph.svg"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--format", choices=("tree", "yaml", "json"), default="tree", help="default: tree")
+    parser.add_argument("--format", choices=FORMATS, help="default: tree, or what the name after -o ends in")
+    parser.add_argument("--open", action="store_true", help="show the page in the browser; needs -o")
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -31,12 +39,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Prints the graph and returns the exit status."""
     options = invocation.options
+    form = _form(options)
     project = invocation.open_project()
-    write_text(_text(project, "json" if options.json else options.format), options.output)
+    write_text(_text(project, form), options.output)
+    if options.open:
+        _show(options.output)
     return int(print_findings(project.diagnostics, project.meta.project_dir))
 
 
+def _form(options: argparse.Namespace) -> str:
+    """Returns the format that is meant.
+
+    Raises:
+        ProjectError: a page would go to a terminal, or there is no page to open.
+    """
+    ending = os.path.splitext(options.output or "")[1].lstrip(".").lower()
+    meant = {"html": "html", "htm": "html", "mmd": "mermaid", "dot": "dot", "gv": "dot"}.get(ending, "tree")
+    form = "json" if options.json else options.format or ("html" if options.open else meant)
+    if options.open and (form != "html" or not options.output):
+        found = "it is not written to a file" if form == "html" else f"the format is {form}"
+        raise ProjectError(
+            f"there is no page to open: {found}", code="FG450", hint="write one: --format html -o page.html --open"
+        )
+    if form == "html" and not options.output and sys.stdout is not None and sys.stdout.isatty():
+        raise ProjectError(
+            "a page is for a browser, not for the terminal", code="FG450", hint="add -o page.html, and --open to see it"
+        )
+    return str(form)
+
+
+def _show(file: str) -> None:
+    import webbrowser
+    from pathlib import Path
+
+    if not webbrowser.open(Path(file).absolute().as_uri()):
+        print_note(f"note: no browser was found; the page is {file}")
+
+
 def _text(project: Project, form: str) -> str:
+    if form == "html":
+        from forgather.project.page import config_page
+
+        return config_page(project)
+    if form == "mermaid":
+        from forgather.codegen.mermaid import mermaid, too_large
+
+        text = mermaid(project.graph)
+        if problem := too_large(text):
+            print_note(f"warning: {problem}; --format html or dot has no such limit")
+        return text
+    if form == "dot":
+        from forgather.codegen.dot import dot
+
+        return dot(project.graph)
     if form == "yaml":
         from forgather.codegen.emit_yaml import emit_yaml
 

@@ -1,0 +1,91 @@
+"""A graph as a Mermaid flowchart, as GitHub and other pages draw it.
+
+Takes a graph, gives text. Keeps true: each box is there once, whatever its places; a text of the config cannot end a
+label or be read as markup; plain values are lines of their box's label, cut where there are many.
+"""
+
+from __future__ import annotations
+
+import re
+
+from forgather.codegen.boxes import Box, Row, flow_text, fold, heading, kind, label, own_name
+from forgather.codegen.shorten import cut, uses, visible
+from forgather.config.graph import Graph
+from forgather.config.naming import anchor_names
+from forgather.config.traverse import roots
+
+MAX_TEXT = 50_000
+MAX_EDGES = 500
+_LINES = 6
+_WIDTH = 44
+_SPECIAL = re.compile(r"[^\w .,:/()+=@!~'\[\]…-]|_(?=_)|^[\d+-]")
+_CLASSES = """\
+  classDef singleton stroke:#3b76d9
+  classDef factory stroke:#d9732b
+  classDef partial stroke:#8659d1
+  classDef data stroke:#8391a5
+  classDef shared stroke:#0f8f7f,stroke-width:3px"""
+
+
+def mermaid(graph: Graph) -> str:
+    """Returns a flowchart of the graph, left to right; a dotted arrow leads to a box that others use too.
+
+    Args:
+        graph: what to draw.
+    """
+    boxes = fold(graph)
+    names = anchor_names(graph, roots(graph))
+    used = uses(boxes)
+    drawn: set[int] = set()
+    lines = ["flowchart LR"]
+    for number, box in enumerate(boxes):
+        if box.node is not None:
+            name = names.get(id(box.node)) or own_name(box.node) or ""
+            kinds = kind(box.node) if kind(box.node) in ("singleton", "factory", "partial") else "data"
+            shape = f'n{number}["{_label(box, name)}"]:::{kinds}'
+            lines.append(f"  {shape}")
+    for number, box in enumerate(boxes):
+        for row in box.rows if box.node is not None else ():
+            if row.box is not None:
+                arrow = "-.->" if row.box in drawn else "-->"
+                drawn.add(row.box)
+                lines.append(f'  n{number} {arrow}|"{_text(label(row.step))}"| n{row.box}')
+    shared = [f"n{number}" for number in sorted(used) if used[number] > 1]
+    lines.append(_CLASSES)
+    if shared:
+        lines.append(f"  class {','.join(shared)} shared")
+    return "\n".join(lines) + "\n"
+
+
+def too_large(text: str) -> str | None:
+    """Returns what is too large in a flowchart for those who draw it; None where it will be drawn.
+
+    Source:
+        `maxTextSize` and `maxEdges` of Mermaid's configuration; pages such as GitHub's do not raise them.
+    """
+    edges = text.count("-->|") + text.count("-.->|")
+    if len(text) > MAX_TEXT:
+        return f"{len(text):,} characters, and Mermaid draws {MAX_TEXT:,} unless told otherwise (maxTextSize)"
+    if edges > MAX_EDGES:
+        return f"{edges:,} arrows, and Mermaid draws {MAX_EDGES} unless told otherwise (maxEdges)"
+    return None
+
+
+def _label(box: Box, name: str) -> str:
+    head = cut(heading(box, name), _WIDTH)
+    if name and name != head:
+        head += f" ({cut(name, _WIDTH)})"
+    plain = [row for row in box.rows if row.box is None]
+    parts = [_text(head), *(_text(_pair(row)) for row in plain[:_LINES])]
+    if len(plain) > _LINES:
+        parts.append(f"and {len(plain) - _LINES} more")
+    return "<br/>".join(parts)
+
+
+def _pair(row: Row) -> str:
+    return cut(f"{label(row.step)}: {flow_text(row.node, _WIDTH)}", _WIDTH)
+
+
+def _text(text: str) -> str:
+    """Writes every character that Markdown, HTML or Mermaid may read in its own way as an entity."""
+    return _SPECIAL.sub(lambda match: f"#{ord(match[0])};", visible(text))

@@ -1,0 +1,1 @@
+"""The page of a config: its graph, its templates and its text in one HTML file that needs nothing else."""

@@ -1,0 +1,251 @@
+// The object graph: which boxes are open, where they stand, and what they look like.
+
+const HEAD = 46;
+const ROW = 21;
+const FOOT = 7;
+const ROWS = 24; // rows that a box shows at first
+const MANY_USES = 12; // edges to one box, above which only their beginning is drawn
+const LONGEST = 8000; // height of an edge, above which only its beginning is drawn
+const SMALLEST = 0.85; // scale at which the page begins, where all would be smaller
+const START = 70; // boxes that the page shows at first
+const TITLE = "600 13px system-ui, sans-serif";
+const MONO = '11.5px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
+
+const shownRows = box => (box.whole || box.rows.length <= ROWS + 2 ? box.rows : box.rows.slice(0, ROWS));
+const openBelow = box => (box.open ? new Set(shownRows(box).filter(row => row.box !== undefined).map(row => row.box)) : []);
+
+const KINDS = {
+  config: "the config",
+  singleton: "called once; every place that uses it gets the same object",
+  factory: "called anew at every place",
+  partial: "a callable for later",
+  meta: "called with its arguments as they are written, not built",
+  list: "a list", tuple: "a tuple", dict: "a mapping", dlist: "a mapping that is read as a list",
+  var: "given when the objects are built", env: "an environment variable, read when the objects are built",
+};
+
+/** A call goes by what it calls, a container by the name it has, or by the key that leads to it. */
+function titleOf(box) {
+  if (box.id === 0) return data.config;
+  if (box.calls) return box.title;
+  const { owner, key } = box.home;
+  return box.name || box.anchor || (key.startsWith("[") && owner.id ? titleOf(owner) + key : key);
+}
+
+const manyEntries = box => `${box.rows.length} ${box.rows.length === 1 ? "entry" : "entries"}`;
+
+function subtitleOf(box) {
+  if (box.id === 0) return data.project || "config";
+  if (!box.calls) return `${box.title} · ${manyEntries(box)}`;
+  const module = box.calls.slice(0, -titleOf(box).length).replace(/:$/, "");
+  return module || "builtin";
+}
+
+const nameOf = box => (box.id === 0 ? "" : box.anchor || box.name || "");
+
+class Objects {
+  constructor(host) {
+    this.canvas = new Canvas(host, (node, far) => this.element(node.box, far));
+    this.selected = null;
+    this.openAtFirst();
+  }
+
+  /** Opens whole levels, nearest first, as long as the picture stays small. */
+  openAtFirst() {
+    let level = [0];
+    const seen = new Set(level);
+    while (level.length) {
+      const next = new Set();
+      for (const id of level) {
+        for (const row of shownRows(boxes[id])) if (row.box !== undefined && !seen.has(row.box)) next.add(row.box);
+      }
+      if (seen.size + next.size > START && level[0] !== 0) break;
+      for (const id of level) boxes[id].open = true;
+      for (const id of next) seen.add(id);
+      level = [...next];
+    }
+  }
+
+  setAll(open) {
+    for (const box of boxes) Object.assign(box, { open: open || box.id === 0, whole: open });
+    this.layout();
+    this.canvas.fit(open ? 0.35 : SMALLEST);
+  }
+
+  /** Opens or closes a box, which stays where it is on the screen. */
+  toggle(box, wholly = false) {
+    if (wholly) box.whole = true;
+    else box.open = !box.open;
+    const before = this.nodes.get(box.id);
+    const [x, y] = [before.x, before.y];
+    this.layout();
+    const after = this.nodes.get(box.id);
+    this.canvas.move(this.canvas.x + (x - after.x) * this.canvas.scale, this.canvas.y + (y - after.y) * this.canvas.scale);
+  }
+
+  /** Boxes that can be seen, each after all boxes that lead to it. */
+  order() {
+    const done = new Set();
+    const order = [];
+    const stack = [[0, [...openBelow(boxes[0])]]];
+    done.add(0);
+    while (stack.length) {
+      const [id, left] = stack.at(-1);
+      const next = left.shift();
+      if (next === undefined) {
+        order.push(boxes[id]);
+        stack.pop();
+      } else if (!done.has(next)) {
+        done.add(next);
+        stack.push([next, [...openBelow(boxes[next])]]);
+      }
+    }
+    return order.reverse();
+  }
+
+  layout() {
+    const order = this.order();
+    const depth = new Map([[0, 0]]);
+    for (const box of order) {
+      for (const id of openBelow(box)) depth.set(id, Math.max(depth.get(id) || 0, depth.get(box.id) + 1));
+    }
+    this.nodes = new Map(order.map(box => [box.id, this.node(box)]));
+    const held = new Set();
+    // A box hangs below the first box of the column before it, so that every edge leads to the right.
+    for (const box of order) {
+      const node = this.nodes.get(box.id);
+      if (!box.open) continue;
+      shownRows(box).forEach((row, at) => {
+        if (row.box === undefined || held.has(row.box) || depth.get(row.box) !== depth.get(box.id) + 1) return;
+        held.add(row.box);
+        this.nodes.get(row.box).hold = row;
+        node.kids.push({ node: this.nodes.get(row.box), at: HEAD + ROW * (at + 0.5) });
+      });
+    }
+    tidy(this.nodes.get(0), { x: 76, y: 18 });
+    this.canvas.set([...this.nodes.values()], this.edges(order));
+    this.mark();
+  }
+
+  node(box) {
+    const rows = shownRows(box);
+    const more = rows.length < box.rows.length;
+    const name = nameOf(box);
+    const head = textWidth(titleOf(box), TITLE) + (name && name !== titleOf(box) ? textWidth(`&${name}`, MONO) + 12 : 0) + (box.shared ? 40 : 0);
+    box.keys = Math.min(Math.max(0, ...rows.map(row => textWidth(cut(row.key, 40), MONO))) + 12, 240);
+    const values = rows.map(row => textWidth(cut(valueText(row) + aliasText(row), 60), MONO) + (row.was ? 14 : 0) + (row.alias ? 8 : 0));
+    const wide = Math.max(head, textWidth(subtitleOf(box), MONO), box.keys + Math.max(0, ...values) + 6) + 40;
+    const h = HEAD + (rows.length + (more ? 1 : 0)) * ROW + (rows.length ? FOOT : 0);
+    return { key: box.id, box, kids: [], w: Math.round(Math.min(Math.max(wide, 150), 400)), h, entry: HEAD / 2 };
+  }
+
+  edges(order) {
+    const edges = [];
+    for (const box of order) {
+      if (!box.open) continue;
+      const from = this.nodes.get(box.id);
+      shownRows(box).forEach((row, at) => {
+        if (row.box === undefined) return;
+        const to = this.nodes.get(row.box);
+        const held = to.hold === row;
+        // The config names nearly everything: only what nothing else uses hangs on it.
+        const stub = !held && (box.id === 0 || boxes[row.box].uses.length > MANY_USES || Math.abs(to.y - from.y) > LONGEST);
+        const kind = held ? "held" : box.id === 0 ? "named" : stub ? "shared many" : "shared";
+        edges.push(edgeOf(box.id, row.box, from.x + from.w, from.y + HEAD + ROW * (at + 0.5), to.x, to.y + HEAD / 2, kind, `${box.id}/${at}`, stub));
+      });
+    }
+    return edges;
+  }
+
+  element(box, far) {
+    const element = make("div", `box ${box.kind}`);
+    element.dataset.id = box.id;
+    element.classList.toggle("shared", box.shared);
+    const name = nameOf(box);
+    const head = make("div", "head", make("span", "title", titleOf(box)));
+    if (name && name !== titleOf(box)) head.append(make("span", "name", `&${name}`));
+    if (box.shared) {
+      const badge = make("span", "badge", `×${box.uses.length}`);
+      badge.title = box.kind === "factory" ? `made anew at each of ${box.uses.length} places` : `one object, used at ${box.uses.length} places`;
+      head.append(badge);
+    }
+    element.append(head);
+    if (!far) {
+      head.append(make("span", "module", subtitleOf(box)));
+      element.append(...this.rows(box));
+    }
+    if (box.below.length) {
+      const sign = box.open ? "−" : `+${box.below.length}`;
+      element.append(button("fold", sign, box.open ? "fold" : "unfold", () => this.toggle(box)));
+    }
+    return element;
+  }
+
+  rows(box) {
+    const rows = shownRows(box);
+    const elements = rows.map((row, at) => {
+      const element = make("div", `row ${row.kind || "link"}`, make("span", "key", cut(row.key, 200)));
+      element.dataset.row = at;
+      element.style.setProperty("--keys", `${box.keys}px`);
+      const value = make("span", "value", cut(valueText(row), 200));
+      element.append(value);
+      if (aliasText(row)) element.append(make("span", "alias", aliasText(row)));
+      if (row.was) {
+        const mark = make("i", "over");
+        mark.title = visible(`was ${cut(row.was[0].text, 200)}`);
+        element.append(mark);
+      }
+      return element;
+    });
+    if (rows.length < box.rows.length) {
+      elements.push(button("more", `${box.rows.length - rows.length} more`, "show all", () => this.toggle(box, true)));
+    }
+    return elements;
+  }
+
+  select(item) {
+    this.selected = item;
+    this.mark();
+  }
+
+  mark() {
+    for (const element of this.canvas.layer.querySelectorAll(".on")) element.classList.remove("on");
+    const item = this.selected;
+    const box = item && (isBox(item) ? item : item.owner);
+    const element = box && this.canvas.drawn.get(box.id);
+    if (element) {
+      const row = isRow(item) ? element.querySelector(`[data-row="${(item.outer || item).at}"]`) : null;
+      (row || element).classList.add("on");
+    }
+    this.canvas.trace(box ? box.id : null);
+  }
+
+  /** Opens what hides a box or a row, and brings it into view. */
+  reveal(item) {
+    const row = isRow(item) ? item.outer || item : null;
+    const box = row ? row.owner : item;
+    if (row && row.at >= shownRows(box).length) box.whole = true;
+    for (let at = box; at.home; at = at.home.owner) {
+      at.home.owner.open = true;
+      if (at.home.at >= shownRows(at.home.owner).length) at.home.owner.whole = true;
+    }
+    this.layout();
+    const node = this.nodes.get(box.id);
+    if (row) this.canvas.reveal(node, HEAD + row.at * ROW, ROW);
+    else this.canvas.reveal(node);
+    this.mark();
+  }
+}
+
+function valueText(row) {
+  if (row.box !== undefined) {
+    const box = boxes[row.box];
+    if (row.alias && row.alias !== "<<") return `*${row.alias}`;
+    if (nameOf(box) && box.home !== row) return `*${nameOf(box)}`;
+    return box.calls ? box.title : manyEntries(box);
+  }
+  return row.text;
+}
+
+/** The name by which a plain value got into its row. */
+const aliasText = row => (row.box === undefined && row.alias && row.alias !== "<<" ? `*${row.alias}` : "");

@@ -1,0 +1,113 @@
+"""Where the values of a graph stand in the rendered text, and which of its lines count for nothing.
+
+Takes a `RenderedText` and boxes, gives line numbers. Keeps true: a line is called overridden only where no value of the
+graph is written in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from forgather.codegen.boxes import Box, Row, is_plain, label
+from forgather.config.graph import Entry
+from forgather.config.rendered import RenderedText
+from forgather.source import Origin
+
+
+class RenderedLines:
+    """Finds the rendered line that an origin wrote.
+
+    Args:
+        rendered: the text and its map.
+    """
+
+    def __init__(self, rendered: RenderedText) -> None:
+        self.texts = rendered.text.split("\n")
+        self._of_origin: dict[int, list[int]] = {}
+        ends = [0]
+        for text in self.texts:
+            ends.append(ends[-1] + len(text) + 1)
+        starts, text = rendered.source_map.starts, rendered.text
+        for start, end, origin in zip(starts, [*starts[1:], len(text)], rendered.source_map.origins, strict=True):
+            blanks = len(text[start:end]) - len(text[start:end].lstrip())
+            if start + blanks < end:
+                self._of_origin.setdefault(id(origin), []).append(bisect_right(ends, start + blanks))
+
+    def find(self, origin: Origin | None, word: str = "", below: int = 0) -> int | None:
+        """Returns the line that `origin` wrote; of several, the first below the line `below` that holds `word`.
+
+        Args:
+            origin: who wrote it, the very object that the source map holds.
+            word: text of the line.
+            below: a line that stands before it.
+        """
+        lines = self._of_origin.get(id(origin), ())
+        if len(lines) < 2:
+            return lines[0] if lines else None
+        later = [line for line in lines if line >= below] or list(lines)
+        return next((line for line in later if word in self.texts[line - 1]), later[0])
+
+    def block(self, line: int) -> range:
+        """Returns the lines of the value whose key stands on `line`: those below it that are indented deeper."""
+        indent = _indent(self.texts[line - 1])
+        last = line
+        for number in range(line + 1, len(self.texts) + 1):
+            text = self.texts[number - 1]
+            if text.strip():
+                if _indent(text) <= indent:
+                    break
+                last = number
+        return range(line, last + 1)
+
+
+def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
+    """Returns the rendered line of each row and of each box, by `id`."""
+    found: dict[int, int] = {}
+
+    def note(row: Row, below: int) -> int:
+        origin = row.entry.origin if row.entry is not None else row.node.origin
+        line = lines.find(origin, f"{label(row.step)}:" if row.entry is not None else "", below)
+        if line is not None:
+            found[id(row)] = line
+        below = line or below
+        for inner in row.rows:
+            note(inner, below)
+        return below
+
+    for box in boxes:
+        below = found.get(id(box), 0)
+        for row in box.rows:
+            below = note(row, below)
+            child = None if row.box is None else boxes[row.box]
+            # Written at the first place that leads to it; elsewhere stands an alias.
+            if child is not None and child.node is not None and child.path == (*box.path, row.step):
+                line = lines.find(child.node.origin, "", below)
+                if line is not None:
+                    found[id(child)] = line
+    return found
+
+
+def overridden(boxes: Iterable[Box], lines: RenderedLines, found: dict[int, int]) -> dict[int, int]:
+    """Returns the lines whose text counts for nothing, each with the line that overrides it."""
+    boxes = list(boxes)
+    rows = [row for box in boxes for outer in box.rows for row in (outer, *outer.rows)]
+    alive = sorted({*found.values(), *(lines.find(row.node.origin) or 0 for row in rows if not is_plain(row.node))})
+    over: dict[int, int] = {}
+    for row in rows:
+        for earlier in row.entry.replaced if row.entry is not None else ():
+            line = _line_of(earlier, lines)
+            if line is None or id(row) not in found:
+                continue
+            block = lines.block(line)
+            if bisect_left(alive, block.start) == bisect_right(alive, block.stop - 1):
+                over.update(dict.fromkeys(block, found[id(row)]))
+    return over
+
+
+def _line_of(entry: Entry, lines: RenderedLines) -> int | None:
+    return lines.find(entry.origin, f"{entry.key}:" if not isinstance(entry.key, tuple) else "")
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))

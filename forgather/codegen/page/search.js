@@ -1,0 +1,107 @@
+// Search by path, constructor, value and file: `/` focuses, Enter goes on, Escape leaves.
+
+const MOST = 500;
+
+class Search {
+  /** go(item): selects and reveals a find; leave(): gives the keyboard back. */
+  constructor(go, leave) {
+    Object.assign(this, { go, leave, found: [], at: -1 });
+    this.input = byId("query");
+    this.count = byId("count");
+    this.list = byId("hits");
+    this.input.addEventListener("input", () => this.look());
+    this.input.addEventListener("focus", () => this.draw());
+    this.input.addEventListener("blur", () => setTimeout(() => { this.list.hidden = true; }, 150));
+    this.input.addEventListener("keydown", event => this.key(event));
+  }
+
+  focus() {
+    this.input.focus();
+    this.input.select();
+  }
+
+  key(event) {
+    if (event.key === "Enter") {
+      event.preventDefault();
+      this.step(event.shiftKey ? -1 : 1);
+    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      this.step(event.key === "ArrowDown" ? 1 : -1);
+    } else if (event.key === "Escape") {
+      event.stopPropagation();
+      if (this.input.value) {
+        this.input.value = "";
+        this.look();
+      } else this.input.blur();
+      this.list.hidden = true;
+      this.leave();
+      this.input.blur();
+    }
+  }
+
+  /** All that can be found: [item, its text in small letters, the part that names it]. */
+  get index() {
+    if (this.known) return this.known;
+    const place = item => (placeOf(item) === null ? "" : placeName(placeOf(item)));
+    const known = [];
+    const row = item => {
+      const text = item.box === undefined && !item.rows.length ? item.text : "";
+      known.push([item, `${pathOf(item)}\n${text}\n${place(item)}`.toLowerCase(), item.key.toLowerCase()]);
+      item.rows.forEach(row);
+    };
+    for (const box of boxes) {
+      if (box.id) {
+        const paths = pathsOf(box, 4).join("\n");
+        known.push([box, `${paths}\n${box.calls || box.kind}\n${nameOf(box)}\n${place(box)}`.toLowerCase(), titleOf(box).toLowerCase()]);
+      }
+      for (const item of box.rows) if (item.box === undefined || boxes[item.box].home !== item) row(item);
+    }
+    for (const template of data.templates) known.push([template, `${template.name}\n${placeName(template.at)}`.toLowerCase(), template.name.toLowerCase()]);
+    return (this.known = known);
+  }
+
+  look() {
+    const words = this.input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    this.at = -1;
+    this.found = [];
+    if (words.length) {
+      const ranked = [[], [], []];
+      for (const [item, text, name] of this.index) {
+        if (!words.every(word => text.includes(word))) continue;
+        ranked[name === words[0] ? 0 : name.includes(words[0]) ? 1 : 2].push(item);
+      }
+      this.found = ranked.flat().slice(0, MOST);
+    }
+    this.draw();
+  }
+
+  step(by) {
+    if (!this.found.length) return;
+    this.at = (this.at + by + this.found.length) % this.found.length;
+    if (this.at < 0) this.at = 0;
+    this.draw();
+    this.go(this.found[this.at]);
+  }
+
+  draw() {
+    const asked = this.input.value.trim() !== "";
+    const many = this.found.length === MOST ? `${MOST}+` : this.found.length;
+    this.count.textContent = !asked ? "" : this.found.length ? (this.at < 0 ? `${many}` : `${this.at + 1} / ${many}`) : "nothing";
+    document.body.classList.toggle("searching", asked);
+    const first = Math.max(0, Math.min(this.at - 5, this.found.length - 12));
+    this.list.replaceChildren(...this.found.slice(first, first + 12).map((item, number) => this.hit(item, first + number)));
+    this.list.hidden = !this.found.length || document.activeElement !== this.input;
+  }
+
+  hit(item, number) {
+    const [name, value] = isTemplate(item) ? [item.name, "template"] : [pathOf(item), isBox(item) ? titleOf(item) : valueText(item)];
+    const element = make("div", number === this.at ? "hit on" : "hit", make("span", "path", cut(name, 120)), make("span", "text", cut(value, 80)));
+    element.addEventListener("mousedown", event => {
+      event.preventDefault();
+      this.at = number;
+      this.draw();
+      this.go(item);
+    });
+    return element;
+  }
+}

@@ -1,0 +1,28 @@
+"""The page of a project's config.
+
+Takes a `Project`, gives an HTML document. Keeps true: nothing that the config names is imported, and files are named
+relative to the project, the workspace or the library.
+"""
+
+from __future__ import annotations
+
+from forgather.codegen.page.data import page_data
+from forgather.codegen.page.page import page
+from forgather.project.display import Display
+from forgather.project.project import Project
+
+
+def config_page(project: Project) -> str:
+    """Returns the page that shows a config: its objects, templates and text."""
+    meta = project.meta
+    return page(
+        page_data(
+            project.graph,
+            project.rendered,
+            shorten=Display(meta.project_dir, meta.workspace_root, relative_to_cwd=False),
+            config=project.config_name,
+            project=meta.name,
+            overrides=project.overrides,
+            findings=project.diagnostics,
+        )
+    )
