@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from forgather.source import Span
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_OF_THE_MACHINE = re.compile(r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_")
 _CHUNK_BYTES = 1 << 16
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -40,12 +42,13 @@ class LineWriter:
 
     Args:
         file: where to write; its folder is made when needed.
+        warns: False for a file beside another one, whose warning is enough.
     """
 
-    def __init__(self, file: str | os.PathLike[str]) -> None:
+    def __init__(self, file: str | os.PathLike[str], *, warns: bool = True) -> None:
         self.file = Path(file)
         self._descriptor: int | None = None
-        self._warned = False
+        self._warned = not warns
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends `record` as one line."""
@@ -66,6 +69,16 @@ class LineWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def repeatable(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a repeated run logs again to the last bit: all but times, speeds and memory.
+
+    Example:
+        >>> repeatable({"loss": 2.5, "epoch": 1.0, "eval_runtime": 3.0, "tokens_per_second": 9.0, "memory_bytes": 7})
+        {'loss': 2.5, 'epoch': 1.0}
+    """
+    return {name: value for name, value in logs.items() if not _OF_THE_MACHINE.search(name)}
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -15,11 +15,13 @@ from forgather.config.diff import diff
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph, Node
 from forgather.config.traverse import roots, walk
-from forgather.errors import ForgatherError, ProjectError
+from forgather.errors import Diagnostic, ForgatherError, ProjectError
+from forgather.kept import Digests
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
+from forgather.project.declared import TARGET as OPTIONS
+from forgather.project.defaults import Defaults, changed_defaults
 from forgather.project.display import Display
-from forgather.project.kept import Digests
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.project import Project
@@ -37,6 +39,8 @@ class Compared:
         place: short name of a file of this side.
         config: the config's name.
         code: digest of each Python file of the project that the graph names, by the name it has in constructors.
+        defaults: defaults of the constructors, where they are known and to be compared.
+        notes: what is to be told of this side.
     """
 
     title: str
@@ -44,11 +48,21 @@ class Compared:
     place: Callable[[str], str]
     config: str
     code: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=dict)
+    notes: tuple[Diagnostic, ...] = ()
 
 
 def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
-    """Returns the differences of two sides: those of the graphs, then constructors whose source file is another."""
-    return (*diff(old.graph, new.graph), *_changed_code(old, new))
+    """Returns the differences of two sides: those of the graphs, then source files and defaults that are others."""
+    found = [*diff(old.graph, new.graph), *_changed_code(old, new)]
+    if old.defaults and new.defaults:
+        found += changed_defaults(old.graph, new.graph, old.defaults, new.defaults)
+    return tuple(found)
+
+
+def without_options(graph: Graph) -> Graph:
+    """Returns a graph without the options of the command line, which did their work in the templates."""
+    return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != OPTIONS})
 
 
 def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
@@ -110,7 +124,7 @@ def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
         meta = load_meta(find_project(folder))
         return meta, choose_config(meta, word or None)
     except ForgatherError as error:
-        if os.path.exists(word):
+        if os.path.isfile(word):
             raise _no_side(word) from error
         raise
 
@@ -143,9 +157,8 @@ def _project_above(word: str) -> str | None:
 
 
 def _no_side(word: str) -> ProjectError:
-    what = "a folder" if os.path.isdir(word) else "a file"
     return ProjectError(
-        f"{word!r} is {what}, but neither a config, a project nor the folder of a run",
+        f"{word!r} is a file, but no config",
         code="FG430",
         hint="name a config (tiny), its file, CONFIG@REVISION, or <output folder>/runs/<run>",
     )

@@ -19,12 +19,18 @@ class Display:
         project_dir: absolute folder of the project; None outside any.
         workspace_root: absolute folder of the workspace; None outside any.
         relative_to_cwd: False makes names that do not depend on the working folder.
+        library: absolute folder of the library; None for the installed one.
     """
 
     def __init__(
-        self, project_dir: str | None = None, workspace_root: str | None = None, *, relative_to_cwd: bool = True
+        self,
+        project_dir: str | None = None,
+        workspace_root: str | None = None,
+        *,
+        relative_to_cwd: bool = True,
+        library: str | None = None,
     ) -> None:
-        self._library = library_dir()
+        self._library = library or library_dir()
         self._project = project_dir
         self._workspace = workspace_root
         cwd = working_folder() if relative_to_cwd else None

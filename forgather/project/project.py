@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Project:
         self.overrides: tuple[tuple[str, str], ...] = tuple(overrides)
         self.variables: Mapping[str, Any] = variables
         self._environment: ConfigEnvironment | None = None
+        self._template: str | None = None
 
     @classmethod
     def placed(
@@ -73,6 +75,7 @@ class Project:
         environment: ConfigEnvironment,
         overrides: Sequence[tuple[str, str]] = (),
         variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
     ) -> Project:
         """Returns a config whose templates see what they are given here, and not what is there now.
 
@@ -82,11 +85,12 @@ class Project:
             environment: search path, variables and clock of its render.
             overrides: pairs of graph path and YAML text.
             variables: Jinja variables.
+            template: the template to render; None for that of the config.
         """
         project = cls.__new__(cls)
         project.meta, project.config_name = meta, config_name
         project.overrides, project.variables = tuple(overrides), dict(variables or {})
-        project._environment = environment
+        project._environment, project._template = environment, template
         return project
 
     def __repr__(self) -> str:
@@ -98,8 +102,16 @@ class Project:
         environment = self._environment or surroundings(
             self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
         )
+        environment = replace(environment, now=environment.now or datetime.now())
+        self._environment = environment
         with self._named_in_errors():
-            return render(environment, template_name(self.meta, self.config_name), self.variables)
+            return render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
+
+    @property
+    def instant(self) -> datetime:
+        """The time that clock functions of the templates saw, with its zone."""
+        now = self._environment.now if self.rendered and self._environment else None
+        return (now or datetime.now()).astimezone()
 
     @cached_property
     def declared_graph(self) -> Graph:

@@ -1,8 +1,8 @@
 """The folder of a run: what repeats it, written before anything is constructed.
 
 Takes a project and the command line, gives a folder with `config.yaml` (as rendered), `graph.yaml` (what was built; a
-config by itself), `templates/`, `overrides.yaml` and `run.json`. Keeps true: the folder is new and this run's alone,
-and the values of `!env` are nowhere in it.
+config by itself), `templates/` with the project's code, `overrides.yaml`, `signatures.json` (defaults of what is
+called) and `run.json`. Keeps true: the folder is new and this run's alone, and the values of `!env` are nowhere in it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,24 @@ from dataclasses import replace
 from datetime import datetime
 
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.config.graph import Call, Entry, Graph, Mapped, Scalar
+from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import ProjectError
+from forgather.kept import digest_of
+from forgather.project.code_files import code_files
+from forgather.project.configs import template_name
+from forgather.project.data_files import data_facts
+from forgather.project.defaults import read_defaults
 from forgather.project.display import Display
+from forgather.project.locations import library_dir
 from forgather.project.project import Project
+from forgather.project.surroundings import host_facts
 from forgather.project.versions import installed_versions
+
+FORM = 2
+FACTS, GRAPH, OVERRIDES, SIGNATURES = "run.json", "graph.yaml", "overrides.yaml", "signatures.json"
+_RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 
 
 def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
@@ -60,14 +71,22 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     Raises:
         ProjectError: a file cannot be written.
     """
+    defaults = read_defaults(project.graph, project.meta)
     files = {
         "config.yaml": project.rendered.text,
-        "graph.yaml": _graph_text(project.graph),
-        "overrides.yaml": _overrides_text(project),
-        "run.json": json.dumps(_facts(project, command, started), indent=2, default=str) + "\n",
+        GRAPH: _graph_text(project.graph),
+        OVERRIDES: _overrides_text(project),
+        SIGNATURES: json.dumps(defaults, indent=1) + "\n",
         **_template_files(project),
         **_code_files(project),
     }
+    digests = {name: digest_of(text.encode("utf-8", "surrogatepass")) for name, text in files.items()}
+    facts = {
+        **_facts(project, command, started),
+        "output_dir": os.path.dirname(os.path.dirname(folder)),
+        "files": digests,
+    }
+    files[FACTS] = json.dumps(facts, indent=2, default=str) + "\n"
     try:
         for name, text in files.items():
             file = os.path.join(folder, name)
@@ -94,15 +113,12 @@ def _graph_text(graph: Graph) -> str:
 
 
 def _code_files(project: Project) -> dict[str, str]:
-    """Returns the project's Python files that the config names, beside its templates."""
+    """Returns the project's Python files that the config needs, beside its templates."""
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
     texts: dict[str, str] = {}
-    for _, node in walk(roots(project.graph)):
-        module = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
-        file = os.path.normpath(os.path.join(project.meta.project_dir, module))
-        if module.endswith(".py") and os.path.isfile(file):
-            with suppress(UnicodeDecodeError):
-                texts[f"templates/{display.archive_name(file)}"] = _text(file)
+    for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
+        with suppress(UnicodeDecodeError):
+            texts[f"templates/{display.archive_name(file)}"] = _text(file)
     return texts
 
 
@@ -125,20 +141,42 @@ def _overrides_text(project: Project) -> str:
 
 def _facts(project: Project, command: Sequence[str], started: datetime) -> dict[str, object]:
     return {
+        "form": FORM,
         "project": project.meta.name,
         "project_dir": project.meta.project_dir,
+        "workspace_root": project.meta.workspace_root,
+        "library": library_dir(),
         "config": project.config_name,
+        "template": template_name(project.meta, project.config_name),
+        "instant": project.instant.isoformat(),
         "started": started.isoformat(timespec="seconds"),
         "command": shlex.join(command),
         "working_dir": os.getcwd(),
         "hostname": platform.node(),
+        "uname": host_facts(),
         "platform": platform.platform(),
+        "processors": runtime_facts(),
         "versions": installed_versions(),
         "git": git_state(project.meta.project_dir),
         "environment_read": dict(sorted({**project.meta.env_reads, **project.rendered.env_reads}.items())),
+        "environment_needed": environment_needed(project.graph),
         "search_path": list(project.meta.searchpath),
+        "system_path": list(project.meta.system_path),
+        "data": data_facts(project.graph, project.meta.project_dir),
         "seeds": _seeds(project.graph),
     }
+
+
+def environment_needed(graph: Graph) -> dict[str, bool]:
+    """Returns which variables of the environment construction reads, and whether each is set; never a value."""
+    names = {node.variable for _, node in walk(roots(graph)) if isinstance(node, Env)}
+    return {name: name in os.environ for name in sorted(names)}
+
+
+def runtime_facts() -> dict[str, object]:
+    """Returns what sums may depend on: processors, and the variables that choose among them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"count": count} | {name: os.environ.get(name) for name in _RUNTIME}
 
 
 def _seeds(graph: Graph) -> dict[str, object]:

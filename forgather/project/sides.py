@@ -7,17 +7,20 @@ signs are in it; the machinery of Git is loaded for a revision only.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import datetime
 
 from forgather.errors import ForgatherError
-from forgather.project.compared import Compared, named_config, open_config
+from forgather.project.compared import Compared, named_config, open_config, without_options
+from forgather.project.workspace import META_FILE
 
 
 def open_sides(a: str | None, b: str | None, config: str | None, folder: str | None) -> tuple[Compared, Compared]:
     """Returns both sides.
 
     Args:
-        a: a config, its file, or `CONFIG@REVISION`; None for the config that `-t` names, at its last commit.
+        a: a config, its file, `CONFIG@REVISION`, or the folder of a run; None for the config that `-t` names, at its
+            last commit.
         b: the same; None for what `a` is now.
         config: the config that a bare `@REVISION` means; None for the default.
         folder: the project that names are relative to; None for the nearest above the working folder.
@@ -26,13 +29,39 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
         ForgatherError: one of them cannot be opened.
     """
     now = datetime.now()
+    if a is not None and _is_run(a):
+        return _sides_of_run(a, b, folder, now)
     name, revision = split_revision(a or "", folder)
     name = name or config or ""
     if b is None:
-        return _opened(name, "HEAD" if revision is None else revision, folder, now), _opened(name, None, folder, now)
-    other, other_revision = split_revision(b, folder)
+        return (
+            _opened(name, "HEAD" if revision is None else revision, folder, now),
+            _opened(name, None, folder, now),
+        )
     old = _opened(name, revision, folder, now)
+    if _is_run(b):
+        from forgather.project.run_sides import open_past
+
+        return replace(old, graph=without_options(old.graph)), open_past(b)
+    other, other_revision = split_revision(b, folder)
     return old, _opened(other or name, other_revision, folder, now)
+
+
+def _is_run(word: str) -> bool:
+    return all(os.path.isfile(os.path.join(word, name)) for name in ("run.json", "graph.yaml"))
+
+
+def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> tuple[Compared, Compared]:
+    from forgather.project.run_sides import config_now, open_past
+
+    old = open_past(a)
+    if b is None:
+        return old, config_now(a)
+    if _is_run(b):
+        return old, open_past(b)
+    name, revision = split_revision(b, folder)
+    new = _opened(name or old.config, revision, folder, now)
+    return old, replace(new, graph=without_options(new.graph))
 
 
 def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
@@ -53,6 +82,10 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
 
 
 def _opened(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
+    if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
+        from forgather.project.past_run import open_run
+
+        open_run(word)  # it is none: the error names the runs that are near
     if revision is None:
         return open_config(*named_config(word, folder), now)
     from forgather.project.revision import open_revision

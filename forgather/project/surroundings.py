@@ -23,7 +23,7 @@ def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_roo
         project_dir: absolute folder of the project.
         workspace_root: absolute folder of the workspace; None outside any, where the project stands in for it.
     """
-    system = _uname()
+    system = host_facts()
     variables = {
         "project_dir": project_dir,
         "workspace_root": workspace_root or project_dir,
@@ -34,7 +34,8 @@ def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_roo
     return ConfigEnvironment(searchpath=searchpath, variables=variables, cache_dir=cache_dir("templates"))
 
 
-def _uname() -> dict[str, str]:
+def host_facts() -> dict[str, str]:
+    """Returns what templates see as `uname`."""
     # platform.uname() may start a process for the processor's name; the kernel's own answer never does.
     if hasattr(os, "uname"):
         facts = os.uname()

@@ -96,11 +96,8 @@ def test_a_long_value_has_a_line_of_its_own(tmp_path, monkeypatch, out):
     [
         (("a", "d"), "FG405", "has no config 'd'"),
         (("a", "broken"), "FG200", "a '[' that is not closed"),
-        (
-            ("a", "templates"),
-            "FG430",
-            "'templates' is a folder, but neither a config, a project nor the folder of a run",
-        ),
+        (("a", "templates"), "FG437", "'templates' is no folder of a run: it holds no 'run.json' and no 'graph.yaml'"),
+        (("a", "meta.yaml"), "FG430", "'meta.yaml' is a file, but no config"),
         (("a", "templates/configs/d.yaml"), "FG405", "has no config 'templates/configs/d.yaml'"),
     ],
 )

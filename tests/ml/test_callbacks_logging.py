@@ -57,7 +57,7 @@ def test_a_path_and_a_run_dir_take_the_place_of_the_logging_dir(tmp_path):
     log(JsonLogger(run_dir=tmp_path / "b"), arguments(tmp_path / "unused"), {"loss": 1.0})
     log(JsonLogger(), arguments(tmp_path / "c", logging_dir=None), {"loss": 1.0})
     found = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jsonl"))
-    assert found == ["a/mine.jsonl", "b/metrics.jsonl", "c/runs/metrics.jsonl"]
+    assert found == ["a/mine.jsonl", "b/loss.jsonl", "b/metrics.jsonl", "c/runs/loss.jsonl", "c/runs/metrics.jsonl"]
 
 
 def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path, caplog):
@@ -99,3 +99,16 @@ def test_a_partial_of_a_writer_writes_nothing_before_the_training(tmp_path, monk
     assert [] == list(tmp_path.iterdir())
     log(used, arguments(tmp_path / "unused"), {"loss": 1.5})
     assert [folder] == [entry.name for entry in tmp_path.iterdir()]
+
+
+def test_what_a_repeated_run_logs_again_stands_beside_without_times_speeds_and_memory(tmp_path):
+    speeds = {"tokens_per_second": 9.0, "steps_per_second": 1.0, "memory_bytes": 5, "epoch": 0.5}
+    timed = {"eval_runtime": 3.0, "eval_samples_per_second": 2.0, "train_runtime": 1.0, "train_tokens_per_second": 4.0}
+    log(
+        JsonLogger(), arguments(tmp_path), {"loss": 2.5, **speeds}, {"eval_loss": 2.0, **timed}, {"epoch": 1.0, **timed}
+    )
+    assert (
+        '{"step": 1, "loss": 2.5, "epoch": 0.5}\n{"step": 2, "eval_loss": 2.0}\n'
+        == (tmp_path / "loss.jsonl").read_text()
+    )
+    assert 3 == len(read_metrics(tmp_path))

@@ -223,6 +223,7 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
         "graph.yaml",
         "overrides.yaml",
         "run.json",
+        "signatures.json",
         "templates/project/meta.yaml",
         "templates/project/templates/base.yaml",
         "templates/project/templates/configs/a.yaml",

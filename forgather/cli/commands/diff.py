@@ -7,7 +7,7 @@ import argparse
 from forgather.cli.differences import difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
-from forgather.cli.output import write_json, write_text
+from forgather.cli.output import print_findings, write_json, write_text
 from forgather.project.compared import compare
 from forgather.project.sides import open_sides
 
@@ -20,12 +20,13 @@ EXAMPLES = """examples:
   fgcli diff tiny                                the last commit and the working tree
   fgcli diff tiny@HEAD~3                         a revision and the working tree
   fgcli diff tiny@v1.0 @v1.1                     two revisions of one config
-  fgcli diff tiny fast --json"""
+  fgcli diff output_models/tiny_llama/runs/RUN   a past run, and what its config gives now
+  fgcli diff RUN OTHER_RUN --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("a", metavar="A", nargs="?", help="a config, its file, or CONFIG@REVISION")
+    parser.add_argument("a", metavar="A", nargs="?", help="a config, its file, CONFIG@REVISION, or the folder of a run")
     parser.add_argument("b", metavar="B", nargs="?", help="the same for the other side (default: A as it is now)")
     add_json(parser)
     add_output(parser)
@@ -35,6 +36,7 @@ def run(invocation: Invocation) -> int:
     """Prints the differences and returns the exit status."""
     options = invocation.options
     old, new = open_sides(options.a, options.b, invocation.config, invocation.project_dir)
+    print_findings([*old.notes, *new.notes], invocation.project_dir)
     differences = compare(old, new)
     places = (old.place, new.place)
     if options.json:

@@ -1,0 +1,69 @@
+"""The Python files of a project that a graph needs.
+
+Takes a graph and the folders it may import from, gives files. Keeps true: nothing is imported; an import that is not
+of the project (a library) is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from forgather.config.graph import Call, Graph
+from forgather.config.traverse import roots, walk
+
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
+_LIMIT = 500
+
+
+def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) -> list[str]:
+    """Returns the Python files of a project that constructors name, and those that these import, as absolute paths."""
+    folders = [project_dir, *system_path]
+    found: dict[str, None] = {}
+    todo = list(_named(graph, project_dir, folders))
+    while todo and len(found) < _LIMIT:
+        file = todo.pop(0)
+        if file not in found:
+            found[file] = None
+            todo += _imported(file, [os.path.dirname(file), *folders])
+    return list(found)
+
+
+def _named(graph: Graph, project_dir: str, folders: list[str]) -> Iterator[str]:
+    for _, node in walk(roots(graph)):
+        module = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+        if module.endswith(".py"):
+            file = os.path.normpath(os.path.join(project_dir, module))
+            if os.path.isfile(file):
+                yield file
+        elif module:
+            yield from _module(module, folders[1:])
+
+
+def _imported(file: str, folders: list[str]) -> Iterator[str]:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except (OSError, UnicodeDecodeError):
+        return
+    for match in _IMPORT.finditer(text):
+        for name in (match[1] or match[2]).split(","):
+            words = name.split()
+            if words:
+                yield from _module(words[0].lstrip("."), folders)
+
+
+def _module(name: str, folders: list[str]) -> Iterator[str]:
+    """Yields the file of a module, or all files of the package that it is in."""
+    top = name.split(".")[0]
+    for folder in folders:
+        file, package = os.path.join(folder, f"{top}.py"), os.path.join(folder, top)
+        if os.path.isfile(file):
+            yield file
+            return
+        if top and os.path.isfile(os.path.join(package, "__init__.py")):
+            for here, inner, files in os.walk(package):
+                inner[:] = sorted(item for item in inner if not item.startswith((".", "__")))
+                yield from (os.path.join(here, item) for item in sorted(files) if item.endswith(".py"))
+            return

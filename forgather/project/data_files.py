@@ -1,0 +1,117 @@
+"""The data that a run reads from files, as far as its config names them.
+
+Takes a graph, gives facts about each file, folder or pattern that an argument of a call names and that exists, and
+tells later whether it still is what it was. Keeps true: folders that a run writes to are no data; a large file is
+known by size and time alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from forgather.config.graph import Call, Graph, Scalar
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.traverse import roots, walk
+
+_MAX_DIGESTED = 200_000_000
+_MAX_FILES = 2_000
+_WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_checkpoint", "cache_dir")
+
+
+def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
+    """Returns what the graph reads: for each name its graph path, and for each file size, time and digest."""
+    digests: dict[str, str | None] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for path, text in _named(graph):
+        files = _files(text, project_dir)
+        if files and text not in found:
+            facts = {file: _fact(file, digests) for file in files}
+            found[text] = {"named": text, "at": format_path(path), "files": facts}
+    return list(found.values())
+
+
+def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple[str, str, str]]:
+    """Returns name, then and now of each recorded piece of data that is another one or gone."""
+    digests: dict[str, str | None] = {}
+    changes = []
+    for item in recorded:
+        then, now = item["files"], _files(item["named"], project_dir)
+        gone = [file for file in then if file not in now]
+        new = [file for file in now if file not in then]
+        other = [file for file, fact in then.items() if file in now and not _same(fact, _fact(file, digests))]
+        if gone or new or other:
+            words = [
+                f"{len(files)} {word}" for files, word in ((other, "changed"), (gone, "gone"), (new, "new")) if files
+            ]
+            what = f"{len(then)} file{'' if len(then) == 1 else 's'}"
+            changes.append((item["named"], what, ", ".join(words)))
+    return changes
+
+
+def _named(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
+    """Yields every text inside of the arguments of a call that could name a file."""
+    calls = {id(node) for path, node in walk(roots(graph)) if isinstance(node, Call)}
+    tops = [(path, node) for path, node in walk(roots(graph)) if id(node) in calls]
+    for path, node in walk(tops):
+        key = next((step.name for step in reversed(path) if isinstance(step, Key)), None)
+        text = node.value if isinstance(node, Scalar) else None
+        if (
+            isinstance(text, str)
+            and 0 < len(text) < 1000
+            and "\n" not in text
+            and "\0" not in text
+            and key not in _WRITTEN
+        ):
+            yield path, text
+
+
+def _files(text: str, project_dir: str) -> list[str]:
+    """Returns the files that a text means: itself, those of a folder, or those that fit a pattern; at most 2,000."""
+    if os.sep not in text and not os.path.splitext(text)[1]:
+        return []
+    path = os.path.normpath(os.path.join(project_dir, os.path.expanduser(text)))
+    if os.path.isfile(path):
+        return [path]
+    if os.path.isdir(path):
+        return list(_inside(path))
+    if not glob.has_magic(path):
+        return []
+    return sorted(file for file in glob.iglob(path, recursive=True) if os.path.isfile(file))[:_MAX_FILES]
+
+
+def _inside(folder: str) -> Iterator[str]:
+    count = 0
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        for name in sorted(files):
+            count += 1
+            if count > _MAX_FILES:
+                return
+            yield os.path.join(here, name)
+
+
+def _fact(file: str, digests: dict[str, str | None]) -> dict[str, Any]:
+    try:
+        facts = os.stat(file)
+        if file not in digests:
+            digests[file] = _digest(file) if facts.st_size < _MAX_DIGESTED else None
+    except OSError:
+        return {"size": None, "mtime_ns": None, "digest": None}
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "digest": digests[file]}
+
+
+def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    if then["size"] != now["size"]:
+        return False
+    if then["digest"] is not None and now["digest"] is not None:
+        return bool(then["digest"] == now["digest"])
+    return bool(then["mtime_ns"] == now["mtime_ns"])
+
+
+def _digest(file: str) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=20)).hexdigest()

@@ -1,0 +1,83 @@
+"""Default values of the constructors that a graph calls.
+
+Takes a graph, gives the parameters of each constructor with their defaults as text, and the defaults that are others
+in another such table. Keeps true: nothing is imported; a constructor whose signature cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+
+from forgather.config.difference import Change, Difference, Side
+from forgather.config.graph import Call, Graph
+from forgather.config.path import Key
+from forgather.config.traverse import entries, roots, walk
+from forgather.errors import ForgatherError
+from forgather.project.locations import cache_dir
+from forgather.project.meta import ProjectMeta
+
+Defaults = Mapping[str, Mapping[str, str | None]]
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | None]]:
+    """Returns, for each constructor, its parameters in order: the default as its source writes it, None without one."""
+    from forgather.signatures import Callee, Reader
+
+    reader = Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))
+    found: dict[str, dict[str, str | None]] = {}
+    for _, node in walk(roots(graph)):
+        if not isinstance(node, Call) or node.constructor in found or node.submodule_searchpath is not None:
+            continue
+        try:
+            callee = reader.read(node.constructor)
+        except ForgatherError:
+            continue
+        if isinstance(callee, Callee) and len(callee.signatures) == 1:
+            parameters = callee.signatures[0].parameters.values()
+            found[node.constructor] = {p.name: _text(p) for p in parameters if p.kind not in _VARIADIC}
+    return found
+
+
+def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> Iterator[Difference]:
+    """Yields the defaults that are others, at the first call of each constructor that does not give the argument."""
+    before = {
+        node.constructor: (path, node) for path, node in reversed(list(walk(roots(old)))) if isinstance(node, Call)
+    }
+    told: set[tuple[str, str]] = set()
+    for path, node in walk(roots(new)):
+        if not isinstance(node, Call) or node.constructor not in before:
+            continue
+        ours, theirs = then.get(node.constructor), now.get(node.constructor)
+        if ours is None or theirs is None:
+            continue
+        given = {entry.key for entry in entries(node)} | set(list(theirs)[: len(node.args)])
+        for name in dict.fromkeys((*ours, *theirs)):
+            words = _words(node.constructor, name, ours, theirs)
+            if words and name not in given and (node.constructor, name) not in told:
+                told.add((node.constructor, name))
+                place, earlier = before[node.constructor]
+                yield Difference(
+                    Change.DEFAULT,
+                    Side(words[0], earlier.origin, (*place, Key(name))),
+                    Side(words[1], node.origin, (*path, Key(name))),
+                )
+
+
+def _words(
+    constructor: str, name: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]
+) -> tuple[str, str] | None:
+    call = f"{constructor.replace(':', '.').rpartition('.')[2]}({name}=)"
+    if name in ours and name in theirs:
+        if ours[name] == theirs[name]:
+            return None
+        then, now = (f"default {side[name]}" if side[name] is not None else "no default" for side in (ours, theirs))
+        return f"{call} had {then},", f"now {now.removeprefix('default ')}"
+    if name in theirs:
+        return f"{call} is new,", "with " + (f"default {theirs[name]}" if theirs[name] is not None else "no default")
+    return f"{call} is gone,", "had " + (f"default {ours[name]}" if ours[name] is not None else "no default")
+
+
+def _text(parameter: inspect.Parameter) -> str | None:
+    return None if parameter.default is parameter.empty else str(getattr(parameter.default, "text", parameter.default))

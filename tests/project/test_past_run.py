@@ -1,0 +1,202 @@
+"""The folder of a past run: read back, compared with another one and with what its config gives now."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forgather.config.equality import same_graph
+from forgather.config.path import format_path
+from forgather.errors import ProjectError
+from forgather.launch import plan_run, prepare_run
+from forgather.project.compared import compare
+from forgather.project.past_run import open_run
+from forgather.project.project import Project
+from forgather.project.sides import open_sides
+from tests.project.workbench import make_project
+
+BASE = """\
+meta: {host: {{ hostname }}, at: {{ isotime() | toyaml }}, word: {{ env('BENCH_WORD', 'none') }}}
+dynamic_args:
+  lr: {names: --lr, type: float}
+args: &args !singleton:toy.py:Arguments
+-- block args
+  output_dir: {{ project_dir }}/out
+  lr: {{ lr | default(0.1) }}
+  secret: !env BENCH_SECRET
+-- endblock args
+main: !singleton:toy.py:Trainer
+  args: *args
+  run_dir: !var {name: run_dir, default: ~}
+"""
+TOY = """\
+import helper
+
+class Arguments:
+    def __init__(self, output_dir=None, lr=0.5, secret=None, fused=None):
+        pass
+
+class Trainer:
+    def __init__(self, args, run_dir=None, extra=None):
+        pass
+
+    def train(self):
+        pass
+"""
+FILES = {
+    "templates/base.yaml": BASE,
+    "templates/configs/a.yaml": "-- extends 'base.yaml'\n",
+    "toy.py": TOY,
+    "helper.py": "import os\n",
+}
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    folder = make_project(tmp_path / "bench", FILES)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("BENCH_SECRET", "hunter2")
+    return folder
+
+
+def recorded(folder, **given):
+    return prepare_run(plan_run(Project("a", folder, **given)), ["fgcli", "train"])
+
+
+def told(*words):
+    old, new = open_sides(*words, *(None,) * (2 - len(words)), None, None)
+    return [
+        (str(d.change), format_path(d.path), d.old.text, d.new.text)
+        + tuple(
+            side.origin and f"{view.place(side.origin.span.file)}:{side.origin.span.line}"
+            for view, side in ((old, d.old), (new, d.new))
+        )
+        for d in compare(old, new)
+    ]
+
+
+def test_a_run_is_what_its_config_gives_now_options_and_clock_included(bench, monkeypatch):
+    monkeypatch.setenv("BENCH_WORD", "word")
+    run = recorded(bench, overrides=[("args.lr", "0.3"), ("+args.more", "[1]")], lr=0.2)
+
+    assert [] == told(run)
+    assert same_graph(open_run(run).built, open_run(run).graph)
+
+
+def test_a_run_knows_the_lines_of_its_templates_as_they_were(bench):
+    run = recorded(bench)
+    (bench / "templates/base.yaml").write_text("\n" + BASE.replace("0.1", "0.2"))
+
+    assert [("value", "args.lr", "0.1", "0.2", "templates/base.yaml:7", "templates/base.yaml:8")] == told(run)
+
+
+def test_two_runs(bench):
+    one, two = recorded(bench), recorded(bench, overrides=[("args.lr", "7")])
+
+    assert ["args.lr"] == [item[1] for item in told(one, two) if item[1] != "meta.at"]
+    assert ("value", "args.lr", "0.1", "7") == next(item[:4] for item in told(one, two) if item[1] == "args.lr")
+
+
+def test_a_run_and_another_config(bench):
+    (bench / "templates/configs/b.yaml").write_text("-- extends 'base.yaml'\n[args]\n  == super()\n  lr: 9\n")
+    run = recorded(bench)
+
+    assert ("0.1", "9") == next(item[2:4] for item in told(run, "b") if item[1] == "args.lr")
+    assert ("9", "0.1") == next(item[2:4] for item in told("b", run) if item[1] == "args.lr")
+
+
+def test_a_default_and_a_source_file_that_are_others_now_are_told(bench):
+    run = recorded(bench)
+    (bench / "toy.py").write_text(TOY.replace("fused=None", "fused=True, eps=1").replace(", extra=None", ""))
+
+    assert [
+        ("code", "args", "toy.py", "has changed"),
+        ("default", "args.fused", "Arguments(fused=) had default None,", "now True"),
+        ("default", "args.eps", "Arguments(eps=) is new,", "with default 1"),
+        ("default", "main.extra", "Trainer(extra=) is gone,", "had default None"),
+    ] == [item[:4] for item in told(run)]
+
+
+def test_a_default_that_the_call_gives_is_no_difference(bench):
+    run = recorded(bench)
+    (bench / "toy.py").write_text(TOY.replace("lr=0.5", "lr=0.6"))
+
+    assert ["code"] == [item[0] for item in told(run)]
+
+
+def test_nothing_secret_is_in_the_folder_and_code_is_kept_with_what_it_imports(bench):
+    run = Path(recorded(bench))
+    texts = [file.read_text() for file in run.rglob("*") if file.is_file()]
+    facts = json.loads((run / "run.json").read_text())
+
+    assert "hunter2" not in "".join(texts)
+    assert {"BENCH_SECRET": True} == facts["environment_needed"]
+    assert {"templates/project/toy.py", "templates/project/helper.py", "graph.yaml"} <= facts["files"].keys()
+
+
+def test_data_that_arguments_name_is_known_by_content(bench):
+    (bench / "data/inner").mkdir(parents=True)
+    (bench / "data/inner/a.txt").write_text("a")
+    (bench / "rows.jsonl").write_text("{}")
+    (bench / "templates/configs/a.yaml").write_text(
+        "-- extends 'base.yaml'\n[args]\n  == super()\n  rows: [rows.jsonl, data/*/*.txt, nowhere/x]\n  data: data/inner\n"
+    )
+    run = Path(recorded(bench))
+    data = json.loads((run / "run.json").read_text())["data"]
+
+    assert ["rows.jsonl", "data/*/*.txt", "data/inner"] == [item["named"] for item in data]
+    assert [1, 1, 1] == [len(item["files"]) for item in data]
+    assert 1 == next(iter(data[1]["files"].values()))["size"]
+
+
+def test_a_folder_of_an_older_format_says_so_and_is_compared(bench):
+    run = Path(recorded(bench))
+    facts = json.loads((run / "run.json").read_text())
+    for name in ("form", "instant", "uname", "template", "workspace_root", "library", "files"):
+        facts.pop(name)
+    (run / "run.json").write_text(json.dumps(facts))
+    (run / "signatures.json").unlink()
+    (bench / "templates/base.yaml").write_text(BASE.replace("0.1", "0.2"))
+    old, _ = open_sides(str(run), None, None, None)
+
+    (note,) = old.notes
+    assert ("FG435", "warning") == (note.code, note.severity)
+    assert "older format: it has no form number" in note.message
+    assert ("value", "args.lr", "0.1", "0.2") in [item[:4] for item in told(str(run))]
+
+
+def test_a_folder_of_a_newer_format_says_so(bench):
+    run = Path(recorded(bench))
+    facts = json.loads((run / "run.json").read_text()) | {"form": 99}
+    (run / "run.json").write_text(json.dumps(facts))
+
+    assert "a newer format: form 99" in open_run(str(run)).notes[0].message
+
+
+@pytest.mark.parametrize("name", ["run.json", "graph.yaml", "overrides.yaml"])
+@pytest.mark.parametrize("text", ["[1", "", "\0"])
+def test_a_damaged_folder_is_told_by_its_file(bench, name, text):
+    run = Path(recorded(bench))
+    (run / name).write_text(text)
+
+    with pytest.raises(ProjectError, match=rf"\[FG438\] the record of the run .* is damaged: {name}"):
+        told(str(run))
+
+
+def test_a_project_that_is_gone_is_told(bench, monkeypatch):
+    run = recorded(bench)
+    (bench / "meta.yaml").unlink()
+
+    with pytest.raises(ProjectError, match="FG401") as caught:
+        told(run)
+    assert f"the config of the run {Path(run).name}" in caught.value.context
+
+
+def test_a_folder_around_runs_names_them(bench):
+    run = Path(recorded(bench))
+
+    for word in ("out", "out/runs", "out/runs/nothing"):
+        with pytest.raises(ProjectError) as caught:
+            open_run(word)
+        assert "FG437" == caught.value.code
+        assert f"runs there, newest first: out/runs/{run.name}" == caught.value.hint
