@@ -284,3 +284,13 @@ def test_a_variable_that_was_given_from_outside_is_named(tmp_path):
     given, own = [rendered.source_map.at(line, 4).sets for line in (1, 2)]
     assert ["<variable steps>"] == [site.span.file for site in given]
     assert ["steps", None] == [variable_of(given[0]), variable_of(own[0])]
+
+
+def test_a_variable_from_outside_is_named_through_the_set_that_reads_it(tmp_path):
+    text = "-- set n = steps | default(3)\n-- set m = n * 2\n-- set ns = namespace()\n-- set ns.k = m\n"
+    (tmp_path / "main").write_text(text + "a: {{ m }}\nb: {{ ns.k }}\n")
+    rendered = render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main", {"steps": 1})
+    places = [
+        [str(site.span).removeprefix(f"{tmp_path}/") for site in rendered.source_map.at(n, 4).sets] for n in (1, 2)
+    ]
+    assert [["main:2", "<variable steps>:1"], ["main:4", "<variable steps>:1"]] == places

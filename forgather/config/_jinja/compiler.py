@@ -16,7 +16,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
-from forgather.config._jinja.names import bound_by, names_in, turns_of
+from forgather.config._jinja.names import bound_by, count_nodes, finds, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.survey import HIDDEN, survey
 
@@ -54,7 +54,7 @@ class TracingGenerator(CodeGenerator):
             "fg_loops": tuple(self.loops),
             "fg_dropped": tuple(self.dropped),
             "fg_blocks": {name: (block.lineno, around.get(name, ())) for name, block in self.blocks.items()},
-            "fg_cost": 2 + _count(node.body) // _BODY_COST,
+            "fg_cost": 2 + count_nodes(node.body) // _BODY_COST,
             **survey(node),
             "fg_reads": tuple(name for name in self.resolved if name not in HIDDEN),
         }
@@ -173,14 +173,17 @@ class TracingGenerator(CodeGenerator):
         self._note_set(node, frame)
 
     def _note_set(self, node: nodes.Assign | nodes.AssignBlock, frame: Frame) -> None:
-        place = self._place(node.lineno, frame)
+        place = f"fg_site[{self._place(node.lineno, frame)}]"
+        names = names_in(node.node)[0] if isinstance(node, nodes.Assign) else ()
+        if names:
+            place = f"fg_given({place}, context, {names!r})"
         targets = [node.target, *node.target.find_all((nodes.Name, nodes.NSRef))]
         for target in targets:
             if isinstance(target, nodes.Name):
-                self.writeline(f"context.fg_sets[{target.name!r}] = fg_site[{place}]")
+                self.writeline(f"context.fg_sets[{target.name!r}] = {place}")
             elif isinstance(target, nodes.NSRef):
                 ref = frame.symbols.ref(target.name)
-                self.writeline(f"fg_note({ref}, {target.attr!r}, fg_site[{place}])")
+                self.writeline(f"fg_note({ref}, {target.attr!r}, {place})")
 
     def blockvisit(self, body: Any, frame: Frame) -> None:
         """Writes a body; what it sets is forgotten when it ends, what it does is charged."""
@@ -193,7 +196,7 @@ class TracingGenerator(CodeGenerator):
         if cost:
             self.writeline(f"fg_turn({cost})")
         names, place = self.bound.get(id(body), ((), None))
-        saves = names or any(_finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
+        saves = names or any(finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
         saved = self.temporary_identifier() if saves else ""
         if saves:
             self.writeline(f"{saved} = context.fg_sets")
@@ -214,7 +217,7 @@ class TracingGenerator(CodeGenerator):
 
     def _scope_macro(self, node: nodes.Macro | nodes.CallBlock) -> None:
         # What a parameter is worth is written where the macro is called, and that line is a site already.
-        self.scoped[id(node.body)] = 3 + _count(node.body) // _BODY_COST
+        self.scoped[id(node.body)] = 3 + count_nodes(node.body) // _BODY_COST
         self.bound[id(node.body)] = tuple(argument.name for argument in node.args), None
 
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
@@ -255,7 +258,7 @@ class TracingGenerator(CodeGenerator):
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         """Writes a loop whose turns are charged by the size of its body; each forgets what the last one set."""
-        cost = 1 + (_count(node.body) + _count(node.else_)) // _BODY_COST
+        cost = 1 + (count_nodes(node.body) + count_nodes(node.else_)) // _BODY_COST
         node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
         owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
         turns = self.temporary_identifier()
@@ -362,14 +365,6 @@ class _Asker:
 
 def _refs(frame: Frame, names: Iterable[str]) -> str:
     return "".join(f"{frame.symbols.find_ref(name)}, " for name in names)
-
-
-def _finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
-    return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
-
-
-def _count(body: list[nodes.Node]) -> int:
-    return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
 
 
 def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from forgather.config._jinja.budget import Account
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
-from forgather.config._jinja.sets import Turns, note_imported, sets_of
+from forgather.config._jinja.sets import Turns, note_imported, sets_of, with_given
 from forgather.config._jinja.values import (
     RunContext,
     SuperReference,
@@ -113,6 +113,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             "fg_join": self.join,
             "fg_note": note_field,
             "fg_imported": note_imported,
+            "fg_given": with_given,
         }
 
     # -- templates

@@ -52,3 +52,13 @@ def _row(target: nodes.Node, item: nodes.Expr) -> tuple[Bound, ...]:
         if len(target.items) == len(item.items):
             return tuple(bound for pair in zip(target.items, item.items, strict=True) for bound in _row(*pair))
     return tuple((name, *names_in(item)) for name in bound_by(target))
+
+
+def finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
+    """Returns whether a node is, or holds, one of the kinds."""
+    return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
+
+
+def count_nodes(body: list[nodes.Node]) -> int:
+    """Returns how many nodes a body is made of."""
+    return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)

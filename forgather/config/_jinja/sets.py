@@ -37,6 +37,12 @@ def given(variables: Iterable[str]) -> dict[str, Places]:
     return {name: ((Given(name), 1, None),) for name in variables}
 
 
+def with_given(places: Places, context: RunContext, names: Names) -> Places:
+    """Returns the place of a `set`, and the variables from outside that its expression reads, directly or not."""
+    found = [place for name in names for place in context.fg_sets.get(name, ()) if type(place[0]) is Given]
+    return (*places, *dict.fromkeys(found)) if found else places
+
+
 def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: Iterable[Any]) -> Places:
     """Returns the last executed `set` of each name, and of each attribute that has its own.
 
