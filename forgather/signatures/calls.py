@@ -14,7 +14,7 @@ from forgather.signatures import known
 from forgather.signatures.annotations import describe
 from forgather.signatures.binding import flow
 from forgather.signatures.decorators import keeps_signature
-from forgather.signatures.effects import dotted_name, effects_on
+from forgather.signatures.effects import effects_on
 from forgather.signatures.fields import is_true, joined, own_fields, tuple_params
 from forgather.signatures.handing import Handing, handing_of, is_local
 from forgather.signatures.names import Names, Scope
@@ -33,7 +33,7 @@ from forgather.signatures.parameters import (
     parameters_of,
     without_first,
 )
-from forgather.signatures.things import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value
+from forgather.signatures.things import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value, dotted_name
 from forgather.signatures.values import Annotation
 
 Ways = list[list[Param]] | Doubt

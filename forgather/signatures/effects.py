@@ -13,7 +13,7 @@ from forgather.signatures import known
 from forgather.signatures.decorators import attributes_set, returns_its_argument, walk_own
 from forgather.signatures.fields import Options
 from forgather.signatures.names import Names, Scope
-from forgather.signatures.things import Class, Doubt, Function, Ref, Thing
+from forgather.signatures.things import Class, Doubt, Function, Ref, Thing, dotted_name
 
 _DATACLASS = Ref("dataclasses.dataclass")
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
@@ -104,15 +104,6 @@ def _gives_back(function: Function) -> bool:
         and names <= set(inner)
         and all(returns_its_argument(Function(function.module, inner[name])) for name in names)
     )
-
-
-def dotted_name(thing: Thing) -> str:
-    """Returns the dotted name of what was found; "" where it has none."""
-    if isinstance(thing, Ref):
-        return thing.dotted
-    if isinstance(thing, Class | Function):
-        return f"{thing.module.name}.{thing.name}"
-    return ""
 
 
 def _metaclass(names: Names, things: list[Thing]) -> str:

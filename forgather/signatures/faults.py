@@ -80,13 +80,15 @@ def _bound(block: Block | Parsed) -> Iterator[str]:
                 yield node.asname or node.name.partition(".")[0]
 
 
-def _exported(module: Module, names: Names, seen: set[str]) -> Iterator[str]:
+def _exported(module: Module, names: Names, seen: set[str], *, by_star: bool = False) -> Iterator[str]:
     """Yields the names of a module, with those of the modules that it imports stars from."""
     if module.text is None:
         return
     listed = names.listed(module)
     if listed is not None:
         yield from listed
+        if by_star:
+            return
     yield from _bound(module.block)
     for statement in module.block.plain():
         for node in ast.walk(statement):
@@ -94,7 +96,8 @@ def _exported(module: Module, names: Names, seen: set[str]) -> Iterator[str]:
                 source = names.star_source(module, node)
                 if isinstance(source, Module) and source.name not in seen:
                     seen.add(source.name)
-                    yield from (name for name in _exported(source, names, seen) if not name.startswith("_"))
+                    inside = _exported(source, names, seen, by_star=True)
+                    yield from (name for name in inside if not name.startswith("_"))
             elif isinstance(node, ast.Dict):
                 for key in node.keys:
                     if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.isidentifier():

@@ -18,6 +18,8 @@ def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
 
     The attribute is "" where the name is that of the module itself.
     """
+    if module.has("_LazyModule(") and (name.endswith("Fast") or name.startswith("_")):
+        return Doubt(f"{module.name!r} answers for {name!r} by code")
     if not module.has(f'"{name}"') and not module.has(f"'{name}'"):
         return None if _is_closed(module) else Doubt(f"{module.name!r} answers for names by code")
     for table in _tables(module, name):
@@ -60,6 +62,16 @@ def _is_closed(module: Module) -> bool:
     for statement in module.block.binding("__getattr__"):
         if isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__":
             return _refuses(statement, module)
+    return False
+
+
+def hands_out_its_name(statement: ast.stmt) -> bool:
+    """Returns whether a statement gives the module's name to a call that may set names on the module."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and any(isinstance(a, ast.Name) and a.id == "__name__" for a in node.args):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if "logger" not in called.lower():
+                return True
     return False
 
 

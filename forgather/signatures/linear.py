@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 
+from forgather.signatures import known
 from forgather.signatures.things import Class, Doubt, Ref, Thing, Tuples
 
 Line = list[Class | Ref | Doubt]
@@ -51,3 +52,10 @@ def named_tuple(call: ast.Call) -> Thing:
         return Doubt("a named tuple made by code")
     fields = names.replace(",", " ").split() if isinstance(names, str) else list(names)
     return Tuples(tuple(str(field) for field in fields), defaults)
+
+
+def is_generic(thing: Thing) -> bool:
+    """Returns whether `thing[...]` is constructed like the thing itself."""
+    if isinstance(thing, Ref):
+        return thing.dotted in known.EMPTY_BASES or not thing.dotted.startswith("typing")
+    return isinstance(thing, Class | Doubt)

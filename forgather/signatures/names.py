@@ -16,14 +16,14 @@ from forgather.signatures import known
 from forgather.signatures.binding import flow
 from forgather.signatures.conditions import static
 from forgather.signatures.decorators import attributes_set, returns_its_argument
+from forgather.signatures.exports import has_stars, makes_names, may_list, read_listed
 from forgather.signatures.lazy import lazy_target, stars_last
-from forgather.signatures.linear import merge, named_tuple
-from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value
+from forgather.signatures.linear import is_generic, merge, named_tuple
+from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value, dotted_name, foreign
 from forgather.signatures.world import World
 
-_OPEN_MARKS = ("globals()", "setattr(sys.modules", "sys.modules[__name__]")
-_OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
 _MADE = Doubt("its module makes names while it is imported")
+_LAZY_MARKS = ("\ndef __getattr__", "\n    def __getattr__(name", "\n__getattr__", "_LazyModule(", "lazy_loader")
 _RECURSION = Doubt("its definition leads back to itself")
 
 
@@ -46,15 +46,17 @@ class Names:
             typing: whether names that exist for type checkers alone count.
         """
         self.world.touch(module)
+        if module.is_broken:
+            return [Doubt(f"{module.name!r} has a syntax error")]
         key = (module, name, typing)
         return self.world.remembered(key, lambda: self._member(module, name, typing), [_RECURSION])
 
     def _member(self, module: Module, name: str, typing: bool) -> list[Thing]:
         if module.text is None:
             return self._submodule(module, name) or (
-                [] if module.found.folders and module.found.closed else [_foreign(module)]
+                [] if module.found.folders and module.found.closed else [foreign(module)]
             )
-        is_lazy = module.has("def __getattr__") or module.has("_LazyModule(") or module.has("lazy_loader")
+        is_lazy = any(module.has(mark) for mark in _LAZY_MARKS)
         scope = Scope(self, module, typing or module.is_stub)
         if is_lazy and module.has("TYPE_CHECKING"):
             found = self._flow(Scope(self, module, True), name)
@@ -78,7 +80,8 @@ class Names:
         if is_lazy:
             target = lazy_target(module, name)
             if isinstance(target, Doubt):
-                return [target]
+                part = self._submodule(module, name) if module.has("_LazyModule(") else []
+                return part if part and isinstance(part[0], Module) else [target]
             if target is not None:
                 return self._lazily(module, target, name)
         found = self._submodule(module, name)
@@ -86,15 +89,7 @@ class Names:
             return found
         if name in ("__name__", "__doc__", "__file__", "__path__", "__spec__", "__all__"):
             return [Doubt("it is no class or function")]
-        return [_MADE] if self._makes_names(module, is_lazy) else []
-
-    def _makes_names(self, module: Module, is_lazy: bool = False) -> bool:
-        """Returns whether a module may have names that no statement of it binds."""
-        if is_lazy:
-            return module.has("globals()[")
-        if any(module.has(mark) for mark in _OPEN_MARKS):
-            return True
-        return any(module.has(mark) and bool(module.block.plain(mark)) for mark in _OPEN_MARKS_AT_MARGIN)
+        return [_MADE] if makes_names(module, is_lazy) else []
 
     def _lazily(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
         place, attribute = target
@@ -116,47 +111,27 @@ class Names:
     def exports(self, module: Module, name: str) -> list[Thing] | None:
         """Returns what `from module import *` binds a name to; None where it does not bind it."""
         if module.text is None:
-            return [_foreign(module)]
-        if not module.has(name) and not self._has_stars(module):
-            if self._makes_names(module):
+            return [foreign(module)]
+        listed = self.listed(module)
+        if name.startswith("_") if listed is None else name not in listed:
+            return None
+        part = self._submodule(module, name)
+        if part and isinstance(part[0], Module) and listed is None:
+            return [Doubt(f"{name!r} may be a part of {module.name!r}")]
+        if not module.has(name) and not has_stars(module):
+            if makes_names(module):
                 return [_MADE]
             self.world.touch(module)
             return None
-        listed = self.listed(module)
-        if listed is not None and name not in listed:
-            return None
-        if listed is None and name.startswith("_"):
-            return None
         return self.member(module, name) or None
-
-    def _has_stars(self, module: Module) -> bool:
-        return module.has("import *") or module.has("import (*")
 
     def listed(self, module: Module) -> frozenset[str] | None:
         """Returns the literal `__all__` of a module; None where it has none, or not as a literal."""
-        return self.world.remembered((module, "__all__"), lambda: self._read_listed(module), None)
+        return self.world.remembered((module, "__all__"), lambda: read_listed(module), None)
 
     def star_source(self, module: Module, statement: ast.ImportFrom) -> Module | Doubt | None:
         """Returns the module that an import names."""
         return Scope(self, module).source(statement)
-
-    def _read_listed(self, module: Module) -> frozenset[str] | None:
-        if not module.has("__all__"):
-            return None
-        names: set[str] | None = None
-        for statement in module.block.plain("__all__"):
-            if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
-                return None
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-            if not isinstance(target, ast.Name) or target.id != "__all__":
-                continue
-            if not isinstance(statement.value, ast.List | ast.Tuple):
-                return None
-            for item in statement.value.elts:
-                if not isinstance(item, ast.Constant) or not isinstance(item.value, str):
-                    return None
-                names = {item.value} if names is None else names | {item.value}
-        return None if names is None else frozenset(names)
 
     def evaluate(self, expression: ast.expr, scope: Scope) -> list[Thing]:
         """Returns what an expression can be."""
@@ -171,7 +146,7 @@ class Names:
             return found
         if isinstance(expression, ast.Subscript):
             things = self.evaluate(expression.value, scope)
-            return [t if _is_generic(t) else Value(scope.module, expression) for t in things]
+            return [t if is_generic(t) else Value(scope.module, expression) for t in things]
         if isinstance(expression, ast.IfExp):
             return self.evaluate(expression.body, scope) + self.evaluate(expression.orelse, scope)
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str) and scope.typing:
@@ -239,9 +214,21 @@ class Names:
                 return [base]
             elif base.dotted not in known.EMPTY_BASES:
                 return [Doubt(f"{cls.name} has the base {base.dotted}")]
-        if cls.node.keywords or cls.node.decorator_list or cls.module.has(f".{name}") or cls.module.has("setattr("):
+        if any(self._may_be_given(base, name) for base in self.mro(cls) if isinstance(base, Class)):
             return [Doubt(f"{name!r} may be set from outside of {cls.name}")]
         return []
+
+    def _may_be_given(self, cls: Class, name: str) -> bool:
+        """Returns whether something beside a class's body may give it an attribute."""
+        module = cls.module
+        if module.has(f".{name}") or any(k.arg == "metaclass" for k in cls.node.keywords):
+            return True
+        scope = Scope(self, module, False, cls.outer)
+        for decorator in cls.node.decorator_list:
+            things = self.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
+            if len(things) != 1 or dotted_name(things[0]) not in known.SAME:
+                return True
+        return module.has("setattr(") and bool(module.block.plain("setattr("))
 
     def bases(self, cls: Class) -> list[Class | Ref | Doubt]:
         """Returns the base classes as they are written."""
@@ -268,17 +255,6 @@ class Names:
         return [cls, *merge([[*chain] for chain in chains] + [list(bases)])]
 
 
-def _is_generic(thing: Thing) -> bool:
-    """Returns whether `thing[...]` is constructed like the thing itself."""
-    if isinstance(thing, Ref):
-        return thing.dotted in known.EMPTY_BASES or not thing.dotted.startswith("typing")
-    return isinstance(thing, Class | Doubt)
-
-
-def _foreign(module: Module) -> Doubt:
-    return Doubt(f"{module.name!r} is not written in Python")
-
-
 class Scope:
     """Where a name is looked up: a module, or a class body in it.
 
@@ -299,7 +275,10 @@ class Scope:
         if self._before is not None and self._before[0] == name:
             block = self.module.block if self.cls is None else self.cls.body
             earlier = [s for s in block.binding(name) if s.lineno < self._before[1]]
-            return flow(earlier, name, Scope(self.names, self.module, self.typing, self.cls))[0]
+            found, sure = flow(earlier, name, Scope(self.names, self.module, self.typing, self.cls))
+            if found or sure:
+                return found or [Doubt(f"the name {name!r} was deleted")]
+            return [Ref(f"builtins.{name}")] if hasattr(builtins, name) else [Doubt(f"{name!r} is made of itself")]
         if self.cls is not None:
             found = self.names.own(self.cls, name)
             if found:
@@ -366,7 +345,7 @@ class Scope:
             return [Doubt(f"{name!r} is made by code")]
         scope = Scope(self.names, self.module, self.typing, self.cls)
         scope._before = (name, statement.lineno)
-        return self.names.evaluate(expression, scope)
+        return self.names.evaluate(expression, scope) or [Doubt(f"{name!r} is made by code")]
 
     def _imported(self, statement: ast.Import, name: str) -> list[Thing]:
         for alias in reversed(statement.names):
@@ -392,6 +371,8 @@ class Scope:
                 return [source or Doubt(f"no module named {statement.module!r}")]
         source = self.source(statement)
         if isinstance(source, Module):
+            if self.typing and self.module.has("_LazyModule(") and not may_list(source, name):
+                return None
             return self.names.exports(source, name) if source is not self.module else None
         return None if source is None else [source]
 

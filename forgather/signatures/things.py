@@ -20,14 +20,15 @@ class Module:
     Args:
         found: where it is.
         text: its text; None where it has no source.
-        is_ours: whether it belongs to the user's project.
+        is_stub: whether the text is that of a `.pyi` file.
     """
 
-    __slots__ = ("found", "is_ours", "is_stub", "text", "_block", "_has")
+    __slots__ = ("found", "is_stub", "text", "_block", "_has", "_is_broken")
 
-    def __init__(self, found: Found, text: Text | None, *, is_ours: bool = False, is_stub: bool = False) -> None:
-        self.found, self.text, self.is_ours, self.is_stub = found, text, is_ours, is_stub
+    def __init__(self, found: Found, text: Text | None, *, is_stub: bool = False) -> None:
+        self.found, self.text, self.is_stub = found, text, is_stub
         self._block: Block | None = None
+        self._is_broken = False
         self._has: dict[str, bool] = {}
 
     @property
@@ -44,8 +45,17 @@ class Module:
     def block(self) -> Block:
         """Its statements."""
         if self._block is None:
-            self._block = (self.text or Text("")).block()
+            try:
+                self._block = (self.text or Text("")).block()
+            except SyntaxError:
+                self._block, self._is_broken = Text("").block(), True
         return self._block
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is no valid Python, as far as it was read."""
+        _ = self.block
+        return self._is_broken
 
     def has(self, word: str) -> bool:
         """Returns whether its text holds a piece of text."""
@@ -129,3 +139,17 @@ class Doubt:
 
 
 Thing = Module | Class | Function | Partial | Tuples | Ref | Value | Doubt
+
+
+def dotted_name(thing: Thing) -> str:
+    """Returns the dotted name of what was found; "" where it has none."""
+    if isinstance(thing, Ref):
+        return thing.dotted
+    if isinstance(thing, Class | Function):
+        return f"{thing.module.name}.{thing.name}"
+    return ""
+
+
+def foreign(module: Module) -> Doubt:
+    """Returns the doubt about what a compiled module holds."""
+    return Doubt(f"{module.name!r} is not written in Python")

@@ -7,6 +7,7 @@ recorded, module by module, so that the answer can be kept as long as those stay
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from forgather.signatures.text import Text, parse
 from forgather.signatures.things import Doubt, Module
 from forgather.source import Span
 
+_MAKES_MODULES = re.compile(r"\bsys\.modules(?!\[__name__\])|\b__path__\b|\bmeta_path\b")
 MAX_BYTES = 5_000_000
 Use = tuple[str, str | None]
 """A module that was looked for, and the file that was read; None where there was none."""
@@ -89,9 +91,9 @@ class World:
         parent = self.module(parent_name)
         if not isinstance(parent, Module):
             return parent
-        if parent.text is None:
+        if parent.text is None or parent.is_stub:
             return None if parent.found.closed else Doubt(f"{parent_name!r} is not written in Python")
-        makes = parent.has("sys.modules") or parent.has("__path__") or parent.has("meta_path")
+        makes = bool(_MAKES_MODULES.search(parent.text.text))
         return Doubt(f"{parent_name!r} makes modules itself") if makes and parent.has(leaf) else None
 
     def in_folders(self, name: str, folders: Sequence[str]) -> Module | Doubt | None:
@@ -109,12 +111,7 @@ class World:
         is_ours = os.path.realpath(found.file).startswith(self._ours) if self._ours else False
         if is_ours and "site-packages" not in found.file:
             _refuse_faulty(found.file, text)
-        try:
-            module = Module(found, text, is_ours=is_ours)
-            _ = module.block
-        except SyntaxError as error:
-            return Doubt(f"{found.file} has a syntax error: {error.msg}")
-        return module
+        return Module(found, text)
 
     def stub_of(self, module: Module) -> Module | None:
         """Returns what a module's stub says, where it has one beside its source."""
