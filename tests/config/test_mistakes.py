@@ -66,6 +66,35 @@ def test_what_is_right_is_not_called_a_mistake(edit, tmp_path):
     assert [] == [describe(item) for item in found if item.severity in ("error", "warning")]
 
 
+TOGETHER = (
+    "keyword-own-function",
+    "keyword-own-package",
+    "keyword-torch",
+    "keyword-merged",
+    "missing-required",
+    "number-for-tuple",
+    "strategy-choice",
+    "calc-name",
+    "option-never-read",
+    "text-outside",
+    "set-misspelt",
+    "sub-template-unused",
+    "override-changes-nothing",
+    "unused-definition",
+)
+
+
+def test_all_mistakes_of_a_config_are_found_at_once(tmp_path):
+    folder = tmp_path / "project"
+    made = [mistake for mistake in MISTAKES if mistake.id in TOGETHER]
+    made[0].seed(folder)
+    for mistake in made[1:]:
+        mistake.carry_out(folder)
+    found = {(item.code, item.file, item.line) for item in _findings(folder, "baseline")}
+    expected = {(mistake.expect["code"], *mistake.places(folder)[0]) for mistake in made}
+    assert (len(TOGETHER), set()) == (len(made), expected - found)
+
+
 def test_there_are_enough_mistakes_and_each_has_its_own_name():
     assert 60 <= len(MISTAKES)
     assert len(MISTAKES) == len({mistake.id for mistake in MISTAKES})

@@ -52,6 +52,10 @@ class Mistake:
     def seed(self, folder: Path) -> None:
         """Makes a copy of the project with this mistake in `folder`, which must not exist."""
         shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        self.carry_out(folder)
+
+    def carry_out(self, folder: Path) -> None:
+        """Makes this mistake in a copy of the project."""
         for edit in self.edits:
             path = folder / edit["file"]
             if "text" in edit:
