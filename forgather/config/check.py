@@ -89,7 +89,7 @@ def _calc_circles(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator
         calc = reads[name][circle[1]]
         way = f" ({' -> '.join(circle)})" if len(circle) > 2 else ""
         message = f"!calc reads {circle[1]!r}, which is computed from it{way}"
-        hint = "break the circle with a !var or a plain value"
+        hint = "break the cycle with a !var or a plain value"
         yield _at(calc, (Key(name),), "FG304", message, Severity.ERROR, hint)
 
 

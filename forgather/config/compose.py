@@ -336,6 +336,8 @@ class Composer:
         a, b = earlier.origin, later.origin
         if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):
             return
+        if not self._places.is_verbatim(event):
+            return  # a value that is computed may be another one the next time
         message = f"{later.key!r} overrides the line at {a.span} with the value that it has there"
         hint = "remove the line; or keep it, if the value must stay when that line changes"
         self.diagnostics.append(self._places.finding(event, message, code="FG233", severity=Severity.LINT, hint=hint))

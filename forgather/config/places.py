@@ -60,11 +60,18 @@ class Places:
         origin = self.at(line, column)
         if origin is None:
             return Span(self._rendered.file, 1)
-        span = origin.span
-        source = self._rendered.sources.get(span.file)
-        if source is not None and not origin.approximate and source.line(span.line) == self.rendered_line(line):
-            return replace(span, column=column)
-        return span
+        return replace(origin.span, column=column) if self._is_verbatim(origin, line) else origin.span
+
+    def is_verbatim(self, event: Event) -> bool:
+        """Says whether the line of `event` stands in a file as it was rendered."""
+        origin = self.at(event.line, event.column)
+        return origin is not None and self._is_verbatim(origin, event.line)
+
+    def _is_verbatim(self, origin: Origin, line: int) -> bool:
+        source = self._rendered.sources.get(origin.span.file)
+        return (
+            source is not None and not origin.approximate and source.line(origin.span.line) == self.rendered_line(line)
+        )
 
     def rendered_line(self, line: int) -> str:
         """Returns a line of the rendered text."""

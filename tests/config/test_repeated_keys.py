@@ -120,6 +120,11 @@ def test_an_override_that_changes_nothing_is_a_lint_that_names_the_first_line(tm
     ] == hazards(tmp_path, base=base, main=text)
 
 
+def test_a_computed_value_that_is_the_same_this_time_is_no_idle_override(tmp_path):
+    text = "-- extends 'base.yaml'\n[args]\n    == super()\n  a: {{ 3 - 2 }}\n"
+    assert [] == hazards(tmp_path, base=BASE, main=text)
+
+
 def test_an_override_of_an_override_is_compared_with_the_nearest(tmp_path):
     middle = "-- extends 'base.yaml'\n[args]\n    == super()\n  a: 3\n"
     back = "-- extends 'middle.yaml'\n[args]\n    == super()\n  a: 1\n"
