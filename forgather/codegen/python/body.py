@@ -1,0 +1,378 @@
+"""The pass from nodes to statements.
+
+Takes the nodes that targets need, gives the statements that build them. Keeps true: calls stand in the order in which
+`config.materialize` makes them, what it remembers is built once and has a variable where it is needed again, and what
+is needed only in some cases is built only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, isnan
+
+from forgather.codegen.python.faults import cannot
+from forgather.codegen.python.fresh import FreshWriter
+from forgather.codegen.python.imports import Imports, is_file, split, static_folders
+from forgather.codegen.python.names import Names, is_identifier, is_named, wish
+from forgather.codegen.python.parameters import Parameter
+from forgather.codegen.python.passes import unused
+from forgather.codegen.python.reach import Reach, is_null
+from forgather.codegen.python.short import PARAMETERS, expanded
+from forgather.codegen.python.text import Expression, Statement, bracketed, call, name, quoted, width
+from forgather.codegen.python.values import ValueWriter
+from forgather.config.graph import (
+    Calc,
+    Call,
+    CallKind,
+    ContainerKind,
+    Env,
+    Graph,
+    Mapped,
+    Node,
+    PlainScalar,
+    Scalar,
+    Sequence,
+    Var,
+)
+from forgather.config.path import GraphPath, Index, Key
+from forgather.config.tags import SHORT_NAMES
+
+LONGEST_INLINE = 80
+LONGEST_STRING, _LONGEST_KEY, _DEEPEST = 60, 24, 4
+
+
+@dataclass(slots=True)
+class Part:
+    """One value among others that are built in a row.
+
+    Args:
+        before: what stands before it: `lr=`, `"key": `.
+        make: builds it.
+        wish: what a variable that holds it would be called.
+        expression: what it became.
+        dropped: True where only the building counts: another value takes its place.
+    """
+
+    before: str
+    make: Callable[[], Expression]
+    wish: str
+    expression: Expression = name("None")
+    dropped: bool = False
+
+
+class Body:
+    """The statements of one generated function, as they grow."""
+
+    def __init__(
+        self, graph: Graph, reach: Reach, imports: Imports, names: Names, parameters: dict[str, Parameter]
+    ) -> None:
+        self.graph, self.reach, self.imports, self.names = graph, reach, imports, names
+        self.parameters = parameters
+        self.block: list[Statement] = []
+        self.top = self.block
+        self.uncertain = 0
+        self.drops = False
+        self._bound: dict[int, Expression] = {}
+        self._makers: dict[int, Expression] = {}
+        self._open: list[int] = []
+        self._fresh = FreshWriter(self)
+        self.values = ValueWriter(self)
+
+    # nodes
+
+    def build(self, node: Node, path: GraphPath) -> Expression:
+        """Returns the expression of a node; statements that have to stand before it are added to the block."""
+        if isinstance(node, Scalar):
+            return self.literal(node.value, path)
+        key = id(node)
+        if key in self._bound:
+            return self._bound[key]
+        if key in self._makers:
+            return call(self._makers[key], ())
+        repeats = self.reach.repeats(node)
+        if repeats and self.uncertain:
+            return self.lazy(node, path, lambda: self.make_apart(node, path))
+        start = len(self.block)
+        expression = self.make(node, path)
+        if repeats:
+            self._bound[key] = expression = self.bind(expression, wish(self.graph, node, path))
+        elif len(path) > 1 and self._wants_variable(node, expression):
+            return self.bind(expression, wish(self.graph, node, path))
+        elif self.reach.places[key] > 1 and width(expression.text) > LONGEST_INLINE and len(self.block) == start:
+            return self._maker(node, expression, path)
+        return expression
+
+    def make(self, node: Node, path: GraphPath) -> Expression:
+        """Returns the expression of a node as if nothing of it had been built yet."""
+        self._open.append(id(node))
+        try:
+            if isinstance(node, Call):
+                return self._call(node, path)
+            if isinstance(node, (Sequence, Mapped)):
+                return self.container(node, path, self.build)
+            if isinstance(node, Var):
+                return self.values.variable(node, path)
+            if isinstance(node, Env):
+                return self.values.environment(node, path)
+            if isinstance(node, Calc):
+                return self.values.calculated(node, path)
+        finally:
+            self._open.pop()
+        raise TypeError(f"unknown node {type(node).__name__}")
+
+    def is_open(self, node: Node) -> bool:
+        """Returns whether a node is being built just now."""
+        return id(node) in self._open
+
+    def bound(self, node: Node) -> Expression | None:
+        """Returns what stands for a node that has been built already."""
+        return self._bound.get(id(node))
+
+    def make_apart(self, node: Node, path: GraphPath) -> Expression:
+        """Returns what `make` returns, for a function that is called later, or never."""
+        with self._fresh.elsewhere():
+            return self.make(node, path)
+
+    def bind(self, expression: Expression, wished: str, string: str | None = None) -> Expression:
+        """Returns a variable that holds the expression's value; the expression itself where that is a name already."""
+        if expression.constant and string is None:
+            return expression
+        variable = self.names.free(wished)
+        self.block.append(Statement(f"{variable} = ", expression, string))
+        return name(variable)
+
+    def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
+        """Returns a call of a local function that builds a node when it is first needed, and once."""
+        block, self.block = self.block, []
+        self.uncertain += 1
+        expression = make()
+        self.uncertain -= 1
+        inner, self.block = self.block, block
+        function = self.names.free(wish(self.graph, node, path))
+        self.imports.use("cache")
+        inner.append(Statement("return ", expression))
+        self.top.append(Statement(heads=("@cache", f"def {function}():"), body=inner))
+        found = self._bound[id(node)] = call(name(function), ())
+        return found
+
+    def local_lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
+        """Returns what `lazy` returns, for use inside the function that is being written alone."""
+        before = self._bound.get(id(node))
+        found = self.lazy(node, path, make)
+        del self._bound[id(node)]
+        if before is not None:
+            self._bound[id(node)] = before
+        return found
+
+    def _maker(self, node: Node, expression: Expression, path: GraphPath) -> Expression:
+        if self.uncertain or self.block is not self.top:
+            return expression
+        function = self.names.free(f"make_{wish(self.graph, node, path)}")
+        self.block.append(Statement(heads=(f"def {function}():",), body=[Statement("return ", expression)]))
+        self._makers[id(node)] = name(function)
+        return call(name(function), ())
+
+    def _wants_variable(self, node: Node, expression: Expression) -> bool:
+        if expression.constant:
+            return False
+        long = width(expression.text) > LONGEST_INLINE
+        return expression.depth > _DEEPEST or (long and (isinstance(node, Call) or is_named(self.graph, node)))
+
+    # plain values
+
+    def literal(self, value: PlainScalar, path: GraphPath = (), longest: int | None = None) -> Expression:
+        """Returns a plain value."""
+        if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
+            self.imports.use("math")
+            return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
+        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+            variable, text = self.names.free("number"), f"0x{value:X}" if value > 0 else f"-0x{-value:X}"
+            self.block.append(Statement(f"{variable} = ", Expression(text), after="  # noqa: E501"))
+            return name(variable)
+        if not isinstance(value, str):
+            return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
+        literal = Expression(quoted(value), constant=True)
+        if width(literal.text) <= (_room(path) if longest is None else longest):
+            return literal
+        return self.bind(literal, wish(self.graph, Scalar(value=value), path) if path else "text", value)
+
+    def key(self, key: object) -> Expression:
+        """Returns a mapping's key."""
+        if isinstance(key, tuple):
+            return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
+        return self.literal(key, (), _LONGEST_KEY)  # type: ignore[arg-type]
+
+    # values in a row
+
+    def sequence(self, parts: Iterable[Part]) -> list[Part]:
+        """Builds parts in order. What a part calls beforehand comes after the calls of those before it."""
+        done: list[Part] = []
+        for part in parts:
+            start = len(self.block)
+            part.expression = part.make()
+            if not all(statement.quiet for statement in self.block[start:]):
+                self.settle(done, start)
+            done.append(part)
+        return done
+
+    def settle(self, parts: list[Part], at: int) -> None:
+        """Gives a variable to each part that calls something, in statements from position `at` on."""
+        for part in parts:
+            if part.expression.pure or (part.dropped and part.expression.constant):
+                continue
+            before = unused(part.expression)
+            if not part.dropped:
+                variable = self.names.free(part.wish)
+                before = f"{variable} = "
+            self.block.insert(at, Statement(before, part.expression))
+            part.expression = name("None" if part.dropped else variable)
+            at += 1
+
+    def container(
+        self, node: Sequence | Mapped, path: GraphPath, of: Callable[[Node, GraphPath], Expression]
+    ) -> Expression:
+        """Returns a container's display; `of` builds its members."""
+        if isinstance(node, Sequence):
+            members = [(Index(position), value) for position, value in enumerate(node.items)]
+            parts = self.sequence(self._part("", value, (*path, step), of) for step, value in members)
+            opening, closing = "()" if node.kind is ContainerKind.TUPLE else "[]"
+            return bracketed(opening, [("", part.expression) for part in parts], closing, pure=True)
+        if node.kind is ContainerKind.DLIST:
+            entries = [entry for entry in node.entries if not is_null(entry.value)]
+            parts = self.sequence(self._part("", entry.value, (*path, Key(entry.key)), of) for entry in entries)
+            return bracketed("[", [("", part.expression) for part in parts], "]", pure=True)
+        keys = [entry.key for entry in node.entries]
+        texts = [f"{self.key(key).text}: " for key in keys]
+        entries_of = zip(texts, node.entries, strict=True)
+        parts = self.sequence(self._part(text, entry.value, (*path, Key(entry.key)), of) for text, entry in entries_of)
+        return bracketed("{", self.merged(list(keys), parts), "}", pure=True)
+
+    def merged(
+        self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
+    ) -> list[tuple[str, Expression]]:
+        """Returns the members of a dict display; of equal keys the first stays, with the last value.
+
+        Args:
+            keys: the keys.
+            parts: their values.
+            earlier: what was built before them.
+        """
+        last = {key: position for position, key in enumerate(keys)}
+        first = {key: position for position, key in reversed(list(enumerate(keys)))}
+        if len(first) < len(parts):
+            self.drops = True
+            for position, part in enumerate(parts):
+                part.dropped = last[keys[position]] != position
+            self.settle([*earlier, *parts], len(self.block))
+        order = sorted(first, key=lambda key: first[key])
+        return [(parts[first[key]].before, parts[last[key]].expression) for key in order]
+
+    def _part(self, before: str, node: Node, path: GraphPath, of: Callable[[Node, GraphPath], Expression]) -> Part:
+        return Part(before, lambda: of(node, path), wish(self.graph, node, path))
+
+    # calls
+
+    def _call(self, node: Call, path: GraphPath) -> Expression:
+        if node.kind is CallKind.META:
+            raise cannot("FG331", f"!meta:{node.constructor} takes its arguments unconstructed", node, path)
+        if node.kind is CallKind.PARTIAL:
+            return self._fresh.partial(node, path)
+        callee = self.callee(node, path)
+        # What is called is found before the arguments are built.
+        callee = callee if callee.pure else self.bind(callee, "function")
+        return self.applied(node, path, callee, self.sequence(self.arguments(node, path, self.build)))
+
+    def arguments(self, node: Call, path: GraphPath, of: Callable[[Node, GraphPath], Expression]) -> list[Part]:
+        """Returns the arguments of a call, still to be built; `before` holds the keyword."""
+        parts = [self._part("", value, (*path, Index(position)), of) for position, value in enumerate(node.args)]
+        for entry in (*node.kwargs, *node.latent_args):
+            parts.append(self._part(str(entry.key), entry.value, (*path, Key(entry.key)), of))
+        return parts
+
+    def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
+        """Returns a call with built arguments, or what a short name does with them."""
+        count = len(node.args)
+        if node.constructor in SHORT_NAMES:
+            return self._short(node, path, parts)
+        if node.constructor == "getattr" and len(parts) == count == 2 and parts[0].expression.primary:
+            attribute = node.args[1]
+            if isinstance(attribute, Scalar) and isinstance(attribute.value, str) and is_identifier(attribute.value):
+                return Expression(f"{parts[0].expression.text}.{attribute.value}", pure=False)
+        keywords = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
+        positional = [("", part.expression) for part in parts[:count]]
+        return call(callee, [*positional, *self.keywords(keywords)])
+
+    def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
+        """Returns keyword arguments; from the first that is no identifier on, as `**{...}`."""
+        odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
+        plain = [(f"{word}=", value) for word, value in members[:odd]]
+        if odd == len(members):
+            return plain
+        return [*plain, ("**", self._display(members[odd:]))]
+
+    def _display(self, members: list[tuple[str, Expression]]) -> Expression:
+        return bracketed("{", [(f"{self.key(word).text}: ", value) for word, value in members], "}", pure=True)
+
+    def _short(self, node: Call, path: GraphPath, parts: list[Part]) -> Expression:
+        word, count = node.constructor, len(node.args)
+        members = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
+        if sum(width(part.expression.text) for part in parts) > LONGEST_INLINE or (word in PARAMETERS and members):
+            self.settle(parts, len(self.block))
+            members = self.merged([part.before for part in parts[count:]], parts[count:])
+        args = [part.expression for part in parts[:count]]
+        found = expanded(word, args, members, self._display(members))
+        if found is None:
+            raise cannot("FG332", f"the arguments of {word!r} do not fit it", node, path)
+        if word == "call":
+            return call(found, [*(("", arg) for arg in args[1:]), *self.keywords(members)])
+        return found
+
+    def callee(self, node: Call, path: GraphPath) -> Expression:
+        """Returns the expression of what a call calls."""
+        source, symbol = split(node.constructor)
+        if node.constructor in SHORT_NAMES:
+            return self.imports.short_function(symbol) if node.kind is CallKind.PARTIAL else name("None")
+        local = source is not None and (is_file(source) or source.startswith("."))
+        if source is not None and is_file(source) and not source.endswith(".py"):
+            raise cannot("FG332", f"{source!r} is not a Python file", node, path)
+        if node.submodule_searchpath is None:
+            if local and source is not None and not is_file(source):
+                raise cannot("FG332", f"the relative module {source!r} has no folders to be looked for in", node, path)
+            return self.imports.function(node)
+        if static_folders(node) is not None:
+            return self.imports.function(node)
+        if not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
+            raise cannot("FG332", "submodule_searchpath has a member that has to be built", node, path)
+        folders = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
+        if local:
+            return self.imports.function(node, folders)
+        if not folders.pure:
+            self.block.append(Statement(unused(folders), folders))
+        return self.imports.function(node)
+
+    # values that construction finds
+
+    def otherwise(self, test: str, given: Expression, wished: str, default: Callable[[], Expression]) -> Expression:
+        """Returns `default` where the test holds, else `given`; what the default needs is built only then."""
+        block, self.block = self.block, []
+        self.uncertain += 1
+        expression = default()
+        self.uncertain -= 1
+        inner, self.block = self.block, block
+        text = f"{expression.text} if {test} else {given.text}"
+        if not inner and width(text) <= LONGEST_INLINE and " if " not in expression.text:
+            return Expression(text, pure=expression.pure and given.pure, primary=False)
+        variable = self.names.free(wished)
+        inner.append(Statement(f"{variable} = ", expression))
+        self.block += [Statement(f"{variable} = ", given), Statement(heads=(f"if {test}:",), body=inner)]
+        return name(variable)
+
+
+def _room(path: GraphPath) -> int:
+    """Returns how wide a string at a path may be: the deeper it may be indented, the less."""
+    if not path:
+        return LONGEST_STRING
+    step = path[-1]
+    key = len(str(step.name)) if isinstance(step, Key) else 0
+    return max(104 - 4 * min(len(path), _DEEPEST + 1) - key, 20)

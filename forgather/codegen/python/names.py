@@ -1,0 +1,89 @@
+"""Names of variables.
+
+Takes what the user called a thing, gives an identifier. Keeps true: no two things get one name, and none gets that of
+a keyword, a builtin or an import.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+
+from forgather.config.graph import Call, Graph, Mapped, Node, Sequence
+from forgather.config.path import GraphPath, Key
+
+_LONGEST = 40
+_UNREADABLE = re.compile(r"[^A-Za-z0-9_]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# Names that are mistaken for digits.
+_MISREAD = frozenset("lOI")
+_BUILTIN = frozenset(dir(builtins))
+
+
+def is_identifier(text: str) -> bool:
+    """Returns whether a text can be written as a name and means itself (Python folds some letters into others)."""
+    return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and text != "__debug__"
+
+
+def identifier(text: str) -> str:
+    """Returns the nearest identifier.
+
+    Example:
+        >>> [identifier(text) for text in (".x", "class", "my-model", "1st", "Modèle", "模型", "list")]
+        ['x', 'class_', 'my_model', 'n1st', 'Modele', 'value', 'list_']
+    """
+    if not text.isascii():
+        import unicodedata
+
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    found = _UNREADABLE.sub("_", text).strip("_")[:_LONGEST].strip("_") or "value"
+    found = f"n{found}" if found[0].isdigit() else found
+    return f"{found}_" if keyword.iskeyword(found) or found in _BUILTIN or found in _MISREAD else found
+
+
+class Names:
+    """The names of one module.
+
+    Args:
+        taken: names that are used already.
+    """
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+
+    def free(self, wish: str) -> str:
+        """Returns `wish`, or the next free name, and takes it."""
+        base = identifier(wish)
+        found, number = base, 2
+        while found in self._taken:
+            found, number = f"{base.rstrip('_')}_{number}", number + 1
+        self._taken.add(found)
+        return found
+
+
+def wish(graph: Graph, node: Node, path: GraphPath) -> str:
+    """Returns what a node would best be called: its `@name`, anchor, target, key, or what it is made by."""
+    own = node.name if isinstance(node, (Call, Sequence, Mapped)) else None
+    return own or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)
+
+
+def is_named(graph: Graph, node: Node) -> bool:
+    """Returns whether the user gave a node a name of its own."""
+    own = node.name if isinstance(node, (Call, Sequence, Mapped)) else None
+    return bool(own or id(node) in graph.anchors or _target(graph, node))
+
+
+def _target(graph: Graph, node: Node) -> str | None:
+    return next((key for key, entry in graph.targets.items() if entry.value is node), None)
+
+
+def _last_key(path: GraphPath) -> str | None:
+    keys = [step.name for step in path if isinstance(step, Key)]
+    return keys[-1] if keys and isinstance(keys[-1], str) and _UNREADABLE.sub("", keys[-1]) else None
+
+
+def _maker(node: Node) -> str:
+    if isinstance(node, Call):
+        return _HUMP.sub("_", node.constructor.rpartition(":")[2].rpartition(".")[2]).lower()
+    return "value"

@@ -1,0 +1,80 @@
+"""The parameters of the generated function: one for each variable that a construction may be given.
+
+Takes the reached nodes, gives a parameter by variable. Keeps true: a variable that all its places give one plain
+default has that default; where the places differ, or a default has to be built, each place decides for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forgather.codegen.python.names import Names
+from forgather.codegen.python.reach import Reach, calc_names
+from forgather.config.graph import Calc, Graph, PlainScalar, Scalar, Var
+
+_LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A keyword-only parameter.
+
+    Args:
+        name: its name.
+        required: True where it has to be given.
+        unset: True where its default says that nothing was given.
+        default: the plain default of the others.
+    """
+
+    name: str
+    required: bool = False
+    unset: bool = False
+    default: PlainScalar = None
+
+    def text(self, literal: Callable[[PlainScalar], str]) -> str:
+        """Returns the parameter as it stands in the signature; `literal` gives the text of a plain value."""
+        if self.required:
+            return self.name
+        return f"{self.name}={'UNSET' if self.unset else literal(self.default)}"
+
+
+def parameters_of(graph: Graph, targets: list[str], reach: Reach, names: Names) -> dict[str, Parameter]:
+    """Returns the parameter of each variable, in the order in which they are met."""
+    certain = reach.certain(targets)
+    forms: dict[str, set[str]] = {}
+    defaults: dict[str, PlainScalar] = {}
+    must: set[str] = set()
+    for _, node in reach.nodes:
+        if isinstance(node, Var):
+            form = "required" if node.default is None else "built"
+            if isinstance(node.default, Scalar) and _is_short(node.default.value):
+                form, defaults[node.variable] = f"plain {node.default.value!r}", node.default.value
+            forms.setdefault(node.variable, set()).add(form)
+            if form == "required" and id(node) in certain:
+                must.add(node.variable)
+    declared = set(forms)
+    for _, node in reach.nodes:
+        for word in calc_names(node) if isinstance(node, Calc) else ():
+            if word in graph.targets and word in declared:
+                forms[word].add("target")
+            elif word not in graph.targets:
+                forms.setdefault(word, set()).add("required")
+    return {variable: _parameter(variable, forms[variable], must, defaults, names) for variable in forms}
+
+
+def _parameter(
+    variable: str, forms: set[str], must: set[str], defaults: dict[str, PlainScalar], names: Names
+) -> Parameter:
+    word = names.free(variable)
+    if variable in must:
+        return Parameter(word, required=True)
+    if len(forms) == 1 and next(iter(forms)).startswith("plain"):
+        return Parameter(word, default=defaults[variable])
+    return Parameter(word, unset=True)
+
+
+def _is_short(value: PlainScalar) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return not isinstance(value, int) or value.bit_length() <= 200

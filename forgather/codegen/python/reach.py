@@ -1,0 +1,128 @@
+"""What is reached from the targets that are asked for, and at how many places.
+
+Takes a graph and target names, gives the nodes and what construction does with them. Keeps true: `remembered` and
+`live` answer as `config.materialize` and its partials do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from forgather.config.calc import names_in, parse_calc
+from forgather.config.events import Refusal
+from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.path import GraphPath, Key
+from forgather.config.traverse import children, roots, shared_nodes
+
+
+class Reach:
+    """The part of a graph that some of its targets need.
+
+    Args:
+        graph: the whole graph.
+        targets: names of the targets.
+    """
+
+    def __init__(self, graph: Graph, targets: Iterable[str]) -> None:
+        self._graph = graph
+        tops = [node for _, node in roots(graph)]
+        self._shared = shared_nodes(tops) | {id(node) for node in tops}
+        self._live: dict[int, bool] = {}
+        starts: list[tuple[GraphPath, Node]] = [((Key(name),), graph.target(name).value) for name in targets]
+        self.nodes: list[tuple[GraphPath, Node]] = list(self._walk(starts))
+        self.places: dict[int, int] = self._count([node for _, node in starts])
+
+    def remembered(self, node: Node) -> bool:
+        """Returns whether every alias of a node is one object."""
+        if isinstance(node, Call):
+            return node.kind is not CallKind.FACTORY
+        return id(node) in self._shared or (isinstance(node, (Sequence, Mapped)) and node.tagged)
+
+    def repeats(self, node: Node) -> bool:
+        """Returns whether a node is one object that is needed at several places."""
+        return self.places[id(node)] > 1 and self.remembered(node)
+
+    def live(self, node: Node) -> bool:
+        """Returns whether each call of a partial builds a node anew."""
+        if id(node) not in self._live:
+            if isinstance(node, Call):
+                self._live[id(node)] = node.kind is CallKind.FACTORY
+            else:
+                self._live[id(node)] = any(self.live(child) for _, child in children(node))
+        return self._live[id(node)]
+
+    def undecided(self, node: Node) -> bool:
+        """Returns whether a container is built anew by each call of a partial in some cases only."""
+        return isinstance(node, (Sequence, Mapped)) and self.live(node) and not self._surely_live(node)
+
+    def _surely_live(self, node: Node) -> bool:
+        if isinstance(node, (Sequence, Mapped)):
+            return any(self._surely_live(child) for _, child in children(node))
+        return isinstance(node, Call) and self.live(node)
+
+    def certain(self, targets: Iterable[str]) -> set[int]:
+        """Returns the ids of nodes that are built whatever values the variables get."""
+        found: set[int] = set()
+        stack = [self._graph.target(name).value for name in targets]
+        while stack:
+            node = stack.pop()
+            if id(node) not in found:
+                found.add(id(node))
+                stack += [] if isinstance(node, (Var, Env, Calc)) else [child for _, child in children(node)]
+        return found
+
+    def _edges(self, node: Node) -> Iterator[tuple[GraphPath | None, Node]]:
+        for step, child in children(node):
+            yield (step,), child
+        if isinstance(node, Calc):
+            for word in calc_names(node):
+                if word in self._graph.targets:
+                    yield None, self._graph.targets[word].value
+
+    def _walk(self, starts: list[tuple[GraphPath, Node]]) -> Iterator[tuple[GraphPath, Node]]:
+        seen: set[int] = set()
+        stack = starts[::-1]
+        while stack:
+            path, node = stack.pop()
+            if id(node) not in seen:
+                seen.add(id(node))
+                yield path, node
+                stack += [((*path, *(step or ())), child) for step, child in self._edges(node)][::-1]
+
+    def _count(self, starts: list[Node]) -> dict[int, int]:
+        """Counts the places at which each node is built; what is remembered builds its parts once."""
+        open_edges = {id(node): 0 for _, node in self.nodes}
+        for _, node in self.nodes:
+            for _, child in self._edges(node):
+                open_edges[id(child)] += 1
+        places = dict.fromkeys(open_edges, 0)
+        for node in starts:
+            places[id(node)] += 1
+        known = {id(node): node for _, node in self.nodes}
+        ready = [node for key, node in known.items() if not open_edges[key]]
+        while ready:
+            node = ready.pop()
+            # What a partial builds anew, it builds besides the one that is remembered.
+            weight = 1 if self.remembered(node) and not self.live(node) else places[id(node)]
+            for _, child in self._edges(node):
+                places[id(child)] += weight
+                open_edges[id(child)] -= 1
+                if not open_edges[id(child)]:
+                    ready.append(child)
+        return places
+
+
+def calc_names(node: Calc) -> list[str]:
+    """Returns the names that an expression reads, one for each time; none where it is no expression."""
+    try:
+        tree = parse_calc(node.expression)
+    except Refusal:
+        return []
+    once = names_in(tree)
+    # A factory that is read twice is called twice: two places are enough to give what it holds a variable.
+    return [*once, *once] if len(once) else []
+
+
+def is_null(node: Node) -> bool:
+    """Returns whether a node is `~`, which a `!dlist` drops."""
+    return isinstance(node, Scalar) and node.value is None

@@ -1,0 +1,69 @@
+"""The short names of the language as plain Python.
+
+Takes built arguments, gives the expression that does the same; or the source of a function where one is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forgather.codegen.python.text import Expression, bracketed, call, name
+
+Keyword = tuple[str, Expression]
+_ONE = {"items": "mapping", "keys": "mapping", "values": "mapping"}
+PARAMETERS = {**{word: (parameter,) for word, parameter in _ONE.items()}, "getitem": ("container", "key")}
+SOURCES = {
+    "items": ("(mapping)", "list(mapping.items())"),
+    "keys": ("(mapping)", "list(mapping.keys())"),
+    "values": ("(mapping)", "list(mapping.values())"),
+    "getitem": ("(container, key)", "container[key]"),
+    "call": ("(function, /, *args, **kwargs)", "function(*args, **kwargs)"),
+    "named_list": ("(*members)", "list(members)"),
+    "named_tuple": ("(*members)", "members"),
+    "named_dict": ("(*pairs, **members)", "{**dict(pairs), **members}"),
+}
+
+
+def source_lines(word: str, local: str) -> list[str]:
+    """Returns a function at module level that does what a short name does."""
+    parameters, value = SOURCES[word]
+    return [f"def {local}{parameters}:", f"    return {value}"]
+
+
+def expanded(
+    word: str, args: Sequence[Expression], kwargs: Sequence[Keyword], display: Expression
+) -> Expression | None:
+    """Returns what a call of a short name does; None where its arguments do not fit.
+
+    Args:
+        word: the short name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        display: the keyword arguments as a dict display.
+    """
+    if word in PARAMETERS:
+        wanted = PARAMETERS[word]
+        given = {**dict(zip(wanted, args, strict=False)), **dict(kwargs)}
+        if set(given) != set(wanted) or len(args) + len(kwargs) != len(wanted):
+            return None
+        return _read(word, [given[parameter] for parameter in wanted])
+    if word == "call":
+        if not args:
+            return None
+        return None if kwargs and display.text == "{}" else args[0]
+    if word == "named_dict":
+        pairs = call(name("dict"), [("", bracketed("[", [("", pair) for pair in args], "]", pure=True))])
+        if not args:
+            return display
+        return pairs if not kwargs else bracketed("{", [("**", pairs), *display.items], "}", pure=False)
+    if kwargs:
+        return None
+    opening, closing = "[]" if word == "named_list" else "()"
+    return bracketed(opening, [("", member) for member in args], closing, pure=True)
+
+
+def _read(word: str, parts: list[Expression]) -> Expression:
+    owner = parts[0].text if parts[0].primary else f"({parts[0].text})"
+    if word == "getitem":
+        return Expression(f"{owner}[{parts[1].text}]", pure=False)
+    return call(name("list"), [("", Expression(f"{owner}.{word}()", pure=False))])

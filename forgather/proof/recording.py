@@ -1,0 +1,161 @@
+"""Stand-ins for constructors and for what they return; they record what is done with them.
+
+Takes calls and operations, gives a log. Keeps true: nothing that a config names is imported or run; what a stand-in
+answers depends on the order of the calls alone, so that two equal constructions see equal answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+_ITEMS = 2
+_FIRST_NUMBER = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """Something that was called.
+
+    Args:
+        what: the constructor, or the operation on an earlier result.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        result: what it gave.
+        is_call: True for a constructor.
+    """
+
+    what: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    is_call: bool
+
+
+@dataclass(slots=True)
+class Log:
+    """What one construction did, in order.
+
+    Args:
+        truth: how comparisons of stand-ins come out.
+    """
+
+    truth: bool = True
+    events: list[Event] = field(default_factory=list)
+
+    def record(self, what: str, *args: Any, is_call: bool = False, **kwargs: Any) -> Recorded:
+        """Adds an event and returns its new result."""
+        return self.call(what, args, kwargs, is_call=is_call)
+
+    def call(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_call: bool = True) -> Recorded:
+        """Adds an event and returns its new result."""
+        result = Recorded(self, len(self.events))
+        self.events.append(Event(what, args, kwargs, result, is_call))
+        return result
+
+    def count(self) -> int:
+        """Returns how many constructors were called."""
+        return sum(event.is_call for event in self.events)
+
+
+class Recorded:
+    """What a constructor returned. It stands anything that a config does with a result."""
+
+    def __init__(self, log: Log, serial: int) -> None:
+        self.__dict__.update(_log=log, _serial=serial)
+
+    def __repr__(self) -> str:
+        return f"<result {self._serial}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return self._log.record(f".{name}", self)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Returns a result of its own."""
+        return self._log.call("()", (self, *args), kwargs, is_call=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._log.record(f"item {position}", self) for position in range(_ITEMS)])
+
+    def __bool__(self) -> bool:
+        # Not recorded: how often a value is asked for its truth is up to the compiler.
+        return bool(self._log.truth)
+
+    def __fspath__(self) -> str:
+        return f"/result/{self._serial}"
+
+    def _number(self, what: str) -> int:
+        self._log.record(what, self)
+        return _FIRST_NUMBER + int(self._serial)
+
+    def __len__(self) -> int:
+        return self._number("len")
+
+    def __int__(self) -> int:
+        return self._number("int")
+
+    def __float__(self) -> float:
+        return float(self._number("float"))
+
+    def __round__(self, *digits: Any) -> Any:
+        return self._log.record("round", self, *digits)
+
+    __hash__ = object.__hash__
+
+
+def _operation(what: str, *, swapped: bool = False) -> Callable[..., Any]:
+    def method(self: Recorded, *others: Any) -> Any:
+        parts = (*others, self) if swapped else (self, *others)
+        return self._log.record(what, *parts)
+
+    return method
+
+
+def _comparison(what: str) -> Callable[[Recorded, Any], bool]:
+    def method(self: Recorded, other: Any) -> bool:
+        self._log.record(what, self, other)
+        return bool(self._log.truth)
+
+    return method
+
+
+for _word in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Recorded, f"__{_word}__", _operation(_word))
+    setattr(Recorded, f"__r{_word}__", _operation(_word, swapped=True))
+for _word in ("getitem", "neg", "pos", "abs"):
+    setattr(Recorded, f"__{_word}__", _operation(_word))
+for _word in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Recorded, f"__{_word}__", _comparison(_word))
+# Arithmetic of the language is on real numbers, which a result may be.
+Real.register(Recorded)
+
+
+class StandIn:
+    """Stands in for a module, or for anything in one: its parts are stand-ins, a call of it is recorded.
+
+    Args:
+        log: where calls go.
+        dotted: its whole name.
+        real: parts that are not stood in for, by whole name.
+    """
+
+    def __init__(self, log: Log, dotted: str, real: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.__dict__.update(_log=log, _dotted=dotted, _real=real)
+
+    def __repr__(self) -> str:
+        return f"<{self._dotted}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        dotted = f"{self._dotted}.{name}"
+        return self._real[dotted] if dotted in self._real else StandIn(self._log, dotted, self._real)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Returns a new result."""
+        return self._log.call(self._dotted, args, kwargs)

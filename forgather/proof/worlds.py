@@ -1,0 +1,98 @@
+"""The two worlds that are compared: a graph that is constructed, and a module that is run, both on stand-ins.
+
+Takes a log, gives a resolver, or the globals of a module. Keeps true: a name means the same stand-in in both worlds;
+what is real in one (a few pure builtins, `functools.partial`, short names) is real in the other.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from forgather.config.resolve import Resolver
+from forgather.config.shortnames import SHORT
+from forgather.proof.recording import Log, StandIn
+
+# Builtins that compute and do nothing else.
+PURE = frozenset(
+    ("abs", "bool", "callable", "dict", "float", "frozenset", "getattr", "int", "isinstance", "len", "list", "max",
+     "min", "object", "round", "set", "str", "tuple", "NameError", "KeyError", "TypeError", "ValueError")
+)  # fmt: skip
+_HELPERS: Mapping[str, Any] = {"hashlib": hashlib, "math": math, "os": os}
+_REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for word in ("cache", "partial", "wraps")}
+
+
+class RecordingResolver(Resolver):
+    """Finds stand-ins for what constructors name.
+
+    Args:
+        project_dir: folder that file imports are relative to.
+        log: where calls go.
+    """
+
+    def __init__(self, project_dir: str, log: Log) -> None:
+        super().__init__(project_dir)
+        self._log = log
+
+    def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
+        """Returns a stand-in, or what is real in both worlds."""
+        source, colon, symbol = constructor.rpartition(":")
+        if not colon and constructor in SHORT:
+            return SHORT[constructor]
+        if not colon or source == "builtins":
+            return _builtin(self._log, symbol)
+        folders = [self._absolute(folder) for folder in searchpath]
+        if source.endswith(".py") or "/" in source:
+            folder, file = os.path.split(self._absolute(source))
+            return StandIn(self._log, f"{_places([folder, *folders])}.{file.removesuffix('.py')}.{symbol}")
+        if source.startswith("."):
+            return StandIn(self._log, f"{_places(folders)}{source}.{symbol}")
+        dotted = f"{source}.{symbol}"
+        return _REAL[dotted] if dotted in _REAL else StandIn(self._log, dotted)
+
+
+def _places(folders: Iterable[str]) -> str:
+    return repr([os.path.realpath(folder) for folder in dict.fromkeys(folders)])
+
+
+def _builtin(log: Log, symbol: str) -> Any:
+    first, *rest = symbol.split(".")
+    found = getattr(builtins, first) if first in PURE else StandIn(log, f"builtins.{first}")
+    return functools.reduce(getattr, rest, found)
+
+
+def module_globals(log: Log, file: str) -> dict[str, Any]:
+    """Returns the globals for a generated module: imports and builtins that are stand-ins.
+
+    Args:
+        log: where calls go.
+        file: what the module takes itself to be.
+    """
+    packages: dict[str, Any] = {}
+
+    def import_module(name: str) -> Any:
+        package, _, rest = name.partition(".")
+        if package in packages:
+            return StandIn(log, f"{list(packages[package].__path__)!r}.{rest}")
+        return StandIn(log, name)
+
+    parts = SimpleNamespace(import_module=import_module, machinery=importlib.machinery, util=importlib.util)
+    helpers = {**_HELPERS, "sys": SimpleNamespace(modules=packages, path=[]), "importlib": parts}
+
+    def import_hook(name: str, _: Any = None, __: Any = None, names: Sequence[str] = (), *___: Any) -> Any:
+        # Generated code imports modules for itself whole, and what the config names by `from`.
+        if not names:
+            return helpers[name.partition(".")[0]]
+        return StandIn(log, name, _REAL)
+
+    words = [word for word in dir(builtins) if not word.startswith("_")]
+    inner = {word: _builtin(log, word) for word in words} | {"__import__": import_hook}
+    return {"__name__": "generated", "__file__": file, "__builtins__": inner}
