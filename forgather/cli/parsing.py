@@ -30,6 +30,7 @@ COMMANDS = {
     "diff": "show how the graphs of two configs, revisions or runs differ",
     "golden": "compare the graphs of a project's configs with their snapshots",
     "check": "find every mistake that can be known without running anything",
+    "code": "write Python that builds what a config builds, without this package's configs",
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
     "new": "make a working project or config",

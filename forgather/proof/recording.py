@@ -90,8 +90,10 @@ class Recorded:
         return f"/result/{self._serial}"
 
     def _number(self, what: str) -> int:
+        # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
+        number = _FIRST_NUMBER + sum(event.what == what for event in self._log.events)
         self._log.record(what, self)
-        return _FIRST_NUMBER + int(self._serial)
+        return number
 
     def __len__(self) -> int:
         return self._number("len")

@@ -32,6 +32,7 @@ LEVELS = {
     "forgather.signatures": 45,
     "forgather.codegen": 50,
     "forgather.config.materialize": 60,
+    "forgather.proof": 65,
     "forgather.project": 70,
     "forgather.launch": 80,
     "forgather.cli": 90,

@@ -5,7 +5,7 @@ import pytest
 from tests.project.workbench import fgcli
 
 UNWANTED = ("jinja2", "ruamel", "torch", "numpy", "transformers", "importlib.metadata", "platformdirs", "argcomplete")
-COMMANDS = ("ls", "pp", "graph", "targets", "trefs", "tlist", "check", "construct", "train", "new", "explain")
+COMMANDS = ("ls", "pp", "graph", "targets", "trefs", "tlist", "check", "code", "construct", "train", "new", "explain")
 
 
 def loaded(done):

@@ -32,11 +32,14 @@ COMMANDS = {
     "golden": ["golden", "evil"],
     "check": ["check", "-v"],
     "check --all": ["check", "--all", "--json"],
+    "code": ["-t", "plain", "code", "--steps", "3"],
+    "code, proven": ["-t", "plain", "code", "main", "meta", "--verify", "--set", "main.x=1"],
 }
 NAMES = (
     "ls",
     "pp",
     "blame",
+    "code",
     "graph",
     "targets",
     "trefs",
@@ -72,6 +75,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     files = {
         "templates/configs/evil.yaml": EVIL,
+        "templates/configs/plain.yaml": EVIL.replace("  meta: !meta:evil_mod:touch [1]\n", ""),
         "templates/base.yaml": "-- block body\n-- endblock body\nmeta:\n  config_name: !call:evil_mod:touch\n",
         "templates/configs/args.yaml": "dynamic_args:\n  - {names: --a, type: !call:evil_mod:touch }\nmain: 1\n",
         "templates/configs/escape.yaml": "main: {{ ''.__class__.__mro__[1].__subclasses__() }}\n",

@@ -39,6 +39,7 @@ from forgather.config.path import GraphPath, Index, Key
 from forgather.config.tags import SHORT_NAMES
 
 LONGEST_INLINE = 80
+_LONGEST_TWICE = 60
 LONGEST_STRING, _LONGEST_KEY, _DEEPEST = 60, 24, 4
 
 
@@ -73,6 +74,8 @@ class Body:
         self.top = self.block
         self.uncertain = 0
         self.drops = False
+        # How many variables hold what is not remembered, and has to be made again with what it is a part of.
+        self.temporaries = 0
         self._bound: dict[int, Expression] = {}
         self._makers: dict[int, Expression] = {}
         self._open: list[int] = []
@@ -93,14 +96,15 @@ class Body:
         repeats = self.reach.repeats(node)
         if repeats and self.uncertain:
             return self.lazy(node, path, lambda: self.make_apart(node, path))
-        start = len(self.block)
+        temporaries = self.temporaries
         expression = self.make(node, path)
         if repeats:
             self._bound[key] = expression = self.bind(expression, wish(self.graph, node, path))
+            self.temporaries = temporaries
+        elif self.temporaries == temporaries and self._wants_function(node, expression):
+            return self._maker(node, expression, path)
         elif len(path) > 1 and self._wants_variable(node, expression):
             return self.bind(expression, wish(self.graph, node, path))
-        elif self.reach.places[key] > 1 and width(expression.text) > LONGEST_INLINE and len(self.block) == start:
-            return self._maker(node, expression, path)
         return expression
 
     def make(self, node: Node, path: GraphPath) -> Expression:
@@ -139,7 +143,15 @@ class Body:
         if expression.constant and string is None:
             return expression
         variable = self.names.free(wished)
+        self.temporaries += string is None
         self.block.append(Statement(f"{variable} = ", expression, string))
+        return name(variable)
+
+    def keep(self, expression: Expression, wished: str, faults: str = "") -> Expression:
+        """Returns a variable that holds the value of an expression that cannot be broken over lines."""
+        variable = self.names.free(wished)
+        self.temporaries += 1
+        self.block.append(Statement(f"{variable} = ", expression, whole=True, faults=faults))
         return name(variable)
 
     def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
@@ -166,12 +178,16 @@ class Body:
         return found
 
     def _maker(self, node: Node, expression: Expression, path: GraphPath) -> Expression:
-        if self.uncertain or self.block is not self.top:
-            return expression
         function = self.names.free(f"make_{wish(self.graph, node, path)}")
         self.block.append(Statement(heads=(f"def {function}():",), body=[Statement("return ", expression)]))
         self._makers[id(node)] = name(function)
         return call(name(function), ())
+
+    def _wants_function(self, node: Node, expression: Expression) -> bool:
+        """Returns whether a factory that is called at several places is long enough for a function of its own."""
+        if self.uncertain or self.block is not self.top or not isinstance(node, Call):
+            return False
+        return self.reach.places[id(node)] > 1 and width(expression.text) > _LONGEST_TWICE
 
     def _wants_variable(self, node: Node, expression: Expression) -> bool:
         if expression.constant:
@@ -187,9 +203,7 @@ class Body:
             self.imports.use("math")
             return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-            variable, text = self.names.free("number"), f"0x{value:X}" if value > 0 else f"-0x{-value:X}"
-            self.block.append(Statement(f"{variable} = ", Expression(text), after="  # noqa: E501"))
-            return name(variable)
+            return self.keep(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
         if not isinstance(value, str):
             return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
         literal = Expression(quoted(value), constant=True)
@@ -225,6 +239,7 @@ class Body:
             if not part.dropped:
                 variable = self.names.free(part.wish)
                 before = f"{variable} = "
+            self.temporaries += 1
             self.block.insert(at, Statement(before, part.expression))
             part.expression = name("None" if part.dropped else variable)
             at += 1
@@ -295,7 +310,11 @@ class Body:
         count = len(node.args)
         if node.constructor in SHORT_NAMES:
             return self._short(node, path, parts)
-        if node.constructor == "getattr" and len(parts) == count == 2 and parts[0].expression.primary:
+        if (
+            node.constructor in ("getattr", "builtins:getattr")
+            and len(parts) == count == 2
+            and parts[0].expression.primary
+        ):
             attribute = node.args[1]
             if isinstance(attribute, Scalar) and isinstance(attribute.value, str) and is_identifier(attribute.value):
                 return Expression(f"{parts[0].expression.text}.{attribute.value}", pure=False)
@@ -364,6 +383,7 @@ class Body:
         if not inner and width(text) <= LONGEST_INLINE and " if " not in expression.text:
             return Expression(text, pure=expression.pure and given.pure, primary=False)
         variable = self.names.free(wished)
+        self.temporaries += 1
         inner.append(Statement(f"{variable} = ", expression))
         self.block += [Statement(f"{variable} = ", given), Statement(heads=(f"if {test}:",), body=inner)]
         return name(variable)

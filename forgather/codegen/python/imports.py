@@ -25,7 +25,7 @@ _OWN = {
     "importlib.util": ("importlib.util", None), "cache": ("functools", "cache"), "partial": ("functools", "partial"),
     "wraps": ("functools", "wraps"),
 }  # fmt: skip
-OWN_NAMES = frozenset((*_OWN, "PROJECT_DIR", "UNSET", "import_file", "given", "build", "main", "args", "kwargs"))
+OWN_NAMES = frozenset((*_OWN, "PROJECT_DIR", "UNSET", "import_file", "given", "build", "args", "kwargs"))
 _PLAIN_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DIGITS = re.compile(r"(\d+)")
 

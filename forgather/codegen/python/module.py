@@ -38,6 +38,7 @@ def given(value, variable):
     if value is UNSET:
         raise NameError(f"the variable {variable!r} has no value")
     return value'''
+_OWN_TRAINER = "forgather.ml:Trainer"
 _FILE_NEEDS = ("os", "sys", "hashlib", "importlib", "importlib.machinery", "importlib.util", "PROJECT_DIR")
 
 
@@ -116,7 +117,7 @@ def _docstring(setting: Setting, targets: list[str], imports: Imports) -> list[s
 
 def _own_docstring(targets: list[str]) -> list[str]:
     if len(targets) == 1:
-        return [f'    """Returns the target {_said(targets[0])}."""']
+        return [f'    """Returns the target \'{_said(targets[0])}\'."""']
     return ['    """Returns the targets by name."""']
 
 
@@ -161,9 +162,11 @@ def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter]) ->
     lines = ['if __name__ == "__main__":']
     if main.value.kind is CallKind.PARTIAL:
         return [*lines, "    build()()"]
-    if main.value.constructor.rpartition(":")[2].endswith("Trainer"):
-        lines += ["    trainer = build()", "    trainer.train()", "    trainer.save_model()"]
-        return lines
+    if main.value.constructor == _OWN_TRAINER:
+        return [*lines, "    build().train()"]
+    if main.value.constructor.endswith("Trainer"):
+        # Those that come from transformers leave saving the model to their caller.
+        return [*lines, "    trainer = build()", "    trainer.train()", "    trainer.save_model()"]
     lines += ["    main = build()", '    if callable(getattr(main, "train", None)):', "        main.train()"]
     return [*lines, "    elif callable(main):", "        main()"]
 

@@ -141,7 +141,8 @@ class Statement:
         string: the value of a string that may be broken into pieces.
         heads: lines above the body: decorators, and `def ...:` or `if ...:`.
         body: statements inside.
-        after: a comment at the end of the line.
+        whole: True where the expression cannot be broken.
+        faults: rules of ruff that it breaks on purpose.
     """
 
     before: str = ""
@@ -149,7 +150,8 @@ class Statement:
     string: str | None = None
     heads: tuple[str, ...] = ()
     body: list[Statement] = field(default_factory=list)
-    after: str = ""
+    whole: bool = False
+    faults: str = ""
 
     @property
     def quiet(self) -> bool:
@@ -189,9 +191,15 @@ def _lines(statement: Statement, indent: str) -> list[str]:
     if statement.string is not None and width(indent + statement.before + statement.expression.text) > WIDTH:
         inner = [f"{indent}{INDENT}{piece}" for piece in pieces(statement.string)]
         return [f"{indent}{statement.before}(", *inner, f"{indent})"]
-    if statement.after:
-        return [f"{indent}{statement.before}{statement.expression.text}{statement.after}"]
+    if statement.whole:
+        return [_unbroken(f"{indent}{statement.before}{statement.expression.text}", statement.faults)]
     return broken(statement.expression, indent, statement.before, "")
+
+
+def _unbroken(line: str, faults: str) -> str:
+    long = width(line) > WIDTH
+    rules = ", ".join(rule for rule in ("E501" if long else "", faults) if rule)
+    return line + ("  # fmt: skip" if long else "") + (f"  # noqa: {rules}" if rules else "")
 
 
 def broken(expression: Expression, indent: str, before: str, after: str) -> list[str]:

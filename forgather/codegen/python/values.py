@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forgather.codegen.python.calc import calc_text, is_lazy
 from forgather.codegen.python.faults import located
 from forgather.codegen.python.names import wish
-from forgather.codegen.python.text import Expression, Statement, call, name, width
+from forgather.codegen.python.text import Expression, call, name, width
 from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Env, Node, Scalar, Var
 from forgather.config.path import GraphPath, Key
@@ -70,8 +70,9 @@ class ValueWriter:
         body = self._body
 
         def text_of(word: str) -> str:
-            found = self._named(word, lazily).text
-            return f"({found})" if found.startswith("-") or " " in found else found
+            found = self._named(word, lazily)
+            loose = found.text.startswith("-") or (not found.primary and " " in found.text)
+            return f"({found.text})" if loose else found.text
 
         with located(node, path):
             lazily = is_lazy(node.expression)
@@ -82,15 +83,10 @@ class ValueWriter:
 
     def _arithmetic(self, text: str, wished: str) -> Expression:
         expression = Expression(text, pure=False, primary=False)
-        faults = ["E711, E712"] if any(sign in text for sign in _COMPARED) else []
-        faults += ["E501"] if width(text) > _LONGEST else []
-        if not faults:
+        faults = "E711, E712" if any(sign in text for sign in _COMPARED) else ""
+        if not faults and width(text) <= _LONGEST:
             return expression
-        variable = self._body.names.free(wished)
-        skipped = "  # fmt: skip" if width(text) > _LONGEST else ""
-        after = f"{skipped}  # noqa: {', '.join(faults)}"
-        self._body.block.append(Statement(f"{variable} = ", expression, after=after))
-        return name(variable)
+        return self._body.keep(expression, wished, faults)
 
     def _named(self, word: str, lazily: bool) -> Expression:
         """Returns what a name in a `!calc` stands for: a variable, or else a target."""

@@ -1,0 +1,72 @@
+"""`fgcli code`: Python source that builds what a config builds. Imports and constructs nothing of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json, add_output, add_set
+from forgather.cli.output import print_findings, print_note, write_json, write_text
+
+if TYPE_CHECKING:
+    from forgather.codegen.emit_python import PythonCode
+    from forgather.project.project import Project
+
+CONFIG_OPTIONS = True
+DESCRIPTION = """Write a Python module whose function build() makes the same objects by plain calls, without templates
+and YAML. What the config shares is a variable, !var is a parameter, !partial is functools.partial. --verify runs the
+module and the config side by side, on stand-ins for everything that they call, and compares each call. Nothing that
+the config names is imported."""
+EXAMPLES = """examples:
+  fgcli -t tiny.yaml code
+  fgcli -t tiny.yaml code model tokenizer -o model.py
+  fgcli -t tiny.yaml code --verify --set trainer_args.max_steps=20 -o train_tiny.py"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="target to build (default: main)")
+    parser.add_argument("--verify", action="store_true", help="prove that the code makes the calls of the config")
+    add_set(parser)
+    add_json(parser)
+    add_output(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Writes the code and returns the exit status."""
+    from forgather.codegen.emit_python import Setting, emit_python
+
+    options = invocation.options
+    project = invocation.open_project()
+    project.refuse_errors()
+    print_findings(project.diagnostics, project.meta.project_dir)
+    folder = os.path.dirname(os.path.abspath(options.output)) if options.output else project.meta.project_dir
+    setting = Setting(
+        config=project.config_name,
+        project=project.meta.name,
+        project_dir=project.meta.project_dir,
+        folder=folder,
+        system_path=tuple(project.meta.system_path),
+    )
+    code = emit_python(project.graph, options.targets or ["main"], setting)
+    calls = _verified(project, code, folder) if options.verify else None
+    if options.json:
+        verified = {} if calls is None else {"verified_calls": calls}
+        facts = {"code": code.text, "targets": code.targets, "parameters": code.parameters, "imports": code.imports}
+        write_json({"config": project.config_name, **facts, **verified}, options.output)
+    else:
+        write_text(code.text, options.output)
+    if calls is not None:
+        print_note(f"verified: {calls} call{'' if calls == 1 else 's'} equal")
+    return 0
+
+
+def _verified(project: Project, code: PythonCode, folder: str) -> int:
+    from forgather.proof.prove import prove
+
+    place = os.path.join(folder, "generated.py")
+    return prove(
+        project.graph, code.text, code.targets, code.parameters, project_dir=project.meta.project_dir, file=place
+    )
