@@ -57,7 +57,7 @@ def prove(
     Raises:
         GraphError: FG333 with the first difference; FG334 where the config itself cannot be built.
     """
-    code = _compiled(text, file)
+    code = _compiled(text)
     names = [word for node in _calcs(graph) for word in names_in(parse_calc(node.expression))]
     scenarios = [Scenario(given=False, truth=True)]
     if parameters or any(isinstance(node, Env) for node in _nodes(graph)):
@@ -83,9 +83,9 @@ def prove(
     return counts[0]
 
 
-def _compiled(text: str, file: str) -> Any:
+def _compiled(text: str) -> Any:
     try:
-        return compile(text, file, "exec", dont_inherit=True)
+        return compile(text, "<generated>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise GraphError(f"the generated code cannot be read: {error}", code="FG333") from None
 

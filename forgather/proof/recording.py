@@ -91,7 +91,7 @@ class Recorded:
 
     def _number(self, what: str) -> int:
         # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
-        number = _FIRST_NUMBER + sum(event.what == what for event in self._log.events)
+        number: int = _FIRST_NUMBER + sum(event.what == what for event in self._log.events)
         self._log.record(what, self)
         return number
 

@@ -26,7 +26,18 @@ PURE = frozenset(
     ("abs", "bool", "callable", "dict", "float", "frozenset", "getattr", "int", "isinstance", "len", "list", "max",
      "min", "object", "round", "set", "str", "tuple", "NameError", "KeyError", "TypeError", "ValueError")
 )  # fmt: skip
-_HELPERS: Mapping[str, Any] = {"hashlib": hashlib, "math": math, "os": os}
+# What generated code may reach of the modules that it imports for itself: values and paths, nothing that acts.
+_PATHS = SimpleNamespace(
+    **{
+        word: getattr(os.path, word)
+        for word in ("abspath", "dirname", "expanduser", "join", "normpath", "realpath", "split")
+    }
+)
+_HELPERS: Mapping[str, Any] = {
+    "hashlib": SimpleNamespace(sha256=hashlib.sha256),
+    "math": SimpleNamespace(inf=math.inf, nan=math.nan),
+    "os": SimpleNamespace(environ=os.environ, path=_PATHS, PathLike=os.PathLike),
+}
 _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for word in ("cache", "partial", "wraps")}
 
 
@@ -84,7 +95,11 @@ def module_globals(log: Log, file: str) -> dict[str, Any]:
             return StandIn(log, f"{list(packages[package].__path__)!r}.{rest}")
         return StandIn(log, name)
 
-    parts = SimpleNamespace(import_module=import_module, machinery=importlib.machinery, util=importlib.util)
+    parts = SimpleNamespace(
+        import_module=import_module,
+        machinery=SimpleNamespace(ModuleSpec=importlib.machinery.ModuleSpec),
+        util=SimpleNamespace(module_from_spec=importlib.util.module_from_spec),
+    )
     helpers = {**_HELPERS, "sys": SimpleNamespace(modules=packages, path=[]), "importlib": parts}
 
     def import_hook(name: str, _: Any = None, __: Any = None, names: Sequence[str] = (), *___: Any) -> Any:

@@ -102,6 +102,28 @@ def test_nothing_of_the_config_is_imported_or_run(tmp_path, monkeypatch):
     assert ["canary_module.py"] == os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        "import os\nos.system('touch CANARY')\n",
+        "import os\nos.path.os.system('touch CANARY')\n",
+        "import subprocess\nsubprocess.run(['touch', 'CANARY'])\n",
+        "import sys\nsys.modules['os'].system('touch CANARY')\n",
+        "import importlib\nimportlib.util.sys.modules['os'].system('touch CANARY')\n",
+        "from os import system\nsystem('touch CANARY')\n",
+        "open('CANARY', 'w')\n",
+        "eval('1')\n",
+        "__import__('os').system('touch CANARY')\n",
+    ],
+)
+def test_what_is_run_reaches_nothing_that_acts(act, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ForgatherError) as caught:
+        proven("main: [1]\n", lambda code: act + code)
+    assert "FG333" == caught.value.code
+    assert [] == os.listdir(tmp_path)
+
+
 def test_the_environment_is_as_before(monkeypatch):
     monkeypatch.setenv("TOKEN", "planted")
     monkeypatch.delenv("OTHER_TOKEN", raising=False)
