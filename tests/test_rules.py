@@ -109,7 +109,7 @@ def test_names_are_translated_refused_or_without_effect():
         {"warmup_ratio": 0.1, "use_cache": True, "learing_rate": 1, "fp16": True}, {"fp16": False}
     )
     assert {"warmup_steps": 0.1} == settings
-    assert [("FG825", "lint"), ("FG825", "lint"), ("FG810", "error"), ("FG811", "error")] == [
+    assert [("FG825", "warning"), ("FG825", "warning"), ("FG810", "error"), ("FG811", "error")] == [
         (breach.code, str(breach.severity)) for breach in found
     ]
     assert "did you mean 'learning_rate'?" == found[2].hint

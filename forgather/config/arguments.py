@@ -101,10 +101,8 @@ def _diagnose(
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         for keyword in kwargs:
             if keyword not in named:
-                free = [word for word in named if word not in kwargs and word not in filled]
-                close = [word for word in free if nearest(keyword, free) == f"did you mean {word!r}?"]
-                meant.update(close)
-                hint = nearest(keyword, close or named) or ("it takes none" if not named else None)
+                hint: str | None = nearest(keyword, named) or _list(named) or "it takes none"
+                meant.update(word for word in named if hint == f"did you mean {word!r}?")
                 yield Mismatch("FG204", f"{name} has no parameter {keyword!r}", hint, keyword, named)
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"at most {len(positional)}" if positional else "none"
@@ -123,7 +121,8 @@ def _diagnose(
     if missing and not partial:
         what = "argument" if len(missing) == 1 else "arguments"
         names = ", ".join(repr(word) for word in missing)
-        yield Mismatch("FG208", f"{name} lacks the {what} {names}", _list(tuple(named)), expected=missing)
+        hint = f"{_list(named)}; a !partial may leave some to be given later" if named else None
+        yield Mismatch("FG208", f"{name} lacks the {what} {names}", hint, expected=missing)
 
 
 def _list(names: tuple[str, ...]) -> str | None:

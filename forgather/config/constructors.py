@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from inspect import BoundArguments, Parameter, Signature
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,17 @@ from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import roots, walk
-from forgather.errors import Diagnostic, ForgatherError
+from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.signatures.values import Annotation, Callee, Unknown
 from forgather.source import Span
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
+
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+# So alike are two names of five letters or more that differ by one.
+_A_SLIP = 0.89
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,26 @@ class _Judge:
         reports = [list(self._of_types(bound)) for bound in fitting]
         if all(reports):
             yield from reports[0]
+        misspelt = [list(self._swallowed(bound)) for bound in fitting]
+        if all(misspelt):
+            yield from misspelt[0]
+
+    def _swallowed(self, bound: BoundArguments) -> Iterator[Diagnostic]:
+        """Yields keywords that end among the further ones (`**options`) because of a slip in their names."""
+        parameters = bound.signature.parameters.values()
+        further = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+        named = [p.name for p in parameters if p.kind in _NAMED]
+        for keyword in bound.arguments.get(further, ()) if further else ():
+            close = get_close_matches(keyword, named, n=1, cutoff=_A_SLIP)
+            if close:
+                yield Diagnostic(
+                    code="FG204",
+                    message=f"{self._callee.name} has no parameter {keyword!r}, and takes it for a keyword of its own",
+                    severity=Severity.WARNING,
+                    span=self._entries[keyword].span or self._node.span,
+                    path=format_path(self._path),
+                    hint=f"did you mean {close[0]!r}?",
+                )
 
     def _of_known_keywords(self, signatures: Sequence[Signature]) -> Iterator[Diagnostic]:
         """Yields wrong values of keywords that are there, in a call that has other faults too."""
@@ -145,7 +171,7 @@ class _Judge:
             return
         for name, entry in self._entries.items():
             parameter = signatures[0].parameters.get(name)
-            if parameter is not None and parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            if parameter is not None and parameter.kind in _NAMED:
                 yield from self._value(parameter, name, entry.value, Key(entry.key), entry)
 
     def _mismatch(self, found: Mismatch) -> Diagnostic:

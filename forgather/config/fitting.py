@@ -31,6 +31,7 @@ class Given:
         constructor: what is called, for a call.
         value: the value of a scalar.
         is_callable: whether an instance can be called; None where that is unknown.
+        of_class: whether a class is what a partial calls.
     """
 
     word: str
@@ -38,6 +39,7 @@ class Given:
     constructor: str = ""
     value: PlainScalar = None
     is_callable: bool | None = None
+    of_class: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def given_by(node: Node, callee: Callee | None) -> Given | None:
     if not isinstance(node, Call) or node.kind is CallKind.META:
         return None
     if node.kind is CallKind.PARTIAL:
-        return Given("callable", f"a !partial of {node.constructor}", constructor=node.constructor)
+        of_class = callee is not None and callee.kind == "class"
+        return Given("callable", f"a !partial of {node.constructor}", node.constructor, of_class=of_class)
     return _built(node, callee)
 
 
@@ -110,7 +113,8 @@ def misfit(given: Given, accepts: frozenset[str], is_callable: Callable[[str], b
 def _partial(given: Given, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:
     for word in accepts:
         if word.startswith("instance:"):
-            if is_callable(word.removeprefix("instance:")) is not False:
+            # A function may stand for an object that is called, as for a module; a class to be called never does.
+            if not given.of_class and is_callable(word.removeprefix("instance:")) is not False:
                 return None
         elif word not in _SIMPLE:
             return None
@@ -131,7 +135,7 @@ def _for_callable(given: Given) -> Misfit | None:
 def _fits(given: Given, accepts: frozenset[str]) -> bool:
     if given.word == "none":
         return "none" in accepts
-    if any(word.startswith("instance:") for word in accepts):
+    if given.word != "dict" and any(word.startswith("instance:") for word in accepts):
         return True
     if given.word in _CONTAINERS:
         return not accepts.isdisjoint(_CONTAINERS[given.word])
@@ -165,6 +169,7 @@ def _any_of(accepts: frozenset[str]) -> str:
     # What Python takes for a number is not all that one would write.
     implied = {"bool", "int"} if "float" in accepts else {"bool"} if "int" in accepts else set[str]()
     names = [name for word, name in _NAMES.items() if word in accepts - implied]
+    names += [f"an object of {word.rpartition(':')[2]}" for word in sorted(accepts) if word.startswith("instance:")]
     return " or ".join(dict.fromkeys(names)) or "what the annotation names"
 
 

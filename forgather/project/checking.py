@@ -16,6 +16,7 @@ from forgather.config.graph import Graph, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.declared import declared_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.locations import cache_dir
 from forgather.project.project import Project
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 GIVEN_BY_A_RUN = frozenset({"run_dir"})
 """Construction variables that `train` gives."""
+SAID_BY_THE_RUN = frozenset({"FG825"})
+"""Findings that whatever is built says too: a run need not print them twice."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
@@ -54,13 +57,20 @@ def reader_for(project: Project) -> Reader:
     return Reader(project.meta.project_dir, system_path=project.meta.system_path, cache_dir=cache_dir("signatures"))
 
 
-def check_project(project: Project, reader: Reader | None = None, *, for_run: bool = False) -> Checked:
+def check_project(
+    project: Project,
+    reader: Reader | None = None,
+    *,
+    for_run: bool = False,
+    reserved: frozenset[str] = frozenset(),
+) -> Checked:
     """Returns all problems of a config.
 
     Args:
         project: the config, with its options and overrides.
         reader: reads signatures; None makes one.
         for_run: True where `main` is about to be run, so that a variable that nothing gives is an error.
+        reserved: spellings of options that a config cannot declare, because the command line has them.
     """
     try:
         found = [*project.diagnostics]
@@ -72,6 +82,7 @@ def check_project(project: Project, reader: Reader | None = None, *, for_run: bo
     settings, undecided = judge_settings(graph, judgement, reader)
     elsewhere, unread = judge_projects(graph, project)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
+    found += _taken_options(graph, reserved)
     context = project.lineage
     placed = [finding if finding.context else replace(finding, context=context) for finding in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
@@ -101,6 +112,13 @@ def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
     span = found.span
     place = (span.file, span.line, span.column) if span else ("", 0, 0)
     return (_ORDER[found.severity], *place, found.code, found.message)
+
+
+def _taken_options(graph: Graph, reserved: frozenset[str]) -> Iterator[Diagnostic]:
+    try:
+        declared_options(graph, reserved=reserved)
+    except ForgatherError as error:
+        yield from _of(error)
 
 
 def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:

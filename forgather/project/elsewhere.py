@@ -18,6 +18,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.plain import plain_value
 from forgather.project.project import Project
+from forgather.source import Span
 
 CONSTRUCTORS = frozenset(
     {"forgather:from_project", "forgather.project:from_project", "forgather.project.project:from_project"}
@@ -58,19 +59,18 @@ def _judge(node: Call, path: GraphPath, project: Project, loaded: dict[tuple[Any
     try:
         there = _loaded(project, folder, config, variables, loaded)
     except ForgatherError as error:
+        at = "project_dir" if error.code in ("FG400", "FG401") else "config_template"
         shown = "its default config" if config is None else f"config {config!r}"
         message = f"{shown} of project {folder!r} cannot be used: {error.message}"
-        at = "project_dir" if error.code in ("FG400", "FG401") else "config_template"
-        return [_finding(message, error.hint, node, path, written.get(at), at)]
+        return [_finding(message, error.hint, path, at, _span(written.get(at), node))]
     missing = [name for name in names if isinstance(name, str) and name not in there.targets]
     return [
         _finding(
             f"config {there.config_name!r} of project {folder!r} has no target {name!r}",
             list_of_targets(list(there.targets), name),
-            node,
             path,
-            written.get("targets"),
             "targets",
+            _span(written.get("targets"), node),
         )
         for name in missing
     ]
@@ -95,13 +95,9 @@ def _loaded(
     return loaded[key]
 
 
-def _finding(
-    message: str, hint: str | None, node: Call, path: GraphPath, written: Node | Entry | None, argument: str
-) -> Diagnostic:
-    return Diagnostic(
-        code="FG245",
-        message=message,
-        span=(written.span if written else None) or node.span,
-        path=format_path((*path, Key(argument))),
-        hint=hint,
-    )
+def _finding(message: str, hint: str | None, path: GraphPath, argument: str, span: Span | None) -> Diagnostic:
+    return Diagnostic(code="FG245", message=message, span=span, path=format_path((*path, Key(argument))), hint=hint)
+
+
+def _span(written: Node | Entry | None, node: Call) -> Span | None:
+    return (written.span if written else None) or node.span

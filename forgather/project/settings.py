@@ -16,7 +16,7 @@ from forgather.config.arguments import binds
 from forgather.config.constructors import Called, Judgement, Unchecked
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.errors import Diagnostic, ForgatherError
+from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.rules import Breach, Rules, read_rules
 from forgather.signatures.values import Callee, Default
 
@@ -62,6 +62,9 @@ class _Settings:
             facts = {**settings, **self._inner(called, rules)}
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
             found += rules.values({name: facts[name] for name in judged})
+            # What is wrong by itself is no part of a contradiction.
+            wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
+            facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
             found += rules.broken(facts, given, main=called.node is self._main)
             for breach in found:
                 yield _finding(breach, called, rules)

@@ -97,7 +97,7 @@ def faults(judged):
         "!call:parts.py:lists {pair: [1, 2.0], items: [1], table: {a: 1}, rows: [1, 2]}",
         "!call:parts.py:lists {pair: !tuple [1, 2], items: !dlist {a: 1}, rows: {a: 1}}",
         "!call:parts.py:either [!partial:parts.py:Plain {}]",
-        "!call:parts.py:called [!partial:parts.py:Called {}]",
+        "!call:parts.py:called [!partial:parts.py:number {}]",
         "!call:parts.py:shape {width: 1}",
         "!call:parts.py:shape {width: a, height: b}",
         "!call:parts.py:Plain {args: [1], kwargs: {rate: 2}}",
@@ -193,6 +193,8 @@ def test_arguments_that_a_signature_rules_out(faults, call, code):
         ("lists {table: [1]}", "FG242", "gets a sequence", "give a mapping"),
         ("lists {items: {a: 1}}", "FG242", "gets a mapping", "give a list"),
         ("takes [!partial:parts.py:Plain {}]", "FG240", "gets a !partial of parts.py:Plain", "write !singleton"),
+        ("called [!partial:parts.py:Called {}]", "FG240", "gets a !partial of parts.py:Called", "write !singleton"),
+        ("takes [{a: 1}]", "FG242", "takes takes Plain as 'thing', and gets a mapping", "an object of Plain"),
         ("Plain {size: !partial:parts.py:number {}}", "FG240", "gets a !partial of parts.py:number", "which calls it"),
         ("calls [!call:parts.py:Plain {}]", "FG241", "a callable as 'make', and gets an object of Plain", "!partial:parts.py"),
         ("calls [!factory:parts.py:Plain {}]", "FG241", "gets an object of Plain", "write !partial:parts.py:Plain"),
@@ -207,6 +209,12 @@ def test_a_value_that_does_not_fit_its_annotation(judged, call, code, message, h
     assert code == found.code
     assert message in found.message
     assert hint in found.hint
+
+
+def test_a_slip_that_ends_among_further_keywords_is_a_warning(judged):
+    (found,) = judged("main: !call:parts.py:Free {anythng: 1}\n").findings
+    assert ("FG204", Severity.WARNING, "did you mean 'anything'?") == (found.code, found.severity, found.hint)
+    assert () == judged("main: !call:parts.py:Free {another: 1}\n").findings
 
 
 def test_ways_to_call_something_are_a_union(judged):

@@ -129,8 +129,8 @@ def test_settings_that_are_known_only_in_the_run_are_not_judged(checked):
     assert any("save_strategy" in one.reason for one in result.unchecked)
 
 
-def test_older_names_are_lints(told):
-    assert [("FG825", "lint", 1)] == told(ARGS.format("warmup_ratio: 0.1, use_cache: true"))[:1]
+def test_older_names_are_warnings(told):
+    assert [("FG825", "warning", 1)] == told(ARGS.format("warmup_ratio: 0.1, use_cache: true"))[:1]
 
 
 def test_saving_without_a_folder_is_a_warning(told):
@@ -180,6 +180,23 @@ def test_a_variable_that_nothing_gives_is_an_error_in_a_run_only(told):
     assert [("FG244", "error", 1), ("FG244", "warning", 2)] == told(text, for_run=True)
 
 
+def test_options_that_the_command_line_has_are_refused(told):
+    text = "dynamic_args:\n  - {names: --json}\nmain: 1\n"
+    assert [("FG409", "error", 2)] == told(text, reserved=frozenset({"--json"}))[:1]
+    assert "FG409" not in [code for code, _, _ in told(text)]
+
+
+def test_a_wrong_value_is_no_part_of_a_contradiction(told):
+    text = ARGS.format("load_best_model_at_end: true, eval_strategy: step, save_strategy: steps")
+    assert [("FG813", "error", 1)] == told(text)
+
+
+def test_label_smoothing_is_not_for_a_loss_of_ones_own(told):
+    text = TRAINER + "    label_smoothing_factor: 0.1\n  loss_fn: !partial:torch.nn.functional:cross_entropy {}\n"
+    assert [("FG807", "error", 6)] == told(text)
+    assert [] == told(TRAINER + "    label_smoothing_factor: 0.1\n")
+
+
 OTHER = {
     "../zoo/meta.yaml": "name: Zoo\n",
     "../zoo/templates/configs/tiny.yaml": "model: 1\nsize: {{ size | default(1) }}\n",
@@ -188,23 +205,25 @@ FROM = "main: !call:forgather:from_project {{{}}}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        ("project_dir: ../zoo, config_template: tiny.yaml, targets: modle", "has no target 'modle'"),
-        ("project_dir: ../zoo, config_template: tiny, targets: [model, size, sise]", "has no target 'sise'"),
+        ("project_dir: ../zoo, config_template: tiny.yaml, targets: modle", "FG245", "has no target 'modle'"),
+        ("project_dir: ../zoo, config_template: tiny, targets: [model, size, sise]", "FG245", "has no target 'sise'"),
         (
             "project_dir: ../zoo, config_template: tinny, targets: model",
+            "FG245",
             "config 'tinny' of project '../zoo' cannot be used",
         ),
         (
             "project_dir: ../zo, config_template: tiny, targets: model",
+            "FG245",
             "config 'tiny' of project '../zo' cannot be used",
         ),
     ],
 )
-def test_names_of_another_project_are_looked_up(checked, arguments, message):
+def test_names_of_another_project_are_looked_up(checked, arguments, code, message):
     (found,) = checked(FROM.format(arguments), OTHER).errors
-    assert ("FG245", 1) == (found.code, found.span.line)
+    assert (code, 1) == (found.code, found.span.line)
     assert message in found.message
     assert found.hint
 

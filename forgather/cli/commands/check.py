@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forgather.cli.findings import finding_facts, grouped, not_checked, unchecked_facts
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_set
+from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import write_findings, write_json
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.checking import Checked, check_project, reader_for
@@ -116,7 +116,7 @@ def _folders(invocation: Invocation) -> tuple[list[str], bool]:
 
 def _report(project: Project, reader: Reader, name: str) -> _Report:
     display = Display(project.meta.project_dir, project.meta.workspace_root)
-    return _Report(name, display, check_project(project, reader))
+    return _Report(name, display, check_project(project, reader, reserved=OWN_NAMES))
 
 
 def _lines(reports: list[_Report], *, verbose: bool) -> list[str]:

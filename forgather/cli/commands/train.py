@@ -12,7 +12,7 @@ from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_set
+from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
 from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
@@ -68,11 +68,11 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     Raises:
         ProjectError: the config has errors; all of them are in it.
     """
-    from forgather.project.checking import check_project
+    from forgather.project.checking import SAID_BY_THE_RUN, check_project
 
-    findings = check_project(project, for_run=True).findings
+    findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)
-    return findings
+    return [found for found in findings if found.code not in SAID_BY_THE_RUN]
 
 
 def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:
