@@ -31,7 +31,7 @@ def score(monkeypatch, capsys, tmp_path):
 
     def run(*options, command=f"{sys.executable} {tmp_path}/tool.py {{project}} 0"):
         codes = ["--codes", str(tmp_path / "codes.json")]
-        status = module.main(["--command", command, "--category", "meta", *codes, *options])
+        status = module.main(["--command", command, "--category", "project_file", *codes, *options])
         return status, capsys.readouterr().out
 
     return run
@@ -44,18 +44,18 @@ def row(text, category):
 def test_the_table_counts_places_and_codes_by_category(score):
     status, table = score()
     assert 0 == status
-    assert ["6", "1", "1", "1", "1"] == row(table, "meta") == row(table, "all")
+    assert ["6", "1", "1", "1", "1"] == row(table, "project_file") == row(table, "all")
     assert "meta-search-folder: expected FG404 meta.yaml:5; said nothing" in table
 
 
 def test_a_wrong_line_is_not_exact(score, tmp_path):
     _, table = score(command=f"{sys.executable} {tmp_path}/tool.py {{project}} 1")
-    assert ["6", "1", "0", "1", "0"] == row(table, "meta")
+    assert ["6", "1", "0", "1", "0"] == row(table, "project_file")
 
 
 def test_a_tool_that_does_not_run_finds_nothing(score, tmp_path):
     _, table = score(command=f"{sys.executable} {tmp_path}/missing.py {{project}}")
-    assert ["6", "0", "0", "0", "0"] == row(table, "meta")
+    assert ["6", "0", "0", "0", "0"] == row(table, "project_file")
     assert "said no findings" in table
 
 
