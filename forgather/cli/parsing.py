@@ -33,6 +33,7 @@ COMMANDS = {
     "code": "write Python that builds what a config builds, without this package's configs",
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
+    "rerun": "repeat a past run out of its folder",
     "new": "make a working project or config",
     "explain": "explain an error code",
 }

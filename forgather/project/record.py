@@ -12,7 +12,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -75,7 +75,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     files = {
         "config.yaml": project.rendered.text,
         GRAPH: _graph_text(project.graph),
-        OVERRIDES: _overrides_text(project),
+        OVERRIDES: overrides_text(project.variables, project.overrides),
         SIGNATURES: json.dumps(defaults, indent=1) + "\n",
         **_template_files(project),
         **_code_files(project),
@@ -127,14 +127,14 @@ def _text(file: str) -> str:
         return stream.read()
 
 
-def _overrides_text(project: Project) -> str:
+def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[str, str]]) -> str:
+    """Returns what `overrides.yaml` holds."""
     lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
-    variables = {name: value for name, value in project.variables.items()}
-    lines.append(f"variables: {json.dumps(variables, default=str)}")
-    if not project.overrides:
+    lines.append(f"variables: {json.dumps(dict(variables), default=str)}")
+    if not overrides:
         return "\n".join([*lines, "overrides: []", ""])
     lines.append("overrides:")
-    for path, text in project.overrides:
+    for path, text in overrides:
         lines += [f"- path: {json.dumps(path)}", f"  value: {json.dumps(text)}"]
     return "\n".join([*lines, ""])
 

@@ -49,6 +49,7 @@ NAMES = (
     "check",
     "construct",
     "train",
+    "rerun",
     "new",
     "explain",
 )

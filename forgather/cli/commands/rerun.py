@@ -1,0 +1,138 @@
+"""`fgcli rerun`: a past run once more, out of its folder. Runs what the config named."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
+from forgather.errors import ProjectError
+from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
+from forgather.launch import run as run_plan
+from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
+from forgather.project.output_lock import alone_in
+from forgather.project.past_run import PastRun, open_run
+from forgather.project.record import run_folder_name
+from forgather.project.verify import Fate, Row, verify
+
+EXECUTES = True
+DESCRIPTION = """Repeat a past run out of its folder: what it depended on is verified first (its record, code,
+templates, versions, data, environment), what cannot be restored is listed, and then it trains with the graph that was
+built, into another output folder. At the end its loss file is compared with that of the first run, byte by byte."""
+EXAMPLES = """examples:
+  fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
+  fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
+  fgcli rerun RUN --output-dir /tmp/again --anyway"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
+    parser.add_argument("--output-dir", metavar="DIR", help="output folder (default: 'reruns/TIME' in that of the run)")
+    parser.add_argument("--dry-run", action="store_true", help="verify, print, and construct nothing")
+    parser.add_argument("--anyway", action="store_true", help="run although something cannot be restored")
+    add_json(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Verifies, repeats the run and returns its exit status."""
+    options = invocation.options
+    past = open_run(options.run_folder)
+    print_findings(past.notes, past.project_dir)
+    now = datetime.now(UTC)
+    output_dir = new_output_dir(past, options.output_dir, now)
+    meta = place_of(past)
+    rows = verify(past, meta)
+    lost = [row for row in rows if row.fate is Fate.LOST]
+    facts = {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
+    if not options.json:
+        _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
+    if options.dry_run:
+        if options.json:
+            write_json({**facts, "can_be_restored": not lost})
+        return int(bool(lost))
+    if lost and not options.anyway:
+        things = "1 thing that the run depends on" if len(lost) == 1 else f"{len(lost)} things that the run depends on"
+        first = ", ".join(f"{row.what} {row.name}" for row in lost[:3])
+        raise ProjectError(
+            f"{things} cannot be restored: {first}",
+            code="FG439",
+            hint="bring it back, or run with --anyway: that is then another run",
+        )
+    project = again(past, meta, output_dir)
+    plan = plan_run(project)
+    plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
+    outcome = _repeated(plan, past, ["fgcli", *invocation.arguments], quiet=options.json)
+    losses = compare_losses(past.folder, outcome.run_dir)
+    if options.json:
+        write_json({**facts, **_ending(outcome, losses)})
+    else:
+        print_note(_verdict(losses))
+    return outcome.status
+
+
+def _repeated(plan: RunPlan, past: PastRun, command: Sequence[str], *, quiet: bool) -> Outcome:
+    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if quiet else nullcontext():
+        run_dir = prepare_run(plan, command)
+        complete_record(run_dir, past, plan.project)
+        print_note(f"first run   {shlex.quote(near_path(past.folder))}")
+        print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
+        return run_plan(plan, run_dir)
+
+
+def _print(lines: Sequence[str], *, to_errors: bool) -> None:
+    if not to_errors:
+        write_text("\n".join(lines))
+        return
+    for line in lines:
+        print_note(line)
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    shown = [row for row in rows if row.fate is not Fate.SAME]
+    if not shown:
+        return []
+    cells = [(str(row.fate), row.what, row.name, row.then, row.now) for row in shown]
+    heads = [("", "what", "name", "then", "now"), *cells]
+    widths = [min(max(len(line[column]) for line in heads), 48) for column in range(4)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, [*widths, 0], strict=True)) for line in heads]
+    return [line.rstrip() for line in lines]
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    same = Counter(row.what for row in rows if row.fate is Fate.SAME)
+    return "the same: " + (", ".join(f"{what} ({count})" for what, count in same.items()) or "nothing that is known")
+
+
+def _fact(row: Row) -> dict[str, str]:
+    return {"fate": str(row.fate), "what": row.what, "name": row.name, "then": row.then, "now": row.now}
+
+
+def _ending(outcome: Outcome, losses: Losses) -> dict[str, object]:
+    return {
+        "status": outcome.status,
+        "interrupted": outcome.interrupted,
+        "run_dir": outcome.run_dir,
+        "model_dir": outcome.model_dir,
+        "same_loss": losses.same,
+        "loss_lines": losses.lines,
+        "first_difference": losses.first,
+    }
+
+
+def _verdict(losses: Losses) -> str:
+    if losses.lines is None:
+        return "loss file   the first run kept none: nothing to compare"
+    if losses.same:
+        return f"loss file   identical bytes, {losses.lines} lines"
+    if losses.first is None:
+        return f"loss file   the same as far as both go; the first run wrote {losses.lines} lines"
+    return f"loss file   differs from line {losses.first} of {losses.lines} on"

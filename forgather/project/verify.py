@@ -1,0 +1,204 @@
+"""What a past run depended on, then and now.
+
+Takes a `PastRun`, gives rows: each thing that is another one now, with what becomes of it, and how many are the same.
+Keeps true: nothing is imported or constructed; a value of the environment is never compared, because none was kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from forgather.config.graph import Call, Entry, Scalar
+from forgather.config.path import format_path
+from forgather.config.traverse import entries, roots, walk
+from forgather.errors import ForgatherError
+from forgather.kept import Digests
+from forgather.project.data_files import changed_data
+from forgather.project.defaults import changed_defaults, read_defaults
+from forgather.project.locations import cache_dir
+from forgather.project.meta import ProjectMeta
+from forgather.project.past_run import PastRun
+from forgather.project.record import environment_needed, git_state, runtime_facts
+from forgather.project.versions import installed_versions
+
+
+class Fate(StrEnum):
+    """What becomes of a thing that a run depended on: lost things change the result for certain."""
+
+    SAME = "same"
+    RESTORED = "restored"
+    DIFFERS = "differs"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing that a run depended on.
+
+    Args:
+        fate: what becomes of it.
+        what: the kind of thing: "version", "data", "code" and so on.
+        name: which one.
+        then: what it was.
+        now: what it is.
+    """
+
+    fate: Fate
+    what: str
+    name: str
+    then: str
+    now: str
+
+
+def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
+    """Returns a row for each thing that the run depended on, what is lost first.
+
+    Args:
+        run: the run.
+        meta: the project as the run will be repeated in.
+    """
+    rows = [
+        *_record(run),
+        *_sources(run),
+        *_versions(run),
+        *_git(run),
+        *_data(run),
+        *_environment(run),
+        *_processors(run),
+        *_checkpoint(run),
+        *_constructors(run, meta),
+    ]
+    order = [Fate.LOST, Fate.DIFFERS, Fate.RESTORED, Fate.SAME]
+    return sorted(rows, key=lambda row: order.index(row.fate))
+
+
+def code_is_as_then(run: PastRun) -> bool:
+    """Whether the project is there and its Python files are those that the run kept."""
+    if not os.path.isdir(run.project_dir):
+        return False
+    return all(row.fate is Fate.SAME for row in _sources(run) if row.what == "code")
+
+
+def _row(what: str, name: str, then: object, now: object, otherwise: Fate = Fate.DIFFERS) -> Row:
+    fate = Fate.SAME if then == now else otherwise
+    return Row(fate=fate, what=what, name=name, then=_text(then), now=_text(now))
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _record(run: PastRun) -> Iterator[Row]:
+    digest = Digests()
+    for name, then in sorted(run.table("files").items()):
+        now = digest(os.path.join(run.folder, *name.split("/")))
+        words = "gone" if now is None else "as written" if now == then else "another one"
+        yield _row("record", name, "as written", words, Fate.LOST)
+
+
+def _sources(run: PastRun) -> Iterator[Row]:
+    digest = Digests()
+    for here, folders, files in os.walk(os.path.join(run.folder, "templates")):
+        folders.sort()
+        for name in sorted(files):
+            copy = os.path.join(here, name)
+            now = digest(run.original(copy))
+            words = "gone; the run's copy is used" if now is None else "changed; the run's copy is used"
+            what = "code" if name.endswith(".py") else "template"
+            same = now == digest(copy)
+            yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.RESTORED)
+
+
+def _versions(run: PastRun) -> Iterator[Row]:
+    then = run.table("versions")
+    now = installed_versions([name for name in then if name != "python"])
+    for name, version in then.items():
+        lost = version is not None and now.get(name) is None
+        yield _row("version", name, version, now.get(name), Fate.LOST if lost else Fate.DIFFERS)
+
+
+def _git(run: PastRun) -> Iterator[Row]:
+    then = run.table("git")
+    if then:
+        now = git_state(run.project_dir) if os.path.isdir(run.project_dir) else None
+        yield _row("git", "project", _commit(then), _commit(now or {}))
+
+
+def _commit(state: dict[str, Any]) -> str:
+    return f"{str(state.get('commit', 'none'))[:10]}{' with changes' if state.get('dirty') else ''}"
+
+
+def _data(run: PastRun) -> Iterator[Row]:
+    recorded = run.listed("data")
+    changes = {name: (then, now) for name, then, now in changed_data(recorded, run.project_dir)}
+    for item in recorded:
+        then, now = changes.get(item["named"], ("", ""))
+        yield _row("data", item["named"], then, now, Fate.LOST)
+
+
+def _environment(run: PastRun) -> Iterator[Row]:
+    now = environment_needed(run.built)
+    for name, was_set in run.table("environment_needed").items():
+        is_set = now.get(name, name in os.environ)
+        lost = bool(was_set) and not is_set
+        yield _row("environment", name, _set(was_set), _set(is_set), Fate.LOST if lost else Fate.DIFFERS)
+    for name, value in run.table("environment_read").items():
+        here = os.environ.get(name)
+        if here is not None:
+            yield _row(
+                "environment", name, value, here if here == value else "another; the run's is used", Fate.RESTORED
+            )
+
+
+def _set(value: object) -> str:
+    return "set" if value else "not set"
+
+
+def _processors(run: PastRun) -> Iterator[Row]:
+    now = runtime_facts()
+    for name, value in run.table("processors").items():
+        yield _row("processors", name, value, now.get(name))
+
+
+def _checkpoint(run: PastRun) -> Iterator[Row]:
+    """A run that went on from a checkpoint cannot begin there again, unless the checkpoint is a path that exists."""
+    for path, node in walk(roots(run.built)):
+        for entry in entries(node) if isinstance(node, Call) else ():
+            if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):
+                value = str(entry.value.value) if isinstance(entry.value, Scalar) else ""
+                now = value if os.path.isdir(value) else "not there" if value not in ("auto", "True") else "begins anew"
+                lost = Fate.DIFFERS if now == "begins anew" else Fate.LOST
+                yield _row("checkpoint", format_path(path), value, now, lost)
+
+
+def _names_a_checkpoint(entry: Entry) -> bool:
+    return isinstance(entry.value, Scalar) and bool(entry.value.value)
+
+
+def _constructors(run: PastRun, meta: ProjectMeta) -> Iterator[Row]:
+    from forgather.signatures import Reader
+
+    reader = Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))
+    names = dict.fromkeys(
+        node.constructor
+        for _, node in walk(roots(run.built))
+        if isinstance(node, Call) and node.submodule_searchpath is None
+    )
+    for name in names:
+        try:
+            reader.read(name)
+        except ForgatherError as error:
+            yield Row(fate=Fate.LOST, what="constructor", name=name, then="called", now=error.message)
+    now = read_defaults(run.built, meta)
+    for item in changed_defaults(run.built, run.built, run.defaults, now):
+        yield Row(
+            fate=Fate.DIFFERS,
+            what="default",
+            name=format_path(item.path),
+            then=item.old.text.rstrip(","),
+            now=item.new.text,
+        )
