@@ -117,11 +117,29 @@ def pages(repeats: int, cache: str) -> list[dict]:
     ]
 
 
+def diffs(repeats: int, cache: str) -> list[dict]:
+    """Returns the rows about `fgcli diff`, whose exit status says that the configs differ."""
+    fgcli = [sys.executable, "-c", "from forgather.cli.main import main; main()", *DEMO, "diff"]
+    configs, revisions = [*fgcli, "tiny", "fast"], [*fgcli, "tiny@HEAD", "tiny"]
+    cold, warm, git = [], [], []
+    for _ in range(repeats):
+        empty(cache)
+        cold.append(run(configs, cache)[0])
+        warm.append(run(configs, cache)[0])
+        git.append(run(revisions, cache)[0])
+    median = statistics.median
+    return [
+        row("fgcli diff tiny fast in the demo, empty caches", median(cold) * 1e3, 400, "ms CPU"),
+        row("fgcli diff tiny fast in the demo, full caches", median(warm) * 1e3, 400, "ms CPU"),
+        row("fgcli diff tiny@HEAD tiny in the demo, git included", median(git) * 1e3, 400, "ms CPU"),
+    ]
+
+
 def measure(repeats: int) -> list[dict]:
     """Returns one record for each row of the table."""
     cache = tempfile.mkdtemp()
     try:
-        return [*blames(repeats), *checks(repeats, cache), *pages(repeats, cache)]
+        return [*blames(repeats), *checks(repeats, cache), *pages(repeats, cache), *diffs(repeats, cache)]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 
