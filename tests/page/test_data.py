@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from forgather.codegen.boxes import fold
 from forgather.codegen.page.data import page_data
 from forgather.codegen.page.page import SCRIPTS, embedded, page
+from forgather.codegen.page.rendered import RenderedLines, numbered
+from forgather.config.annotate import annotate
 from forgather.project.display import Display
 from forgather.project.page import config_page
 from forgather.project.project import Project
@@ -179,3 +182,19 @@ def test_every_shipped_config_has_a_page_of_modest_size(config):
     assert len(config_page(project)) < 300_000
     for box in data_of(project)["boxes"][1:]:
         assert {"kind", "title", "origin", "line"} <= set(box)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda file: f"{file.parents[2].name}-{file.stem}")
+def test_the_page_and_the_annotated_text_agree_on_every_line(config):
+    project = Project(config.name, str(config.parents[2]))
+    lines = annotate(project.rendered, project.graph)
+    dimmed = [number for number, line in enumerate(lines, start=1) if not line.counts and line.text.strip()]
+    assert dimmed == [number for number, _ in data_of(project)["over"]]
+    boxes = fold(project.graph)
+    mine = numbered(boxes, RenderedLines(project.rendered))
+    paths = {(*box.path, row.step): mine.get(id(row)) for box in boxes for row in box.rows if row.box is None}
+    theirs = {note.path: number for number, line in enumerate(lines, start=1) for note in line.notes if not note.winner}
+    # A value may stand on the line below its key.
+    far = [path for path, number in paths.items() if number and theirs.get(path, number) - number not in (0, 1)]
+    assert [] == far
+    assert len(theirs) > 40

@@ -2,9 +2,10 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const FAR = 0.3; // below this scale a box shows its title alone
+const MARGIN = 56;
 const STUB = 30; // what is drawn of an edge to a box that very many use
 const MOST_WHOLE = 300;
-const SCALE_MIN = 0.001;
+const SMALL = 0.1; // scale that is worth showing; zooming out goes on until everything is in view
 const AROUND = 300; // pixels around the view that are drawn too
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -93,7 +94,7 @@ class Canvas {
   }
 
   zoom(scale, x = this.host.clientWidth / 2, y = this.host.clientHeight / 2) {
-    const next = Math.min(Math.max(scale, SCALE_MIN), 2.5);
+    const next = Math.min(Math.max(scale, Math.min(SMALL, this.whole())), 2.5);
     this.x = x - ((x - this.x) * next) / this.scale;
     this.y = y - ((y - this.y) * next) / this.scale;
     this.scale = next;
@@ -108,13 +109,19 @@ class Canvas {
     return { left, top, right, bottom };
   }
 
+  /** The scale at which everything is in view. */
+  whole() {
+    const { left, top, right, bottom } = this.bounds;
+    return Math.min((this.host.clientWidth - 2 * MARGIN) / (right - left), (this.host.clientHeight - 2 * MARGIN) / (bottom - top), 1);
+  }
+
   /** Shows everything; a picture too large to be read is shown from its beginning, in readable size. */
-  fit(smallest = 0) {
+  fit(smallest = SMALL) {
     const { left, top, right, bottom } = this.bounds;
     const { clientWidth: width, clientHeight: height } = this.host;
-    const margin = 36;
-    const all = Math.min((width - 2 * margin) / (right - left), (height - 2 * margin) / (bottom - top), 1);
-    this.scale = Math.max(all, smallest, SCALE_MIN);
+    const margin = MARGIN;
+    const all = this.whole();
+    this.scale = Math.max(all, smallest);
     const [wide, high] = [(right - left) * this.scale, (bottom - top) * this.scale];
     this.x = (wide + 2 * margin > width ? margin : (width - wide) / 2) - left * this.scale;
     this.y = (high + 2 * margin > height ? margin : (height - high) / 2) - top * this.scale;
@@ -207,7 +214,7 @@ class Canvas {
       path.classList.toggle("hot", touches({ from: Number(path.dataset.from), to: Number(path.dataset.to) }));
     }
     const whole = this.edges.filter(edge => edge.stub && touches(edge)).slice(0, MOST_WHOLE);
-    this.lines.append(...whole.map(edge => line({ ...edge, kind: "shared whole hot" })));
+    this.lines.append(...whole.map(edge => line({ ...edge, kind: `${edge.kind} whole hot` })));
   }
 }
 

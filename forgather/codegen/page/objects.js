@@ -12,7 +12,9 @@ const TITLE = "600 13px system-ui, sans-serif";
 const MONO = '11.5px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
 const shownRows = box => (box.whole || box.rows.length <= ROWS + 2 ? box.rows : box.rows.slice(0, ROWS));
-const openBelow = box => (box.open ? new Set(shownRows(box).filter(row => row.box !== undefined).map(row => row.box)) : []);
+// What the config names hangs on it only where nothing else uses it: the rest is seen with what uses it.
+const leads = row => row.box !== undefined && (row.owner.id !== 0 || boxes[row.box].uses.length === 0);
+const openBelow = box => (box.open ? new Set(shownRows(box).filter(leads).map(row => row.box)) : []);
 
 const KINDS = {
   config: "the config",
@@ -57,7 +59,7 @@ class Objects {
     while (level.length) {
       const next = new Set();
       for (const id of level) {
-        for (const row of shownRows(boxes[id])) if (row.box !== undefined && !seen.has(row.box)) next.add(row.box);
+        for (const row of shownRows(boxes[id])) if (leads(row) && !seen.has(row.box)) next.add(row.box);
       }
       if (seen.size + next.size > START && level[0] !== 0) break;
       for (const id of level) boxes[id].open = true;
@@ -134,7 +136,7 @@ class Objects {
     const head = textWidth(titleOf(box), TITLE) + (name && name !== titleOf(box) ? textWidth(`&${name}`, MONO) + 12 : 0) + (box.shared ? 40 : 0);
     box.keys = Math.min(Math.max(0, ...rows.map(row => textWidth(cut(row.key, 40), MONO))) + 12, 240);
     const values = rows.map(row => textWidth(cut(valueText(row) + aliasText(row), 60), MONO) + (row.was ? 14 : 0) + (row.alias ? 8 : 0));
-    const wide = Math.max(head, textWidth(subtitleOf(box), MONO), box.keys + Math.max(0, ...values) + 6) + 40;
+    const wide = Math.max(head, textWidth(subtitleOf(box), MONO), box.keys + Math.max(0, ...values) + 6) + 44;
     const h = HEAD + (rows.length + (more ? 1 : 0)) * ROW + (rows.length ? FOOT : 0);
     return { key: box.id, box, kids: [], w: Math.round(Math.min(Math.max(wide, 150), 400)), h, entry: HEAD / 2 };
   }
@@ -145,8 +147,8 @@ class Objects {
       if (!box.open) continue;
       const from = this.nodes.get(box.id);
       shownRows(box).forEach((row, at) => {
-        if (row.box === undefined) return;
         const to = this.nodes.get(row.box);
+        if (!to) return;
         const held = to.hold === row;
         // The config names nearly everything: only what nothing else uses hangs on it.
         const stub = !held && (box.id === 0 || boxes[row.box].uses.length > MANY_USES || Math.abs(to.y - from.y) > LONGEST);
@@ -225,9 +227,9 @@ class Objects {
     const row = isRow(item) ? item.outer || item : null;
     const box = row ? row.owner : item;
     if (row && row.at >= shownRows(box).length) box.whole = true;
-    for (let at = box; at.home; at = at.home.owner) {
-      at.home.owner.open = true;
-      if (at.home.at >= shownRows(at.home.owner).length) at.home.owner.whole = true;
+    for (let above = box.uses[0] || box.home; above; above = above.owner.uses[0] || above.owner.home) {
+      above.owner.open = true;
+      if (above.at >= shownRows(above.owner).length) above.owner.whole = true;
     }
     this.layout();
     const node = this.nodes.get(box.id);

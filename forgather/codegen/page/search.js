@@ -39,24 +39,24 @@ class Search {
     }
   }
 
-  /** All that can be found: [item, its text in small letters, the part that names it]. */
+  /** All that can be found: [item, its text in small letters, what it is called]. */
   get index() {
     if (this.known) return this.known;
     const place = item => (placeOf(item) === null ? "" : placeName(placeOf(item)));
     const known = [];
     const row = item => {
       const text = item.box === undefined && !item.rows.length ? item.text : "";
-      known.push([item, `${pathOf(item)}\n${text}\n${place(item)}`.toLowerCase(), item.key.toLowerCase()]);
+      known.push([item, `${pathOf(item)}\n${text}\n${place(item)}`.toLowerCase(), [item.key.toLowerCase()]]);
       item.rows.forEach(row);
     };
     for (const box of boxes) {
       if (box.id) {
         const paths = pathsOf(box, 4).join("\n");
-        known.push([box, `${paths}\n${box.calls || box.kind}\n${nameOf(box)}\n${place(box)}`.toLowerCase(), titleOf(box).toLowerCase()]);
+        known.push([box, `${paths}\n${box.calls || box.kind}\n${nameOf(box)}\n${place(box)}`.toLowerCase(), [titleOf(box).toLowerCase(), box.home.key.toLowerCase()]]);
       }
       for (const item of box.rows) if (item.box === undefined || boxes[item.box].home !== item) row(item);
     }
-    for (const template of data.templates) known.push([template, `${template.name}\n${placeName(template.at)}`.toLowerCase(), template.name.toLowerCase()]);
+    for (const template of data.templates) known.push([template, `${template.name}\n${placeName(template.at)}`.toLowerCase(), [template.name.toLowerCase()]]);
     return (this.known = known);
   }
 
@@ -65,10 +65,11 @@ class Search {
     this.at = -1;
     this.found = [];
     if (words.length) {
-      const ranked = [[], [], []];
-      for (const [item, text, name] of this.index) {
+      const ranked = [[], [], [], []];
+      for (const [item, text, names] of this.index) {
         if (!words.every(word => text.includes(word))) continue;
-        ranked[name === words[0] ? 0 : name.includes(words[0]) ? 1 : 2].push(item);
+        const same = names.includes(words[0]);
+        ranked[same ? (isBox(item) ? 0 : 1) : names.some(name => name.includes(words[0])) ? 2 : 3].push(item);
       }
       this.found = ranked.flat().slice(0, MOST);
     }
