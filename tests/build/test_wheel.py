@@ -71,7 +71,14 @@ def test_every_template_and_error_page_is_in_the_wheel(wheel):
     pages = {f"forgather/_errors/{file.name}" for file in (ROOT / "docs" / "errors").glob("FG*.md")}
     modules = {str(file.relative_to(ROOT)) for file in (ROOT / "forgather").rglob("*.py")}
 
-    assert set() == (templates | pages | modules | {"forgather/py.typed"}) - names
+    assets = {
+        str(file.relative_to(ROOT))
+        for pattern in ("*.js", "*.css", "*.html")
+        for file in (ROOT / "forgather").rglob(pattern)
+    }
+
+    assert set() == (templates | pages | modules | assets | {"forgather/py.typed"}) - names
+    assert "forgather/codegen/page/page.html" in assets
     assert "forgather/templatelib/trainers/trainer.yaml" in names
     assert [] == sorted(name for name in names if name.startswith(("tests/", "projects/", "templatelib/", "docs/")))
 
@@ -81,6 +88,7 @@ def test_an_installed_fgcli_makes_and_prints_a_project_of_ones_own(fgcli, tmp_pa
     assert "max_steps: 100" in fgcli("-p", "my_project", "pp")
     assert "lib:trainers/trainer.yaml" in fgcli("trefs", cwd=tmp_path / "my_project")
     assert "* default.yaml" in fgcli("ls", "-r")
+    assert "<!doctype html>" in fgcli("-p", "my_project", "graph", "--format", "html")
 
 
 def test_an_installed_fgcli_explains_errors(fgcli):
