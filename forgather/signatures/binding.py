@@ -34,7 +34,7 @@ Result = tuple[list[Any], bool]
 def flow(statements: Sequence[ast.stmt], name: str, judge: Judge) -> Result:
     """Returns what a name is after statements ran, and whether they bind it for sure."""
     found: list[Any] = []
-    if statements and isinstance(statements[-1], ast.Raise | ast.Return):
+    if statements and isinstance(statements[-1], ast.Raise):
         return found, True
     for statement in reversed(judge.ordered(statements, name)):
         alternatives, sure = _bound_by(statement, name, judge)

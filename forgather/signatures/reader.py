@@ -68,7 +68,12 @@ class Reader:
             from forgather.signatures.engine import Engine
 
             self._engine = Engine(self.project_dir, self._finder, self._ours)
-        answer, used = self._engine.read(constructor, folders)
+        try:
+            answer, used = self._engine.read(constructor, folders)
+        except RecursionError:
+            return Unknown(constructor, "its definition is nested too deeply")
+        except SyntaxError:
+            return Unknown(constructor, "a library that it leads to is not valid Python")
         if self._store:
             self._store.keep(name, answer, used)
         return answer

@@ -20,12 +20,17 @@ _PLAUSIBLE = re.compile(
     r"|[A-Za-z_][\w.]*[ \t]*(?:[\[(:,;#=]|[-+*/|&%^@]=|$)|[\"'({\[]|[rRbBuUfF]{1,2}[\"']",
     re.MULTILINE,
 )
+_SHORT_STRINGS = re.compile(r"""\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'""")
 _ASSIGNS = re.compile(r"([A-Za-z_][\w.]*)[ \t]*(?::[^=\n]*)?=(?!=)([^\n]*)")
 _IS_TEXT = re.compile(r"[rRuU]?[\"']")
 _STAR = re.compile(r"import[ \t(]*\*")
 _HEADER_END = re.compile(r":[ \t]*(?:#[^\n]*)?\n")
 _FIRST_INDENT = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*([ \t]+)(?=\S)")
 _AT_MARGIN = re.compile(r"\n(?=[^\s#)\]}])")
+
+
+class TooDeepError(SyntaxError):
+    """The text is nested too deeply to be parsed; Python may or may not import it."""
 
 
 def parse(text: str) -> list[ast.stmt]:
@@ -36,10 +41,15 @@ def parse(text: str) -> list[ast.stmt]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise SyntaxError("it holds a null character", ("<source>", line, 0, None))
         try:
             return ast.parse(text, "<source>").body
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise SyntaxError(str(error) or type(error).__name__) from None
+        except ValueError as error:
+            raise SyntaxError(str(error)) from None
+        except (RecursionError, MemoryError) as error:
+            raise TooDeepError(str(error) or "it is nested too deeply") from None
 
 
 class Parsed:
@@ -98,26 +108,32 @@ def _long_strings(text: str) -> Iterator[tuple[int, int]]:
     double, single = text.find('"""'), text.find("'''")
     while double >= 0 or single >= 0:
         start = min(found for found in (double, single) if found >= 0)
-        before = text[text.rfind("\n", 0, start) + 1 : start].lstrip()
-        if before.startswith("#"):
+        before = _SHORT_STRINGS.sub("", text[max(text.rfind("\n", 0, start) + 1, position) : start])
+        if "#" in before:
             position = text.find("\n", start)
             if position < 0:
                 return
+        elif '"' in before or "'" in before:
+            position = start + 3
         else:
-            quote = text[start : start + 3]
-            end = text.find(quote, start + 3)
-            while end > 0 and _is_escaped(text, end):
-                end = text.find(quote, end + 1)
-            if end < 0:
-                raise _NotCutError
-            while text[end + 3 : end + 4] == quote[0]:
-                end += 1
-            position = end + 3
+            position = _end_of_string(text, start)
             yield start + 1, position
         if 0 <= double < position:
             double = text.find('"""', position)
         if 0 <= single < position:
             single = text.find("'''", position)
+
+
+def _end_of_string(text: str, start: int) -> int:
+    quote = text[start : start + 3]
+    end = text.find(quote, start + 3)
+    while end > 0 and _is_escaped(text, end):
+        end = text.find(quote, end + 1)
+    if end < 0:
+        raise _NotCutError
+    while text[end + 3 : end + 4] == quote[0]:
+        end += 1
+    return end + 3
 
 
 def _is_escaped(text: str, offset: int) -> bool:
@@ -179,6 +195,8 @@ class Block:
     def _cut(self) -> Iterator[tuple[int, int, int]]:
         """Yields begin and end of each statement, and where its `def` or `class` may stand."""
         source, text, indent = self._source, self._source.text, self._indent
+        if "\f" in text:
+            raise _NotCutError
         pattern = re.compile(rf"\n{indent}(?=[^\s#)\]}}])") if indent else _AT_MARGIN
         begins = [m.end() for m in pattern.finditer(text, max(self._start - 1, 0), self._end)]
         if not indent and text[:1] and text[0] not in " \t\n#":

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from forgather.errors import SyntaxFault
 from forgather.signatures.finding import Finder, Found
-from forgather.signatures.text import Text, parse
+from forgather.signatures.text import Text, TooDeepError, parse
 from forgather.signatures.things import Doubt, Module
 from forgather.source import Span
 
@@ -102,16 +102,30 @@ class World:
 
     def _load(self, found: Found) -> Module | Doubt:
         if found.file is None:
-            if found.stub:
-                return Module(found, self._text(found.stub), is_stub=True)
-            return Module(found, None)
-        text = self._text(found.file)
-        if text is None:
-            return Doubt(f"{found.file} cannot be read as text")
-        is_ours = os.path.realpath(found.file).startswith(self._ours) if self._ours else False
-        if is_ours and "site-packages" not in found.file:
-            _refuse_faulty(found.file, text)
+            try:
+                text = self._text(found.stub) if found.stub else None
+            except SyntaxError:
+                text = None
+            return Module(found, text, is_stub=text is not None)
+        is_ours = self._is_ours(found.file)
+        try:
+            text = self._text(found.file)
+            if text is None:
+                return Doubt(f"{found.file} cannot be read, or is too large")
+            if is_ours:
+                # Whole, so that a mistake is found wherever it stands: Python could not import the file either.
+                parse(text.text)
+        except TooDeepError:
+            return Doubt(f"{found.file} is nested too deeply")
+        except SyntaxError as error:
+            if not is_ours:
+                return Doubt(f"{found.file} is not valid Python")
+            raise _fault(found.file, error) from None
         return Module(found, text)
+
+    def _is_ours(self, file: str) -> bool:
+        real = os.path.realpath(file)
+        return bool(self._ours) and real.startswith(self._ours) and "site-packages" not in real
 
     def stub_of(self, module: Module) -> Module | None:
         """Returns what a module's stub says, where it has one beside its source."""
@@ -119,7 +133,10 @@ class World:
             return None
         key = f"{module.name} (stub)"
         if key not in self._modules:
-            text = self._text(module.found.stub)
+            try:
+                text = self._text(module.found.stub)
+            except SyntaxError:
+                text = None
             self._modules[key] = Module(module.found, text, is_stub=True) if text else None
         stub = self._modules[key]
         if isinstance(stub, Module):
@@ -138,32 +155,30 @@ class World:
         return decode(content)
 
 
-def decode(content: bytes) -> Text | None:
-    """Returns the text of a Python file; None where it is none."""
+def decode(content: bytes) -> Text:
+    """Returns the text of a Python file.
+
+    Raises:
+        SyntaxError: the content is not text in the encoding that it names.
+    """
     encoding = "utf-8-sig"
     if b"coding" in content[:200]:
         import io
         import tokenize
 
-        try:
-            encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
-        except SyntaxError:
-            return None
+        encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
     try:
         text = content.decode(encoding)
-    except (UnicodeDecodeError, LookupError):
-        return None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SyntaxError(f"it is not text in {error.encoding}", ("<source>", line, 0, None)) from None
     return Text(text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text)
 
 
-def _refuse_faulty(file: str, text: Text) -> None:
-    """Parses a file of the project whole, so that a mistake in it is found wherever it stands."""
-    try:
-        parse(text.text)
-    except SyntaxError as error:
-        raise SyntaxFault(
-            f"{os.path.basename(file)} is not valid Python: {error.msg}",
-            code="FG326",
-            span=Span(file, error.lineno or 1, error.offset or 0),
-            hint="correct the line; Python could not import the file either",
-        ) from None
+def _fault(file: str, error: SyntaxError) -> SyntaxFault:
+    return SyntaxFault(
+        f"{os.path.basename(file)} is not valid Python: {error.msg}",
+        code="FG326",
+        span=Span(file, error.lineno or 1, error.offset or 0),
+        hint="correct the line; Python could not import the file either",
+    )

@@ -123,6 +123,8 @@ FOLLOWED = {
     "transformers:AutoConfig.from_pretrained",
     "transformers:AutoTokenizer.from_pretrained",
     "accelerate:PartialState",
+    "datasets:Dataset.from_json",
+    "datasets:Dataset.from_generator",
     "datasets:load_dataset",
     "peft:PeftModel.from_pretrained",
 }
