@@ -15,10 +15,15 @@ from forgather.config.traverse import roots, walk
 
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _LIMIT = 500
+# A run's folder may be handed on: what is imported for its passwords stays at home.
+_PRIVATE = re.compile(r"secret|credential|passw|api_?key", re.IGNORECASE)
 
 
 def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) -> list[str]:
-    """Returns the Python files of a project that constructors name, and those that these import, as absolute paths."""
+    """Returns the Python files of a project that constructors name, and those that these import, as absolute paths.
+
+    An imported file whose name speaks of secrets is left out.
+    """
     folders = [project_dir, *system_path]
     found: dict[str, None] = {}
     todo = list(_named(graph, project_dir, folders))
@@ -26,7 +31,8 @@ def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) 
         file = todo.pop(0)
         if file not in found:
             found[file] = None
-            todo += _imported(file, [os.path.dirname(file), *folders])
+            imported = _imported(file, [os.path.dirname(file), *folders])
+            todo += [other for other in imported if not _PRIVATE.search(os.path.basename(other))]
     return list(found)
 
 

@@ -19,36 +19,41 @@ from forgather.config.traverse import roots, walk
 
 _MAX_DIGESTED = 200_000_000
 _MAX_FILES = 2_000
+# What one run reads for digests before it starts; further files are known by size and time.
+_MAX_TOTAL = 2_000_000_000
 _WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_checkpoint", "cache_dir")
 
 
 def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
     """Returns what the graph reads: for each name its graph path, and for each file size, time and digest."""
-    digests: dict[str, str | None] = {}
+    left = _MAX_TOTAL
+    known: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, Any]] = {}
     for path, text in _named(graph):
+        if text in found:
+            continue
         files = _files(text, project_dir)
-        if files and text not in found:
-            facts = {file: _fact(file, digests) for file in files}
-            found[text] = {"named": text, "at": format_path(path), "files": facts}
+        for file in files:
+            if file not in known:
+                known[file] = _fact(file, left)
+                left -= known[file]["size"] or 0 if known[file]["digest"] else 0
+        if files:
+            found[text] = {"named": text, "at": format_path(path), "files": {file: known[file] for file in files}}
     return list(found.values())
 
 
 def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple[str, str, str]]:
     """Returns name, then and now of each recorded piece of data that is another one or gone."""
-    digests: dict[str, str | None] = {}
     changes = []
     for item in recorded:
         then, now = item["files"], _files(item["named"], project_dir)
         gone = [file for file in then if file not in now]
         new = [file for file in now if file not in then]
-        other = [file for file, fact in then.items() if file in now and not _same(fact, _fact(file, digests))]
+        other = [file for file, fact in then.items() if file in now and not _same(fact, file)]
         if gone or new or other:
-            words = [
-                f"{len(files)} {word}" for files, word in ((other, "changed"), (gone, "gone"), (new, "new")) if files
-            ]
-            what = f"{len(then)} file{'' if len(then) == 1 else 's'}"
-            changes.append((item["named"], what, ", ".join(words)))
+            kinds = ((other, "changed"), (gone, "gone"), (new, "new"))
+            words = [f"{len(files)} {word}" for files, word in kinds if files]
+            changes.append((item["named"], f"{len(then)} file{'' if len(then) == 1 else 's'}", ", ".join(words)))
     return changes
 
 
@@ -77,7 +82,9 @@ def _files(text: str, project_dir: str) -> list[str]:
     if os.path.isfile(path):
         return [path]
     if os.path.isdir(path):
-        return list(_inside(path))
+        # A text that names what is around everything ("/", "..") is no folder of data.
+        around = os.path.join(project_dir, "").startswith(os.path.join(path, ""))
+        return [] if around else list(_inside(path))
     if not glob.has_magic(path):
         return []
     return sorted(file for file in glob.iglob(path, recursive=True) if os.path.isfile(file))[:_MAX_FILES]
@@ -94,22 +101,26 @@ def _inside(folder: str) -> Iterator[str]:
             yield os.path.join(here, name)
 
 
-def _fact(file: str, digests: dict[str, str | None]) -> dict[str, Any]:
+def _fact(file: str, left: int) -> dict[str, Any]:
+    """Size, time and digest of a file; the digest is None for one that is too large, or larger than what is left."""
     try:
         facts = os.stat(file)
-        if file not in digests:
-            digests[file] = _digest(file) if facts.st_size < _MAX_DIGESTED else None
+        digest = _digest(file) if facts.st_size < min(_MAX_DIGESTED, left) else None
     except OSError:
         return {"size": None, "mtime_ns": None, "digest": None}
-    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "digest": digests[file]}
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "digest": digest}
 
 
-def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
-    if then["size"] != now["size"]:
-        return False
-    if then["digest"] is not None and now["digest"] is not None:
-        return bool(then["digest"] == now["digest"])
-    return bool(then["mtime_ns"] == now["mtime_ns"])
+def _same(then: dict[str, Any], file: str) -> bool:
+    try:
+        facts = os.stat(file)
+        if then["size"] != facts.st_size:
+            return False
+        return bool(
+            then["mtime_ns"] == facts.st_mtime_ns if then["digest"] is None else then["digest"] == _digest(file)
+        )
+    except OSError:
+        return then["size"] is None
 
 
 def _digest(file: str) -> str:

@@ -1,6 +1,7 @@
 """The folder of a past run: read back, compared with another one and with what its config gives now."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from forgather.config.path import format_path
 from forgather.errors import ProjectError
 from forgather.launch import plan_run, prepare_run
 from forgather.project.compared import compare
+from forgather.project.data_files import changed_data
 from forgather.project.past_run import open_run
 from forgather.project.project import Project
 from forgather.project.sides import open_sides
@@ -30,7 +32,7 @@ main: !singleton:toy.py:Trainer
   run_dir: !var {name: run_dir, default: ~}
 """
 TOY = """\
-import helper
+import helper, my_secrets
 
 class Arguments:
     def __init__(self, output_dir=None, lr=0.5, secret=None, fused=None):
@@ -48,6 +50,7 @@ FILES = {
     "templates/configs/a.yaml": "-- extends 'base.yaml'\n",
     "toy.py": TOY,
     "helper.py": "import os\n",
+    "my_secrets.py": "KEY = 'hunter2'\n",
 }
 
 
@@ -139,7 +142,7 @@ def test_data_that_arguments_name_is_known_by_content(bench):
     (bench / "data/inner/a.txt").write_text("a")
     (bench / "rows.jsonl").write_text("{}")
     (bench / "templates/configs/a.yaml").write_text(
-        "-- extends 'base.yaml'\n[args]\n  == super()\n  rows: [rows.jsonl, data/*/*.txt, nowhere/x]\n  data: data/inner\n"
+        "-- extends 'base.yaml'\n[args]\n  == super()\n  rows: [rows.jsonl, data/*/*.txt, nowhere/x, /, '..']\n  data: data/inner\n"
     )
     run = Path(recorded(bench))
     data = json.loads((run / "run.json").read_text())["data"]
@@ -200,3 +203,20 @@ def test_a_folder_around_runs_names_them(bench):
             open_run(word)
         assert "FG437" == caught.value.code
         assert f"runs there, newest first: out/runs/{run.name}" == caught.value.hint
+
+
+def test_a_file_that_is_too_large_for_a_digest_is_known_by_size_and_time(bench, monkeypatch):
+    monkeypatch.setattr("forgather.project.data_files._MAX_DIGESTED", 3)
+    (bench / "rows.txt").write_text("large")
+    (bench / "few.txt").write_text("1")
+    (bench / "templates/configs/a.yaml").write_text(
+        "-- extends 'base.yaml'\n[args]\n  == super()\n  rows: [rows.txt, few.txt]\n"
+    )
+    run = open_run(recorded(bench))
+    assert [True, False] == [fact["digest"] is None for item in run.listed("data") for fact in item["files"].values()]
+    assert [] == changed_data(run.listed("data"), str(bench))
+
+    for name in ("rows.txt", "few.txt"):
+        os.utime(bench / name, (1, 1))
+
+    assert [("rows.txt", "1 file", "1 changed")] == changed_data(run.listed("data"), str(bench))
