@@ -29,7 +29,7 @@ def open_past(folder: str) -> Compared:
     """
     run = open_run(folder)
     return Compared(
-        title=os.path.relpath(run.folder),
+        title=_near(run.folder),
         graph=without_options(run.graph),
         place=run.place,
         config=run.config,
@@ -66,3 +66,9 @@ def config_now(folder: str) -> Compared:
         code=code_digests(project.graph, meta.project_dir),
         defaults=read_defaults(project.graph, meta),
     )
+
+
+def _near(folder: str) -> str:
+    """The folder as one would type it: relative below the working folder, absolute elsewhere."""
+    relative = os.path.relpath(folder)
+    return folder if relative.startswith(os.pardir) else relative

@@ -220,3 +220,11 @@ def test_a_file_that_is_too_large_for_a_digest_is_known_by_size_and_time(bench, 
         os.utime(bench / name, (1, 1))
 
     assert [("rows.txt", "1 file", "1 changed")] == changed_data(run.listed("data"), str(bench))
+
+
+def test_a_run_is_called_by_a_path_that_can_be_typed(bench, monkeypatch):
+    run = recorded(bench)
+    assert f"out/runs/{Path(run).name}" == open_sides(run, None, None, None)[0].title
+    (bench / "elsewhere").mkdir()
+    monkeypatch.chdir(bench / "elsewhere")
+    assert run == open_sides(run, None, None, None)[0].title
