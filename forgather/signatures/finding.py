@@ -19,6 +19,10 @@ _HARMLESS_HOOKS = frozenset(
 )
 
 
+FOLDER = "_folder_"
+"""What the names of packages begin with that are made of folders."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Where a module is.
@@ -71,7 +75,7 @@ class Finder:
 
     def package(self, folders: Sequence[str]) -> str:
         """Returns the name of a package whose modules are the files of folders; the same name for the same folders."""
-        name = "_folder_" + blake2b("\0".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        name = FOLDER + blake2b("\0".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self._known.setdefault(name, Found(name, None, tuple(folders)))
         return name
 

@@ -50,7 +50,7 @@ class Reader:
         folders = tuple(self._absolute(folder) for folder in searchpath)
         key = constructor, folders
         if key not in self._known:
-            self._known[key] = self._read(constructor, folders) if ":" in constructor else _short(constructor)
+            self._known[key] = self._read(constructor, folders) if ":" in constructor else self._short(constructor)
         return self._known[key]
 
     def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
@@ -78,11 +78,18 @@ class Reader:
             self._store.keep(name, answer, used)
         return answer
 
+    def _short(self, name: str) -> Callee | Unknown:
+        # Python takes milliseconds to tell the signature of what is written in C.
+        kept = self._store.find(name) if self._store else None
+        if kept is None:
+            from forgather.signatures.runtime import known_callee
+
+            kept = known_callee(name)
+            if self._store:
+                module = "forgather.config.shortnames"
+                found = self._finder.find(module)
+                self._store.keep(name, kept, [(module, found.read if found else None)])
+        return kept
+
     def _absolute(self, folder: str) -> str:
         return os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(folder)))
-
-
-def _short(name: str) -> Callee | Unknown:
-    from forgather.signatures.runtime import known_callee
-
-    return known_callee(name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from forgather.errors import SyntaxFault
-from forgather.signatures.finding import Finder, Found
+from forgather.signatures.finding import FOLDER, Finder, Found
 from forgather.signatures.text import Text, TooDeepError, parse
 from forgather.signatures.things import Doubt, Module
 from forgather.source import Span
@@ -107,7 +107,7 @@ class World:
             except SyntaxError:
                 text = None
             return Module(found, text, is_stub=text is not None)
-        is_ours = self._is_ours(found.file)
+        is_ours = found.name.startswith(FOLDER) or self._is_ours(found.file)
         try:
             text = self._text(found.file)
             if text is None:

@@ -57,6 +57,12 @@ def test_an_unknown_is_kept_too(project, cache, monkeypatch):
     assert [] == counted
 
 
+def test_a_builtin_is_kept_too(project, cache):
+    first = read(project, cache, "len")
+    assert first == read(project, cache, "len")
+    assert ["obj"] == list(first.signatures[0].parameters)
+
+
 @pytest.mark.parametrize("constructor", ["model.py:build", "big.py:Big"])
 def test_a_changed_file_is_read_again(project, cache, constructor):
     read(project, cache, constructor)
