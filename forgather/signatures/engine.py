@@ -6,18 +6,21 @@ Takes a constructor, gives a `Callee` or `Unknown`, and the modules that decided
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Sequence
 
 from forgather.signatures.calls import Calls, returned
-from forgather.signatures.faults import refuse_file, refuse_folders, refuse_module, refuse_symbol
+from forgather.signatures.faults import refuse_file, refuse_folders, refuse_module, refuse_symbol, refuse_value
 from forgather.signatures.finding import Finder
 from forgather.signatures.names import Names
 from forgather.signatures.parameters import as_signature
-from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Thing, Tuples
+from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Thing, Tuples, Value
 from forgather.signatures.values import Annotation, Callee, Unknown
 from forgather.signatures.world import Use, World
 from forgather.source import Span
+
+_LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set)
 
 
 class Engine:
@@ -94,6 +97,8 @@ class Engine:
         for thing in things:
             if isinstance(thing, Doubt):
                 return Unknown(constructor, thing.reason)
+        if all(isinstance(thing, Value) and isinstance(thing.node, _LITERALS) for thing in things):
+            refuse_value(constructor, [thing.node for thing in things if isinstance(thing, Value)])
         signatures = []
         for thing in things:
             ways = self._calls.ways(thing)

@@ -70,6 +70,18 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
     raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
 
 
+def refuse_value(constructor: str, nodes: Sequence[ast.expr]) -> NoReturn:
+    """Refuses a literal, which cannot be called."""
+    node = nodes[0]
+    kind = type(node.value).__name__ if isinstance(node, ast.Constant) else _KINDS[type(node)]
+    shown = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
+    message = f"{constructor!r} is {kind} {shown[:60]!r}, which cannot be called"
+    raise ResolveError(message, code="FG323", hint="name a class or function")
+
+
+_KINDS = {ast.JoinedStr: "str", ast.List: "list", ast.Tuple: "tuple", ast.Dict: "dict", ast.Set: "set"}
+
+
 def _bound(block: Block | Parsed) -> Iterator[str]:
     yield from block.defined()
     for statement in block.plain():

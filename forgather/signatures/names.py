@@ -226,7 +226,8 @@ class Names:
         scope = Scope(self, module, False, cls.outer)
         for decorator in cls.node.decorator_list:
             things = self.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
-            if len(things) != 1 or dotted_name(things[0]) not in known.SAME:
+            dotted = dotted_name(things[0]) if len(things) == 1 else None
+            if dotted not in known.SAME and not (dotted == "dataclasses.dataclass" and name == "__call__"):
                 return True
         return module.has("setattr(") and bool(module.block.plain("setattr("))
 

@@ -162,7 +162,7 @@ UNKNOWN_SHAPES = {
     "an immutable base": "class f(str): ...",
     "an enum": "import enum\nclass f(enum.Enum):\n    A = 1",
     "a result": "def make(): return lambda a: a\nf = make()",
-    "a value": "f = 3",
+    "a value": "import os\nf = os.sep",
     "a constructor set later": "class f:\n    def __init__(self, a): ...\nf.__init__ = lambda self, b: None",
     "a signature of its own": "import inspect\nclass f:\n    def __init__(self, a): ...\nf.__signature__ = inspect.Signature()",
     "a name by code": "globals()['f'] = lambda a: a",
@@ -239,6 +239,7 @@ ABSENT = {
     "star of a list": "from .listed import *",
     "private by a star": "from .hidden import *",
     "lazy table": "_LAZY = {'f': '.mod'}\ndef __getattr__(name):\n    if name not in _LAZY:\n        raise AttributeError(name)\n",
+    "lazy table and a list of names": "_LAZY = {'f': '.mod'}\ndef __getattr__(name):\n    if name not in _LAZY:\n        raise AttributeError(name)\ndef __dir__():\n    return sorted({*globals(), *_LAZY})\n",
     "for types alone": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .listed import _g",
     "deleted": "_g = 1\ndel _g",
 }
@@ -254,6 +255,16 @@ def test_a_name_that_surely_does_not_exist_is_refused(package, name):
     assert "FG321" == caught.value.code
     with pytest.raises((AttributeError, ImportError)):
         real("shapes:_g")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("f = 3", "int '3'"), ("f = 'eval_loss'", "str 'eval_loss'"), ("f = [1, 2]", "list '[1, 2]'")],
+)
+def test_a_literal_cannot_be_called(package, text, shown):
+    with pytest.raises(ResolveError, match="'shapes.mod:f' is .* which cannot be called") as caught:
+        package(mod=text)("shapes.mod:f")
+    assert ("FG323", True) == (caught.value.code, shown in caught.value.message)
 
 
 def test_a_submodule_is_a_symbol_too(package):
@@ -354,5 +365,7 @@ def test_what_a_call_gives(package):
     read = package(mod="class C:\n    def __call__(self): ...\nclass D(C): ...\nclass E: ...\ndef f() -> D: ...\n")
     c, d, e, f = (read(f"shapes.mod:{name}") for name in "CDEf")
     assert ({"instance:shapes.mod:D"}, {"instance:shapes.mod:D"}) == (d.gives.accepts, f.gives.accepts)
+    data = package(data="from dataclasses import dataclass\n@dataclass\nclass F:\n    a: int\n")
+    assert data("shapes.data:F").callable_instance is False
     assert [True, True, False, None] == [one.callable_instance for one in (c, d, e, f)]
     assert ["class", "class", "class", "function"] == [one.kind for one in (c, d, e, f)]
