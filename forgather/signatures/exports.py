@@ -12,8 +12,10 @@ import re
 from forgather.signatures.lazy import hands_out_its_name
 from forgather.signatures.things import Module
 
-# `globals()` for anything but looking names up.
-_WRITES_GLOBALS = re.compile(r"(?<!\*)\bglobals\(\)(?!\[[^\]\n]*\](?!\s*=[^=]))(?!\.get\b)")
+# `globals()` for anything but listing the names, or looking one up.
+_WRITES_GLOBALS = re.compile(
+    r"(?<!\*)(?<!\bin )(?<!sorted\()(?<!list\()(?<!set\()\bglobals\(\)(?!\[[^\]\n]*\](?!\s*=[^=]))(?!\.get\b)"
+)
 _OPEN_MARKS = ("setattr(sys.modules", "sys.modules[__name__]", "global_enum", "._convert_(")
 _OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
 
