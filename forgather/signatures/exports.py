@@ -33,6 +33,13 @@ def makes_names(module: Module, is_lazy: bool = False) -> bool:
     return module.has("(__name__") and any(hands_out_its_name(s) for s in module.block.plain("(__name__"))
 
 
+def set_by_functions(module: Module, name: str) -> bool:
+    """Returns whether a function of the module declares a name as global, to set it."""
+    if not module.has("global ") or module.text is None:
+        return False
+    return re.search(rf"\n[ \t]+global [^\n]*\b{re.escape(name)}\b", module.text.text) is not None
+
+
 def has_stars(module: Module) -> bool:
     """Returns whether a module imports all names of another one."""
     return module.has("import *") or module.has("import (*")

@@ -16,7 +16,7 @@ from forgather.signatures import known
 from forgather.signatures.binding import flow
 from forgather.signatures.conditions import static
 from forgather.signatures.decorators import attributes_set, returns_its_argument
-from forgather.signatures.exports import has_stars, makes_names, may_list, read_listed
+from forgather.signatures.exports import has_stars, makes_names, may_list, read_listed, set_by_functions
 from forgather.signatures.lazy import lazy_target, stars_last
 from forgather.signatures.linear import is_generic, merge, named_tuple
 from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value, dotted_name, foreign
@@ -65,6 +65,8 @@ class Names:
         found, sure = flow(module.block.binding(name), name, scope)
         if not sure:
             found = found + self._otherwise(module, name, is_lazy, bool(found))
+        if set_by_functions(module, name):
+            return [Doubt(f"{name!r} is set by functions of its module")]
         if any(isinstance(thing, Doubt) for thing in found):
             stub = self.world.stub_of(module)
             described = self.member(stub, name, typing=True) if stub else []

@@ -166,6 +166,7 @@ UNKNOWN_SHAPES = {
     "a constructor set later": "class f:\n    def __init__(self, a): ...\nf.__init__ = lambda self, b: None",
     "a signature of its own": "import inspect\nclass f:\n    def __init__(self, a): ...\nf.__signature__ = inspect.Signature()",
     "a name by code": "globals()['f'] = lambda a: a",
+    "a global of a function": "f = 3\ndef setup():\n    global f\n    f = lambda a: a\nsetup()",
     "a loop": "for f in (len, print): pass",
     "a property": "class g:\n    @property\n    def p(self): ...\nf = g.p",
     "new and init": "class f:\n    def __new__(cls, a): return object.__new__(cls)\n    def __init__(self, b): ...",
