@@ -58,12 +58,14 @@ class Names:
             )
         is_lazy = any(module.has(mark) for mark in _LAZY_MARKS)
         scope = Scope(self, module, typing or module.is_stub)
-        if is_lazy and module.has("TYPE_CHECKING"):
-            found = self._flow(Scope(self, module, True), name)
-            if found:
-                return found
+        for_types = Scope(self, module, True) if is_lazy and module.has("TYPE_CHECKING") else None
+        # A module that puts another object in its place has none of the names that its statements bind.
+        if for_types and module.has("_LazyModule(") and (found := self._flow(for_types, name)):
+            return found
         found, sure = flow(module.block.binding(name), name, scope)
-        if not sure:
+        if not found and not sure and for_types and (found := self._flow(for_types, name)):
+            return found
+        if not found or not sure:
             found = found + self._otherwise(module, name, is_lazy, bool(found))
         if set_by_functions(module, name):
             return [Doubt(f"{name!r} is set by functions of its module")]
