@@ -131,6 +131,14 @@ def test_a_broken_project_is_among_the_findings(check, bench, monkeypatch):
     assert "bench/good.yaml: 0 errors" in out
 
 
+def test_a_mistake_in_meta_yaml_is_a_finding_too(check, bench):
+    (bench / "meta.yaml").write_text("name: Bench\ndefault_confg: good\n")
+    status, out = check("good.yaml", "--json")
+    (found,) = json.loads(out)["findings"]
+    assert (1, "FG402", "meta.yaml", 2) == (status, found["code"], found["file"], found["line"])
+    assert "meta.yaml: 1 error, 0 warnings" in check()[1]
+
+
 def test_the_same_finding_of_two_configs_is_printed_once_and_counted_twice(check, bench):
     (bench / "templates/configs/bad2.yaml").write_text("-- extends 'base.yaml'\n")
     _, out = check("bad", "bad2")

@@ -68,7 +68,13 @@ def _named(invocation: Invocation) -> Iterator[_Report]:
     reader: Reader | None = None
     given = [invocation.config] if invocation.config or not invocation.options.configs else []
     for name in dict.fromkeys([*given, *invocation.options.configs]):
-        project = invocation.open_project(name)
+        try:
+            project = invocation.open_project(name)
+        except ForgatherError as error:
+            if error.span is None:
+                raise
+            yield _broken(error, find_project(invocation.project_dir), "meta.yaml")
+            return
         reader = reader or reader_for(project)
         yield _report(project, reader, project.config_name)
 
@@ -84,7 +90,7 @@ def _everywhere(invocation: Invocation) -> Iterator[_Report]:
         try:
             meta = load_meta(folder)
         except ForgatherError as error:
-            yield _Report(prefix + "meta.yaml", Display(folder), Checked((error.diagnostic, *error.others)))
+            yield _broken(error, folder, prefix + "meta.yaml")
             continue
         reader: Reader | None = None
         for name in config_files(meta.searchdir, meta.config_prefix):
@@ -112,6 +118,11 @@ def _folders(invocation: Invocation) -> tuple[list[str], bool]:
             hint="a project is a folder with a 'meta.yaml'; 'fgcli new project NAME' makes one",
         )
     return found, True
+
+
+def _broken(error: ForgatherError, folder: str, name: str) -> _Report:
+    """Returns the report of a project that cannot be opened, because of what one of its files says."""
+    return _Report(name, Display(folder), Checked((error.diagnostic, *error.others)))
 
 
 def _report(project: Project, reader: Reader, name: str) -> _Report:
