@@ -95,8 +95,10 @@ class Rules:
                 continue
             if name != present and name not in self.quietly:
                 message = f"{self.name}: {name!r} is now {present!r}; {value!r} was taken for it"
-                hint = f"write {present!r} in place of {name!r}"
-                found.append(Breach(code="FG825", message=message, argument=name, hint=hint, severity=Severity.WARNING))
+                advice = f"write {present!r} in place of {name!r}"
+                found.append(
+                    Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
+                )
             elif name != present and value is None:
                 continue
             if present in settings:
@@ -113,8 +115,8 @@ class Rules:
                 yield Breach(code="FG811", message=message, argument=name, hint=rule["why"])
             else:
                 message = f"{self.name}: {name!r} has no effect: {rule['why']}"
-                hint = "leave the setting out"
-                yield Breach(code="FG825", message=message, argument=name, hint=hint, severity=Severity.WARNING)
+                advice = "leave the setting out"
+                yield Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
         elif elsewhere and name in elsewhere:
             # What asks for the value that holds anyway asks for nothing.
             if value is not None and value is not UNKNOWN and elsewhere[name] not in (value, UNKNOWN):
