@@ -49,11 +49,20 @@ def mismatch(
         kwargs: keyword arguments.
         partial: True where further arguments come later, so that none is missing yet.
     """
+    signature = _told_by(function)
+    if signature is None:
+        return None
+    return next(iter(mismatches((signature,), name, args, kwargs, partial=partial)), None)
+
+
+def _told_by(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
-    return next(iter(mismatches((signature,), name, args, kwargs, partial=partial)), None)
+    # Classes compiled by PyO3 carry a text that names `self`, and parameters not always as they are taken.
+    is_text = isinstance(function, type) and getattr(function, "__text_signature__", None) is not None
+    return None if is_text and next(iter(signature.parameters), None) == "self" else signature
 
 
 def mismatches(

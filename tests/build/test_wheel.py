@@ -21,6 +21,11 @@ def run(*command, cwd, env=None):
     return done.stdout
 
 
+def outside():
+    """The environment, without the clone on any path."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Built from a copy without build output, by the setuptools at hand: nothing is downloaded."""
@@ -51,9 +56,7 @@ def installed(wheel, tmp_path_factory):
 
 @pytest.fixture
 def fgcli(installed, tmp_path):
-    # Outside the clone, and without the clone on any path.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment = outside() | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
 
     def call(*arguments, cwd=tmp_path):
         return run(installed / "bin" / "fgcli", *arguments, cwd=cwd, env=environment)
@@ -73,12 +76,12 @@ def test_every_template_and_error_page_is_in_the_wheel(wheel):
 
     assets = {
         str(file.relative_to(ROOT))
-        for pattern in ("*.js", "*.css", "*.html")
+        for pattern in ("*.js", "*.css", "*.html", "*.json")
         for file in (ROOT / "forgather").rglob(pattern)
     }
 
     assert set() == (templates | pages | modules | assets | {"forgather/py.typed"}) - names
-    assert "forgather/codegen/page/page.html" in assets
+    assert {"forgather/codegen/page/page.html", "forgather/ml/rules/trainer.json"} <= assets
     assert "forgather/templatelib/trainers/trainer.yaml" in names
     assert [] == sorted(name for name in names if name.startswith(("tests/", "projects/", "templatelib/", "docs/")))
 
@@ -96,7 +99,9 @@ def test_an_installed_fgcli_explains_errors(fgcli):
 
 
 def test_the_installed_package_is_the_one_that_runs(fgcli, installed):
-    text = run(installed / "bin" / "python", "-c", "import forgather; print(forgather.__file__)", cwd=installed)
+    text = run(
+        installed / "bin" / "python", "-c", "import forgather; print(forgather.__file__)", cwd=installed, env=outside()
+    )
 
     assert text.startswith(str(installed))
 
@@ -116,6 +121,10 @@ def test_an_editable_install_works_from_the_folder_above_a_clone_of_the_same_nam
     options = ("install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "-e", clone)
     run(sys.executable, "-m", "pip", "--python", python, *options, cwd=tmp_path)
     found = run(
-        python, "-c", "from forgather import Project; import forgather; print(forgather.__file__)", cwd=tmp_path
+        python,
+        "-c",
+        "from forgather import Project; import forgather; print(forgather.__file__)",
+        cwd=tmp_path,
+        env=outside(),
     )
     assert str(clone / "forgather" / "__init__.py") == found.strip()

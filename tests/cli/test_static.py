@@ -121,6 +121,10 @@ def run(project, arguments, home, **env):
     return json.loads(lines[-1][6:]), done
 
 
+def contents(folder):
+    return {str(file): file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+
+
 def assert_harmless(audit, project):
     assert {"found": [], "loaded": []} == {"found": audit["found"], "loaded": audit["loaded"]}
     assert [] == [str(file) for file in project.rglob("CANARY")]
@@ -128,9 +132,12 @@ def assert_harmless(audit, project):
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_static_command_runs_nothing_that_the_project_names(project, tmp_path, command):
+    before = contents(project)
     audit, done = run(project, command, tmp_path)
 
     assert_harmless(audit, project)
+    assert before == contents(project)
+    assert {"forgather"} >= {entry.name for entry in tmp_path.iterdir()}, "more than the private cache"
     assert (1 if command[0] in ("ls", "golden", "check") else 0) == audit["status"], done.stderr
 
 
@@ -171,19 +178,16 @@ def test_completion_runs_nothing(project, tmp_path, command, config):
     assert "--json" in answer.read_text() or command == "train"
 
 
-def test_static_commands_write_only_the_private_cache(project, tmp_path):
-    before = sorted(str(file) for file in project.rglob("*"))
+def test_the_private_cache_is_what_is_written(project, tmp_path):
+    run(project, ["check"], tmp_path)
 
-    run(project, ["pp"], tmp_path)
-    run(project, ["ls"], tmp_path)
-
-    assert before == sorted(str(file) for file in project.rglob("*"))
     assert {"forgather"} == {entry.name for entry in tmp_path.iterdir()}
+    assert 0o700 == (tmp_path / "forgather").stat().st_mode & 0o777
 
 
-def test_with_the_cache_off_nothing_is_written(project, tmp_path):
-    run(project, ["pp"], tmp_path, FORGATHER_CACHE="off")
-    run(project, ["ls"], tmp_path, FORGATHER_CACHE="off")
+@pytest.mark.parametrize("command", ["pp", "ls", "check", "code"])
+def test_with_the_cache_off_nothing_is_written(project, tmp_path, command):
+    run(project, ["-t", "plain", command] if command == "code" else [command], tmp_path, FORGATHER_CACHE="off")
 
     assert [] == list(tmp_path.iterdir())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from forgather.config.arguments import mismatch
 from forgather.config.resolve import Resolver
 from forgather.signatures import Callee, Reader, Unknown
 
@@ -14,6 +15,7 @@ CONSTRUCTORS = [
     for line in Path(__file__).with_name("constructors.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -107,6 +109,17 @@ def test_parameters_are_those_that_python_knows(answers, resolve, constructor):
     expected = [(p.name, p.kind, p.default is p.empty) for p in real.parameters.values()]
     found = [(p.name, p.kind, p.default is p.empty) for p in answer.signatures[0].parameters.values()]
     assert expected == found
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
+def test_a_construction_takes_every_keyword_that_the_check_takes(answers, resolve, constructor):
+    answer = answers[constructor]
+    if isinstance(answer, Unknown):
+        return
+    for signature in answer.signatures:
+        args = [None for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        kwargs = {p.name: None for p in signature.parameters.values() if p.kind in _NAMED}
+        assert mismatch(resolve(constructor), constructor, args, kwargs) is None
 
 
 # Python's own signature ends at `**kwargs`, or is that of a function which is not what gets called.
