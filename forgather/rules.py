@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity, nearest
 
-_SETTING = re.compile(r"\{([\w.]+)\}")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breach:
+class Breach(NamedTuple):
     """Settings that break a rule.
 
     Args:
@@ -42,8 +41,7 @@ class Breach:
     found: Any = None
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """What holds for the settings of a constructor.
 
     Args:
@@ -61,16 +59,16 @@ class Rules:
     """
 
     about: tuple[str, ...]
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = _NOTHING
     conflicts: tuple[Mapping[str, Any], ...] = ()
-    derived: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    derived: Mapping[str, Mapping[str, str]] = _NOTHING
+    defaults: Mapping[str, Any] = _NOTHING
     closed: bool = False
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = _NOTHING
     quietly: tuple[str, ...] = ()
-    without_effect: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    without_effect: Mapping[str, Mapping[str, Any]] = _NOTHING
     elsewhere: str | None = None
-    instead: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = _NOTHING
 
     @property
     def name(self) -> str:
@@ -289,4 +287,4 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:
     """Returns a message with the values of the settings that it names, as `{args.lr}`."""
-    return _SETTING.sub(lambda found: repr(facts.get(found[1], UNKNOWN)), message)
+    return re.sub(r"\{([\w.]+)\}", lambda found: repr(facts.get(found[1], UNKNOWN)), message)

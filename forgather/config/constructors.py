@@ -8,10 +8,10 @@ simple type than the annotation; what is not known is listed as unchecked and ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from inspect import BoundArguments, Parameter, Signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.arguments import Mismatch, binds, mismatches
 from forgather.config.fitting import Given, Misfit, given_by, misfit
@@ -32,8 +32,7 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _A_SLIP = 0.89
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unchecked:
+class Unchecked(NamedTuple):
     """Something that could not be checked without running code.
 
     Args:
@@ -49,8 +48,7 @@ class Unchecked:
     span: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     """A call, with what it calls; None where that is not known."""
 
     path: GraphPath
@@ -58,8 +56,7 @@ class Called:
     callee: Callee | None
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """What was found out about the calls of a graph.
 
     Args:

@@ -8,7 +8,7 @@ or a member of an enum, and what cannot be ruled out fits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from forgather.config.forms import describe
 from forgather.config.graph import Call, CallKind, ContainerKind, Mapped, Node, PlainScalar, Scalar, Sequence
@@ -21,8 +21,7 @@ _SWITCHES = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": 
 _TYPES: dict[type, str] = {type(None): "none", bool: "bool", int: "int", float: "float", str: "str"}
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What a node will give.
 
     Args:
@@ -42,8 +41,7 @@ class Given:
     of_class: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
+class Misfit(NamedTuple):
     """A value that an annotation rules out.
 
     Args:

@@ -8,8 +8,8 @@ too, and what could not be checked is listed with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.constructors import Unchecked, judge
 from forgather.config.graph import Graph, Var
@@ -32,8 +32,7 @@ SAID_BY_THE_RUN = frozenset({"FG825"})
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """What is known of a config.
 
     Args:

@@ -7,8 +7,7 @@ does, never less; an annotation that is not understood accepts anything.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from forgather.source import Span
 
@@ -27,8 +26,7 @@ UNKNOWN = _UnknownValue()
 """A default that is no literal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
+class Default(NamedTuple):
     """What a parameter is when the call does not give it.
 
     Args:
@@ -40,8 +38,7 @@ class Default:
     value: object = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
+class Annotation(NamedTuple):
     """What a parameter takes, or what a call gives.
 
     Args:
@@ -57,8 +54,7 @@ class Annotation:
 NO_ANNOTATION = Annotation("")
 
 
-@dataclass(frozen=True)
-class Callee:
+class Callee(NamedTuple):
     """How a constructor may be called.
 
     Args:
@@ -79,8 +75,7 @@ class Callee:
     callable_instance: bool | None = None
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(NamedTuple):
     """A constructor whose signature source does not tell.
 
     Args:

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from forgather.cli.findings import finding_facts, grouped, not_checked, unchecked_facts
 from forgather.cli.invocation import Invocation
@@ -43,8 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@dataclass(frozen=True)
-class _Report:
+class _Report(NamedTuple):
     """One config with what was found out about it."""
 
     name: str
@@ -86,7 +85,7 @@ def _everywhere(invocation: Invocation) -> Iterator[_Report]:
         )
     folders, several = _folders(invocation)
     for folder in folders:
-        prefix = f"{os.path.relpath(folder)}/" if several else ""
+        prefix = os.path.join(os.path.relpath(folder), "").removeprefix("./") if several else ""
         try:
             meta = load_meta(folder)
         except ForgatherError as error:
