@@ -36,7 +36,6 @@ _PATHS = SimpleNamespace(
 _HELPERS: Mapping[str, Any] = {
     "hashlib": SimpleNamespace(sha256=hashlib.sha256),
     "math": SimpleNamespace(inf=math.inf, nan=math.nan),
-    "os": SimpleNamespace(environ=os.environ, path=_PATHS, PathLike=os.PathLike),
 }
 _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for word in ("cache", "partial", "wraps")}
 
@@ -100,7 +99,9 @@ def module_globals(log: Log, file: str) -> dict[str, Any]:
         machinery=SimpleNamespace(ModuleSpec=importlib.machinery.ModuleSpec),
         util=SimpleNamespace(module_from_spec=importlib.util.module_from_spec),
     )
-    helpers = {**_HELPERS, "sys": SimpleNamespace(modules=packages, path=[]), "importlib": parts}
+    # Asked for now: whoever runs this may have put another mapping in the place of `os.environ`.
+    system = SimpleNamespace(environ=os.environ, path=_PATHS, PathLike=os.PathLike)
+    helpers = {**_HELPERS, "os": system, "sys": SimpleNamespace(modules=packages, path=[]), "importlib": parts}
 
     def import_hook(name: str, _: Any = None, __: Any = None, names: Sequence[str] = (), *___: Any) -> Any:
         # Generated code imports modules for itself whole, and what the config names by `from`.

@@ -137,3 +137,8 @@ def test_a_config_that_cannot_be_built_is_told_from_wrong_code():
         ForgatherError, match=r"\[FG334\] the config cannot be built: ValueError: invalid literal for int"
     ):
         proven("main: !call:int [many]\n")
+
+
+def test_an_environment_that_was_exchanged_is_the_one_that_counts(monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    assert 0 == proven("main: !env TOKEN\n")
