@@ -67,6 +67,24 @@ def checks(repeats: int, cache: str) -> list[dict]:
     ]
 
 
+def codes(repeats: int, cache: str) -> list[dict]:
+    """Returns the rows about `fgcli code`."""
+    plain, proven = [*FGCLI, *DEMO, "code"], [*FGCLI, *DEMO, "code", "--verify"]
+    cold, warm, verified = [], [], []
+    run(plain, cache)
+    for _ in range(repeats):
+        empty(cache)
+        cold.append(run(plain, cache)[0])
+        warm.append(run(plain, cache)[0])
+        verified.append(run(proven, cache)[0])
+    median = statistics.median
+    return [
+        row("fgcli code of the demo, empty caches", median(cold) * 1e3, 400, "ms CPU"),
+        row("fgcli code of the demo, full caches", median(warm) * 1e3, 400, "ms CPU"),
+        row("fgcli code --verify of the demo, full caches", median(verified) * 1e3, 400, "ms CPU"),
+    ]
+
+
 def milliseconds(job: Callable[[], object], repeats: int) -> float:
     """Returns the median CPU time of a call in this process, which is warm after three."""
     times = []
@@ -139,7 +157,8 @@ def measure(repeats: int) -> list[dict]:
     """Returns one record for each row of the table."""
     cache = tempfile.mkdtemp()
     try:
-        return [*blames(repeats), *checks(repeats, cache), *pages(repeats, cache), *diffs(repeats, cache)]
+        rows = [*blames(repeats), *checks(repeats, cache), *pages(repeats, cache)]
+        return [*rows, *diffs(repeats, cache), *codes(repeats, cache)]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from forgather.codegen.emit_python import emit_python
+from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.environment import ConfigEnvironment
+from forgather.config.equality import same_graph
 from forgather.config.load import load
 from forgather.config.render import render_text
+from forgather.proof.prove import prove
 
 LIBRARY = Path(__file__).parents[2] / "templatelib"
 FRAGMENTS = sorted(file for file in LIBRARY.rglob("*.yaml") if re.match(r"## For \[\w+\]", file.read_text()))
@@ -50,6 +54,26 @@ def test_a_fragment_fits_its_block(fragment):
     graph = graph_of(f"-- extends 'trainers/trainer.yaml'\n[{block}]\n    -- include '{name(fragment)}'\n")
     node = graph.targets[block].value
     assert f"lib:{name(fragment)}" == f"lib:{Path(node.span.file).relative_to(LIBRARY)}"
+
+
+def assert_means_the_same_as_text(graph):
+    """Asserts that a graph reads back from YAML, and that its Python makes its calls."""
+    assert same_graph(graph, load(render_text(ConfigEnvironment(), emit_yaml(graph))))
+    for targets in (["main"], list(graph.targets)):
+        code = emit_python(graph, targets)
+        assert prove(graph, code.text, targets, code.parameters) > 5
+
+
+@pytest.mark.parametrize("trainer", ["trainers/trainer.yaml", "trainers/hf_trainer.yaml"])
+def test_a_trainer_template_as_yaml_and_as_python_means_the_same(trainer):
+    assert_means_the_same_as_text(graph_of(f"-- extends '{trainer}'\n"))
+
+
+@pytest.mark.parametrize("trainer", ["trainers/trainer.yaml", "trainers/hf_trainer.yaml"])
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=name)
+def test_a_fragment_as_yaml_and_as_python_means_the_same(fragment, trainer):
+    block = re.match(r"## For \[(\w+)\]", fragment.read_text())[1]
+    assert_means_the_same_as_text(graph_of(f"-- extends '{trainer}'\n[{block}]\n    -- include '{name(fragment)}'\n"))
 
 
 def test_every_template_is_a_trainer_a_default_or_a_fragment():
