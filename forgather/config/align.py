@@ -73,7 +73,14 @@ def align(old: Sequence[Node], new: Sequence[Node], contents: Contents) -> Align
 
 def _stretches(old: Sequence[Node], new: Sequence[Node], contents: Contents) -> Iterator[tuple[int | None, int | None]]:
     ours, theirs = [contents(item) for item in old], [contents(item) for item in new]
-    for equal, i1, i2, j1, j2 in _opcodes(ours, theirs):
+    opcodes = list(_opcodes(ours, theirs))
+    if len(ours) == len(theirs):
+        # Of two equal neighbors either may be the one that changed: no item has moved, then, and each keeps its place.
+        in_place = sum(a != b for a, b in zip(ours, theirs, strict=True))
+        if in_place <= sum(max(i2 - i1, j2 - j1) for equal, i1, i2, j1, j2 in opcodes if not equal):
+            yield from zip(range(len(ours)), range(len(theirs)), strict=True)
+            return
+    for equal, i1, i2, j1, j2 in opcodes:
         if equal:
             yield from zip(range(i1, i2), range(j1, j2), strict=True)
             continue
