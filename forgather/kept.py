@@ -6,15 +6,17 @@ form is as good as none; two processes may write one entry at once; where a file
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import stat
 import tempfile
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 _MAX_ENTRY_BYTES = 5_000_000
+_CHUNK = 1 << 20
 
 
 class Digests:
@@ -27,11 +29,37 @@ class Digests:
         """Returns the digest of a file's content; None where it cannot be read."""
         if file not in self._known:
             try:
-                with open(file, "rb") as stream:
-                    self._known[file] = digest_of(stream.read())
+                with open_regular(file) as stream:
+                    self._known[file] = digest_of_stream(stream)
             except OSError:
                 self._known[file] = None
         return self._known[file]
+
+
+def open_regular(file: str) -> BinaryIO:
+    """Opens a file for reading. What is no regular file is refused: a pipe or a device might never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    stream = open(file, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - the caller closes it
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "not a regular file", file)
+
+
+def _opened(file: str, flags: int) -> int:
+    # A pipe that nobody writes to would wait here.
+    return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def digest_of_stream(stream: BinaryIO) -> str:
+    """Returns the digest of what a stream holds, without holding all of it at once."""
+    digest = hashlib.blake2b(digest_size=20)
+    while part := stream.read(_CHUNK):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def digest_of(content: bytes) -> str:
@@ -47,15 +75,15 @@ def sealed(body: bytes) -> bytes:
 def read_kept(file: str, form: int) -> dict[str, Any] | None:
     """Returns the facts kept in a file; None without a sound entry of that form."""
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             facts = os.fstat(stream.fileno())
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_ENTRY_BYTES or _is_foreign(facts):
+            if facts.st_size > _MAX_ENTRY_BYTES or _is_foreign(facts):
                 return None
             digest, _, body = stream.read().partition(b"\n")
         if digest != digest_of(body).encode():
             return None
         entry = json.loads(body)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return entry["facts"] if isinstance(entry, dict) and entry.get("form") == form else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,12 +20,12 @@ from forgather.config.graph import Scalar
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import ProjectError
-from forgather.kept import digest_of
+from forgather.kept import Digests
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.meta import ProjectMeta
 from forgather.project.past_run import PastRun
 from forgather.project.project import Project
-from forgather.project.record import FACTS, GRAPH, OVERRIDES, overrides_text
+from forgather.project.record import FACTS, GRAPH, OVERRIDES, overrides_text, unwritable
 from forgather.project.verify import code_is_as_then
 
 LOSS = "loss.jsonl"
@@ -64,6 +65,23 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
             hint="name another folder, or leave --output-dir out",
         )
     return folder
+
+
+def reserved(folder: str) -> str:
+    """Makes and returns a new folder of this name, with a number where another rerun has just taken it.
+
+    Raises:
+        ProjectError: it cannot be made.
+    """
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        for unique in (folder, *(f"{folder}-{attempt}" for attempt in range(2, 1000))):
+            with suppress(FileExistsError):
+                os.mkdir(unique)
+                return unique
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    raise ProjectError(f"{folder!r} and 998 more of its name exist", code="FG413", hint="remove old runs")
 
 
 def place_of(run: PastRun) -> ProjectMeta:
@@ -122,7 +140,8 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
     kept = os.path.join(folder, "templates")
     shutil.rmtree(kept, ignore_errors=True)
     with suppress(FileNotFoundError):
-        shutil.copytree(os.path.join(run.folder, "templates"), kept)
+        # A link is kept as one: what it leads to was never a part of the record.
+        shutil.copytree(os.path.join(run.folder, "templates"), kept, symlinks=True, ignore=_pipes)
     with open(os.path.join(folder, OVERRIDES), "w", encoding="utf-8", newline="\n") as stream:
         stream.write(overrides_text(variables, [*overrides, *project.overrides]))
     with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
@@ -134,14 +153,21 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
         stream.write(json.dumps(facts, indent=2) + "\n")
 
 
+def _pipes(folder: str, names: list[str]) -> list[str]:
+    """Returns what cannot be copied: neither file nor folder nor link."""
+    kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+    return [name for name, mode in modes if not any(kind(mode) for kind in kinds)]
+
+
 def _digests(folder: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    digest, found = Digests(), {}
     for here, _, files in os.walk(folder):
         for name in sorted(files):
             file = os.path.join(here, name)
-            if name != FACTS:
-                with open(file, "rb") as stream:
-                    found[os.path.relpath(file, folder).replace(os.sep, "/")] = digest_of(stream.read())
+            known = digest(file) if name != FACTS else None
+            if known is not None:
+                found[os.path.relpath(file, folder).replace(os.sep, "/")] = known
     return dict(sorted(found.items()))
 
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from forgather.errors import ProjectError, nearest
+from forgather.project.git import run_git
 from forgather.project.locations import cache_dir
 
 # No template and no module is larger; the data of a project may be.
 _MAX_BYTES = 2_000_000
-_SECONDS = 60
 _LINK, _FILES = "120000", ("100644", "100755", "120000")
 
 
@@ -137,18 +137,32 @@ def _toplevel(folder: str) -> str:
 
 
 def _commit(top: str, revision: str) -> str:
-    done = None
+    # A name that begins with a dash would be an option.
     if revision and not revision.startswith("-"):
         done = _git(top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    if done is not None and done.returncode == 0:
-        return os.fsdecode(done.stdout).strip()
-    named = _git(top, "for-each-ref", "--format=%(refname:short)")
-    refs = ["HEAD", *os.fsdecode(named.stdout).split()]
+        found = os.fsdecode(done.stdout).strip()
+        # `^HEAD` is a commit to leave out, which is no revision by itself.
+        if done.returncode == 0 and found.isalnum():
+            return found
+    message = f"there is no revision {revision!r} in {top!r}" if revision else "no revision is named after the '@'"
+    raise ProjectError(message, code="FG434", hint=_revisions(top, revision), found=revision)
+
+
+def _revisions(top: str, revision: str) -> str:
+    """Returns what could be meant by a revision that there is not."""
+    named = os.fsdecode(_git(top, "for-each-ref", "--format=%(refname:short)").stdout).split()
+    born = _git(top, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 0
+    if not born and not named:
+        return "the repository has no commit yet: git commit"
+    refs = [*(["HEAD"] if born else []), *named]
+    if revision in refs:
+        return f"git takes it for something else; write it in full, as refs/heads/{revision} or refs/tags/{revision}"
     base = re.split(r"[~^@:]", revision)[0]
-    hint = nearest(revision, refs) or f"{len(refs)} names; 'git log --oneline' lists commits"
-    if base in refs and base != revision:
-        hint = f"{base!r} is there, and its history does not reach that far"
-    raise ProjectError(f"there is no revision {revision!r} in {top!r}", code="FG434", hint=hint, found=revision)
+    if base in refs and ":" in revision:
+        return f"{revision!r} is no commit: name the commit alone, {base}"
+    if base in refs:
+        return f"{base!r} is there, and its history does not reach that far"
+    return nearest(revision, refs) or f"{len(refs)} names; 'git log --oneline' lists commits"
 
 
 def _listing(top: str, commit: str) -> Iterator[tuple[str, str, str]]:
@@ -184,18 +198,8 @@ def _contents(top: str, blobs: dict[str, str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _git(folder: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    # A variable of the caller must not lead to another repository, and reading must neither ask nor fetch.
-    kept = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
-    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     try:
-        return subprocess.run(
-            ["git", "-C", folder, *arguments],
-            input=given,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-            env={**kept, **quiet},
-        )
+        return run_git(folder, *arguments, given=given)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProjectError(
             f"git cannot be run: {getattr(error, 'strerror', None) or error}",

@@ -22,14 +22,17 @@ from forgather.config.load import load, load_value
 from forgather.config.override import override
 from forgather.config.render import render
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.kept import open_regular
 from forgather.project.compared import without_options
 from forgather.project.display import Display
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.plain import plain_value
 from forgather.project.record import FACTS, FORM, GRAPH, OVERRIDES, SIGNATURES
+from forgather.project.run_facts import read_facts
 from forgather.source import Span
 
 _LISTED = 5
+_MAX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -100,29 +103,37 @@ class PastRun:
     @cached_property
     def changes(self) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
         """Variables of the templates, and pairs of path and YAML text, as the command line gave them."""
-        text = _read(self.folder, OVERRIDES)
-        if text is None:
+        if self.form is None and not os.path.lexists(os.path.join(self.folder, OVERRIDES)):
             return {}, ()
         try:
+            text = _read(self.folder, OVERRIDES)
             kept = plain_value(load_value(text, os.path.join(self.folder, OVERRIDES)), OVERRIDES)
             if not isinstance(kept, dict):
                 raise TypeError("it is no mapping")
             pairs = tuple((str(item["path"]), str(item["value"])) for item in kept.get("overrides") or ())
             return dict(kept.get("variables") or {}), pairs
-        except (ForgatherError, KeyError, TypeError) as error:
-            raise _damaged(self.folder, OVERRIDES, getattr(error, "message", str(error))) from error
+        except (ForgatherError, OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(self.folder, OVERRIDES, _words(error)) from error
 
     @cached_property
     def defaults(self) -> dict[str, dict[str, str | None]]:
         """Defaults of the constructors that were called; empty where they are not known."""
-        kept = _json(self.folder, SIGNATURES)
-        return {str(name): dict(table) for name, table in kept.items() if isinstance(table, dict)} if kept else {}
+        kept = self._signatures or {}
+        return {str(name): dict(table) for name, table in kept.items() if isinstance(table, dict)}
+
+    @cached_property
+    def _signatures(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(_read(self.folder, SIGNATURES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     @property
     def notes(self) -> tuple[Diagnostic, ...]:
         """What is to be told of the folder's form."""
         if self.form == FORM:
-            return ()
+            return () if self._signatures is not None else (self._no_defaults(),)
         if self.form is None:
             message = f"{os.path.basename(self.folder)!r} is a run folder of an older format: it has no form number"
             hint = "defaults of signatures, code and data of that run are not known, and are not compared"
@@ -132,6 +143,15 @@ class PastRun:
             hint = f"this version writes form {FORM}; what it does not know is not compared"
         span = Span(os.path.join(self.folder, FACTS), 1)
         return (Diagnostic(code="FG435", message=message, severity=Severity.WARNING, span=span, hint=hint),)
+
+    def _no_defaults(self) -> Diagnostic:
+        return Diagnostic(
+            code="FG438",
+            message=f"the record of the run {os.path.basename(self.folder)!r} is damaged: {SIGNATURES} cannot be read",
+            severity=Severity.WARNING,
+            span=Span(os.path.join(self.folder, SIGNATURES), 1),
+            hint="defaults of signatures are not compared",
+        )
 
     def environment(self) -> ConfigEnvironment:
         """What the templates of the run saw, all from its folder."""
@@ -204,13 +224,14 @@ def open_run(folder: str) -> PastRun:
     Raises:
         ProjectError: FG437, it is no folder of a run; FG438, it is damaged.
     """
-    path = os.path.abspath(folder)
+    # Of a link, too, the output folder is the one that the run is in.
+    path = os.path.realpath(folder)
     if not is_run_folder(path):
         raise _no_run(folder, path)
-    facts = _json(path, FACTS)
-    if facts is None:
-        raise _damaged(path, FACTS, "it is no JSON object")
-    return PastRun(path, facts)
+    try:
+        return PastRun(path, read_facts(_read(path, FACTS)))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, FACTS, _words(error)) from error
 
 
 def _no_run(folder: str, path: str) -> ProjectError:
@@ -251,20 +272,24 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _read(folder: str, name: str) -> str | None:
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8") as stream:
-            return stream.read()
-    except (OSError, UnicodeDecodeError):
-        return None
+def _read(folder: str, name: str) -> str:
+    """Returns the text of a file of the record.
+
+    Raises:
+        OSError: it is gone, or cannot be read.
+        ValueError: it is no text, or too much.
+    """
+    with open_regular(os.path.join(folder, name)) as stream:
+        if os.fstat(stream.fileno()).st_size > _MAX_BYTES:
+            raise ValueError(f"it is larger than {_MAX_BYTES:,} bytes")
+        try:
+            return stream.read().decode()
+        except UnicodeDecodeError:
+            raise ValueError("it is no text in UTF-8") from None
 
 
-def _json(folder: str, name: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(_read(folder, name) or "")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+def _words(error: Exception) -> str:
+    return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error)
 
 
 def _damaged(folder: str, name: str, problem: str, span: Span | None = None) -> ProjectError:

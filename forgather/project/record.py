@@ -28,6 +28,7 @@ from forgather.project.configs import template_name
 from forgather.project.data_files import data_facts
 from forgather.project.defaults import read_defaults
 from forgather.project.display import Display
+from forgather.project.git import run_git
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
 from forgather.project.surroundings import host_facts
@@ -55,7 +56,7 @@ def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
                 continue
             return unique
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     raise ProjectError(f"{folder!r} and 999 more of its name exist", code="FG413", hint="remove old runs")
 
 
@@ -94,7 +95,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
             with open(file, "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(text)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
 
 
 def _template_files(project: Project) -> dict[str, str]:
@@ -205,15 +206,14 @@ def git_state(folder: str) -> dict[str, object] | None:
 
 def _git(folder: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
+        done = run_git(folder, *arguments, seconds=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return os.fsdecode(done.stdout).strip() if done.returncode == 0 else None
 
 
-def _unwritable(folder: str, error: OSError) -> ProjectError:
+def unwritable(folder: str, error: OSError) -> ProjectError:
+    """Returns the error that tells of a run folder that cannot be written."""
     return ProjectError(
         f"the run folder {folder!r} cannot be written: {error.strerror or error}",
         code="FG413",

@@ -34,10 +34,10 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
     name, revision = split_revision(a or "", folder)
     name = name or config or ""
     if b is None:
-        return (
-            _opened(name, "HEAD" if revision is None else revision, folder, now),
-            _opened(name, None, folder, now),
-        )
+        # What there is not is told first: a name that was mistyped is no question for Git.
+        new = _opened(name, None, folder, now) if revision is None else None
+        old = _opened(name, "HEAD" if revision is None else revision, folder, now)
+        return old, new or _opened(name, None, folder, now)
     old = _opened(name, revision, folder, now)
     if _is_run(b):
         from forgather.project.run_sides import open_past
@@ -73,12 +73,15 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
     """
     if "@" not in word or os.path.exists(word):
         return word, None
-    try:
-        named_config(word, folder)
-    except ForgatherError:
-        name, _, revision = word.partition("@")
-        return name, revision
-    return word, None
+    # A name may hold the sign too; the last one that leaves a config is meant.
+    for at in (len(word), *(at for at in range(len(word) - 1, 0, -1) if word[at] == "@" and word[at : at + 2] != "@{")):
+        try:
+            named_config(word[:at], folder)
+        except ForgatherError:
+            continue
+        return word[:at], word[at + 1 :] if at < len(word) else None
+    name, _, revision = word.partition("@")
+    return name, revision
 
 
 def _opened(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:

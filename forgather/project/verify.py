@@ -109,7 +109,7 @@ def _sources(run: PastRun) -> Iterator[Row]:
             now = digest(run.original(copy))
             words = "gone; the run's copy is used" if now is None else "changed; the run's copy is used"
             what = "code" if name.endswith(".py") else "template"
-            same = now == digest(copy)
+            same = now is not None and now == digest(copy)
             yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.RESTORED)
 
 

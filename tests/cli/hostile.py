@@ -35,11 +35,13 @@ CHANGERS = (
 )
 # What may be started: Git, to read what a revision holds.
 GIT = ("rev-parse", "ls-tree", "cat-file", "for-each-ref")
+SAFE = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C"]
 found = []
 
 
 def reads_git(event, args):
-    return event == "subprocess.Popen" and args[0] == args[1][0] == "git" and args[1][1] == "-C" and args[1][3] in GIT
+    git = event == "subprocess.Popen" and args[0] == args[1][0] == "git"
+    return git and args[1][1:6] == SAFE and args[1][7] in GIT
 
 
 def theirs(file):

@@ -186,6 +186,69 @@ def test_a_damaged_folder_is_told_by_its_file(bench, name, text):
         told(str(run))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("form", "2"),
+        ("form", True),
+        ("project_dir", 5),
+        ("project_dir", "a\0b"),
+        ("workspace_root", "a\ud800b"),
+        ("instant", "yesterday"),
+        ("instant", [1]),
+        ("search_path", "x"),
+        ("system_path", [5]),
+        ("environment_read", []),
+        ("versions", {"python": 3}),
+        ("data", [{}]),
+        ("data", [{"named": "a.txt", "files": 5}]),
+        ("data", [{"named": "a.txt", "files": {"/a.txt": {}}}]),
+    ],
+)
+def test_a_fact_of_another_kind_is_told_by_its_name(bench, name, value):
+    run = Path(recorded(bench))
+    facts = json.loads((run / "run.json").read_text()) | {name: value}
+    (run / "run.json").write_text(json.dumps(facts))
+
+    with pytest.raises(ProjectError, match=rf"\[FG438\] the record .* is damaged: run.json: '{name}' "):
+        open_run(str(run))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_json_that_is_too_deep_is_a_damaged_record(bench, text):
+    run = Path(recorded(bench))
+    (run / "signatures.json").write_text(text)
+    (note,) = open_run(str(run)).notes
+    assert ("FG438", "defaults of signatures are not compared") == (note.code, note.hint)
+    assert {} == open_run(str(run)).defaults
+
+    (run / "run.json").write_text(text)
+    with pytest.raises(ProjectError, match=r"\[FG438\] .* run.json: it is no JSON object"):
+        open_run(str(run))
+
+
+@pytest.mark.parametrize("name", ["run.json", "graph.yaml", "overrides.yaml"])
+@pytest.mark.parametrize("device", ["pipe", "/dev/zero", "gone"])
+def test_what_is_no_file_is_not_waited_for(bench, name, device):
+    run = Path(recorded(bench))
+    (run / name).unlink()
+    if device == "pipe":
+        os.mkfifo(run / name)
+    elif device != "gone":
+        (run / name).symlink_to(device)
+
+    with pytest.raises(ProjectError, match="FG43[78]"):
+        told(str(run))
+
+
+def test_a_link_to_a_run_is_that_run(bench):
+    run = Path(recorded(bench))
+    Path("latest").symlink_to(run)
+
+    assert str(run) == open_run("latest/").folder
+    assert str(bench / "out") == open_run("latest").output_dir
+
+
 def test_a_project_that_is_gone_is_told(bench, monkeypatch):
     run = recorded(bench)
     (bench / "meta.yaml").unlink()

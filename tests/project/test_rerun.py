@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from forgather.cli.main import main
 from forgather.project.compared import compare
 from forgather.project.past_run import open_run
 from forgather.project.sides import open_sides
-from tests.project.workbench import make_project
+from tests.project.workbench import fgcli, make_project
 
 TOY = """\
 import json
@@ -104,6 +105,27 @@ def test_the_repeated_run_is_a_run_like_the_first(first):
     ]
     (third,) = Path("third/runs").glob("2*")
     assert (first / "loss.jsonl").read_bytes() == (third / "loss.jsonl").read_bytes()
+
+
+def test_two_at_once_have_a_folder_each(first):
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda _: fgcli("rerun", str(first), cwd=Path.cwd()), range(3)))
+
+    assert [] == [done.stderr for done in ended if done.returncode]
+    assert 3 == len([*first.parents[1].glob("reruns/*/model")])
+
+
+def test_links_and_pipes_in_the_folder_are_not_followed(first):
+    kept = first / "templates/project"
+    (kept / "endless.yaml").symlink_to("/dev/zero")
+    (kept / "above").symlink_to(first)
+    os.mkfifo(kept / "pipe.py")
+    os.mkfifo(first / "pipe")
+
+    status, second = again(first, "--anyway")
+
+    assert 0 == status
+    assert (second / "templates/project/endless.yaml").is_symlink()
 
 
 def test_nothing_changed(first, capsys):

@@ -10,6 +10,7 @@ from forgather.config.path import format_path
 from forgather.errors import ForgatherError, ProjectError
 from forgather.project.compared import compare
 from forgather.project.gittree import open_tree
+from forgather.project.record import git_state
 from forgather.project.sides import open_sides, split_revision
 from tests.project.workbench import make_project
 
@@ -154,7 +155,11 @@ def test_nothing_of_a_revision_is_left_behind(repository, private_folders):
         ("a@v9", "FG434", "there is no revision 'v9' in", "one of: HEAD, main, v1"),
         ("a@HEAD~7", "FG434", "there is no revision 'HEAD~7'", "'HEAD' is there, and its history does not reach that far"),
         ("a@--all", "FG434", "there is no revision '--all'", "one of: HEAD, main, v1"),
-        ("a@", "FG434", "there is no revision ''", "one of: HEAD, main, v1"),
+        ("a@", "FG434", "no revision is named after the '@'", "one of: HEAD, main, v1"),
+        ("a@^HEAD", "FG434", "there is no revision '^HEAD'", "did you mean 'HEAD'?"),
+        ("a@HEAD:work", "FG434", "there is no revision 'HEAD:work'", "'HEAD:work' is no commit: name the commit alone, HEAD"),
+        ("a@-odd", "FG434", "there is no revision '-odd'", "git takes it for something else; write it in full"),
+        ("nosuch", "FG405", "has no config 'nosuch'", "one of: a, b, new"),
         ("c@v1", "FG405", "has no config 'c'", "one of: a, b"),
         ("templates/configs/new.yaml@v1", "FG436", "is no config of project 'Bench' at v1", "configs there: a.yaml, b.yaml"),
         ("../new@v1", "FG436", "'../new' is in no project at v1", "no 'meta.yaml' there at that revision"),
@@ -163,6 +168,8 @@ def test_nothing_of_a_revision_is_left_behind(repository, private_folders):
 def test_what_is_not_there_is_told(repository, word, code, message, hint):
     (repository / "templates/configs/new.yaml").write_text("main: 1\n")
     make_project(repository.parent / "new")
+    if word == "a@-odd":
+        git(repository, "update-ref", "refs/tags/-odd", "HEAD")
 
     with pytest.raises(ProjectError) as caught:
         told(word)
@@ -217,6 +224,70 @@ def test_a_config_with_the_sign_in_its_name_is_a_config(repository):
     assert ("x@v1", None) == split_revision("x@v1", None)
     assert ("x", "v2") == split_revision("x@v2", None)
     assert ("x", "main@{1}") == split_revision("x@main@{1}", None)
+    assert ("x@v1", "main@{1}") == split_revision("x@v1@main@{1}", None)
+    assert ("x@v1", "v2") == split_revision("x@v1@v2", None)
+
+
+def test_a_repository_without_a_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(make_project(tmp_path))
+    git(tmp_path, "init", "-q")
+
+    with pytest.raises(ProjectError, match="FG434") as caught:
+        told("plain@HEAD")
+
+    assert "the repository has no commit yet: git commit" == caught.value.hint
+
+
+HOSTILE = ("core.fsmonitor", "core.sshCommand", "core.pager", "core.askPass", "core.alternateRefsCommand",
+           "filter.x.smudge", "filter.x.process", "diff.x.textconv", "diff.x.command")  # fmt: skip
+
+
+def test_nothing_that_a_repository_names_is_run(repository, tmp_path):
+    top = repository.parents[1]
+    (top / ".gitattributes").write_text("* filter=x diff=x export-subst\n")
+    (repository / "templates/configs/a.yaml").write_text("main: {id: '$Format:%H$', lr: 1}\n")
+    commit(top, "v2")
+    for number, name in enumerate(HOSTILE):
+        git(top, "config", name, f"touch {tmp_path}/ran-{number}; cat")
+    for name in ("post-index-change", "post-checkout", "reference-transaction", "pre-auto-gc"):
+        hook = top / ".git/hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran-{name}\n")
+        hook.chmod(0o755)
+
+    assert [] == told("a@v2")
+    assert "$Format:%H$" in str(open_sides("a@v2", None, None, None)[0].graph.targets)
+    # Whether a file is changed is for its filters to say.
+    for name in HOSTILE:
+        git(top, *(("config", "--unset", name) if name.startswith("filter") else ("version",)))
+    assert git_state(str(repository))["commit"]
+    assert [] == [*tmp_path.glob("ran-*")]
+
+
+def test_what_was_never_fetched_is_not_fetched(repository, tmp_path):
+    top = repository.parents[1]
+    blob = subprocess.run(["git", "rev-parse", "HEAD:./toy.py"], capture_output=True, text=True, check=True).stdout
+    (top / ".git/objects" / blob[:2] / blob[2:].strip()).unlink()
+    settings = {
+        "core.repositoryformatversion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f'ext::sh -c "touch% {tmp_path}/ran"',
+        "protocol.ext.allow": "always",
+    }
+    for name, value in settings.items():
+        git(top, "config", name, value)
+
+    with pytest.raises(ProjectError, match=r"\[FG433\] Git cannot read"):
+        told("a@HEAD")
+
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_INDEX_FILE"])
+def test_the_repository_is_that_of_the_folder_inside_of_a_hook_too(repository, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, str(tmp_path / "another"))
+
+    assert [] == told("a@v1")
 
 
 def test_a_tree_lays_out_what_is_asked_for_and_no_more(repository):

@@ -17,7 +17,7 @@ from forgather.cli.output import near_path, print_findings, print_note, write_js
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
+from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of, reserved
 from forgather.project.output_lock import alone_in
 from forgather.project.past_run import PastRun, open_run
 from forgather.project.record import run_folder_name
@@ -52,6 +52,8 @@ def run(invocation: Invocation) -> int:
     meta = place_of(past)
     rows = verify(past, meta)
     lost = [row for row in rows if row.fate is Fate.LOST]
+    if options.output_dir is None and not options.dry_run and (options.anyway or not lost):
+        output_dir = reserved(output_dir)
     facts = {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
     if not options.json:
         _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
