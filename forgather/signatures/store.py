@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from forgather import __version__
@@ -61,8 +62,16 @@ class Store:
 
     def _file(self, name: str) -> str:
         path = [os.path.abspath(folder) for folder in self._finder.path]
-        key = "\0".join((__version__, sys.version, *path, name))
+        key = "\0".join((_edition(), sys.version, *path, name))
         return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
+
+
+@cache
+def _edition() -> str:
+    """What changes whenever the reader does: answers of another reader may be others, in a checkout under one version."""
+    with os.scandir(os.path.dirname(__file__)) as files:
+        states = sorted((file.name, file.stat().st_mtime_ns) for file in files if file.name.endswith(".py"))
+    return f"{__version__} {states}"
 
 
 def _plain(answer: Callee | Unknown) -> dict[str, Any]:

@@ -137,3 +137,11 @@ def test_two_processes_may_fill_one_folder(project, cache):
     assert [(0, b""), (0, b"")] == [(p.returncode, errors) for p in running for errors in (p.communicate()[1],)]
     assert all(entry.suffix == ".json" for entry in cache.iterdir())
     assert isinstance(read(project, cache), Callee)
+
+
+def test_answers_of_another_edition_of_the_reader_are_not_taken(project, cache, monkeypatch):
+    read(project, cache)
+    counted = reads_source(monkeypatch)
+    monkeypatch.setattr("forgather.signatures.store._edition", lambda: "another")
+    assert isinstance(read(project, cache), Callee)
+    assert 1 == len(counted)
