@@ -19,8 +19,12 @@ def near_file(name: str, file: str) -> str | None:
         file: its absolute path.
     """
     folder, base = os.path.split(file)
+    if os.path.exists(file):
+        return "it is a folder; name a .py file" if os.path.isdir(file) else "it is no plain file; name a .py file"
     if os.path.isdir(folder):
-        return nearest(base, _python_files(folder))
+        found = _python_files(folder)
+        close = get_close_matches(base, found, n=1, cutoff=0.6)
+        return f"did you mean {os.path.join(os.path.dirname(name), close[0])!r}?" if close else nearest(base, found)
     meant = _near_folder(os.path.dirname(folder), os.path.basename(folder))
     written = os.path.dirname(os.path.dirname(name))
     if meant is None:
@@ -40,4 +44,6 @@ def _near_folder(parent: str, name: str) -> str | None:
 
 
 def _python_files(folder: str) -> list[str]:
-    return sorted(entry for entry in os.listdir(folder) if entry.endswith(".py"))
+    return sorted(
+        entry for entry in os.listdir(folder) if entry.endswith(".py") and os.path.isfile(os.path.join(folder, entry))
+    )

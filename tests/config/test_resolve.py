@@ -134,7 +134,10 @@ def test_what_cannot_be_found_is_named_with_what_is_near(project):
     assert f"[FG320] no module '.stak' in {folder}/lib (did you mean 'stack'?)" == error_of(
         resolver, ".stak:x", ["lib"]
     )
-    assert f"[FG322] no file 'lib/stack' in {folder} (did you mean 'stack.py'?)" == error_of(resolver, "lib/stack:x")
+    (folder / "other.py").mkdir()
+    message = f"[FG322] no file 'other.py' in {folder} (it is a folder; name a .py file)"
+    assert message == error_of(resolver, "other.py:Model")
+    assert f"[FG322] no file 'lib/stack' in {folder} (did you mean 'lib/stack.py'?)" == error_of(resolver, "lib/stack:x")
     (folder / "notes.txt").write_text("x = 1")
     assert "[FG322] './notes.txt' is not a Python file (name a .py file)" == error_of(resolver, "./notes.txt:x")
 
