@@ -212,7 +212,15 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
             hint += "; a number in quotes is a text"
     found = repr(value)
     message = f"{name.rpartition('.')[2]} is {found[:80]}"
-    return Breach(code="FG813", message=message, argument=name, hint=hint, expected=expected, found=value)
+    return Breach(
+        code="FG813",
+        message=message,
+        argument=name,
+        hint=hint,
+        severity=Severity(rule.get("severity", "error")),
+        expected=expected,
+        found=value,
+    )
 
 
 # values
@@ -225,7 +233,8 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
         value: what is given.
         rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts" or a list of them;
             `minimum`, `maximum` and `below` bound a number; `choices` lists the words; `also` lists further values;
-            `optional` accepts None; `expected` says it in other words.
+            `optional` accepts None; `expected` says it in other words. (`severity` says how bad it is: a warning
+            where another release of the library may know more words.)
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})

@@ -68,7 +68,7 @@ class Store:
 
 @cache
 def _edition() -> str:
-    """What changes whenever the reader does: answers of another reader may be others, in a checkout under one version."""
+    """Returns what changes whenever the reader does: in a checkout, one version has many readers."""
     with os.scandir(os.path.dirname(__file__)) as files:
         states = sorted((file.name, file.stat().st_mtime_ns) for file in files if file.name.endswith(".py"))
     return f"{__version__} {states}"

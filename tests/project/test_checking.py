@@ -152,7 +152,7 @@ def test_a_trainer_needs_a_model_and_data(told):
 def test_rules_about_the_arguments_of_transformers(checked):
     text = "main: !call:transformers:TrainingArguments {output_dir: x, eval_strategy: steps, eval_steps: 4, \
 save_steps: 6, load_best_model_at_end: true, optim: adamx}\n"
-    assert ["FG813", "FG814"] == [found.code for found in checked(text).errors]
+    assert {"FG814": "error", "FG813": "warning"} == {found.code: found.severity for found in checked(text).findings}
 
 
 def test_arguments_are_looked_into_from_the_trainer(checked):
