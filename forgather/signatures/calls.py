@@ -176,11 +176,15 @@ class Calls:
         if not handing.closed:
             return merged(params, taken, star=None, stars=True)
         star = self._star(function, handing, targets)
+        if star is not None and not {p.name for p in star}.isdisjoint(p.name for p in params if p.is_named):
+            # Two parameters of one name, of which one is given by position alone.
+            star = None
         names, opens = list(taken), False
         for call, target in zip(handing.calls, targets, strict=True):
             rest = after(call, target)
             opens |= any(p.kind is STARS for p in rest)
-            names += rest if handing.sure and not handing.filled and star is None else optional(rest)
+            by_position = any(isinstance(argument, ast.Starred) for argument in call.args)
+            names += rest if handing.sure and not handing.filled and not by_position else optional(rest)
         return merged(params, names, star=star, stars=opens)
 
     def _star(self, function: Function, handing: Handing, targets: Sequence[list[Param]]) -> list[Param] | None:
@@ -314,16 +318,19 @@ class Calls:
         line = self.names.mro(cls)
         init: Ways | None = None
         new: Ways | None = None
+        last = cls
         for base in line:
             if isinstance(base, Class):
+                last = base
                 effects = effects_on(self.names, base)
                 if effects.doubt is not None and (init is None or _only_metaclass(effects.doubt)):
                     return effects.doubt
                 init = self._stated(cls, base, "__init__") if init is None else init
                 new = self._stated(cls, base, "__new__") if new is None else new
                 continue
-            if base in (Ref("typing.NamedTuple"),) and init is None:
-                return [tuple_params(self.names, cls)]
+            if base == Ref("typing.NamedTuple"):
+                made = [[Param("cls", EITHER), *tuple_params(self.names, last)]]
+                return _both(init, made if new is None else new)
             ending = _foreign_base(base, init is not None, bool(self.names.own(cls, "__init__")))
             if ending is not None:
                 return ending

@@ -7,13 +7,14 @@ constructed, and is not understood, is a `Doubt`.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forgather.signatures import known
 from forgather.signatures.decorators import attributes_set, returns_its_argument, walk_own
 from forgather.signatures.fields import Options
 from forgather.signatures.names import Names, Scope
-from forgather.signatures.things import Class, Doubt, Function, Ref, Thing, dotted_name
+from forgather.signatures.things import Class, Doubt, Function, Module, Ref, Thing, dotted_name
 
 _DATACLASS = Ref("dataclasses.dataclass")
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
@@ -58,22 +59,55 @@ def _effects(names: Names, cls: Class) -> Effects:
             reason = _metaclass(names, names.evaluate(keyword.value, scope))
             if reason:
                 effects.doubt = Doubt(f"{cls.name} has a metaclass {reason}")
-    if _states_signature(cls):
-        effects.doubt = Doubt(f"{cls.name} states a signature of its own")
+    if _is_changed_beside(names, cls):
+        effects.doubt = Doubt(f"code beside {cls.name} changes how it is constructed")
     return effects
 
 
-def _states_signature(cls: Class) -> bool:
+def _is_changed_beside(names: Names, cls: Class) -> bool:
     """Returns whether code beside the class changes its constructor; our own classes keep theirs true."""
-    module = cls.module
-    if module.name.partition(".")[0] == "forgather" or not module.has(f"{cls.node.name}.__"):
+    module, name = cls.module, cls.node.name
+    if module.name.partition(".")[0] == "forgather":
         return False
-    for statement in module.block.plain(f"{cls.node.name}.__"):
-        for node in ast.walk(statement):
+    if any(module.has(f".{word} =") for word in _CONSTRUCTING):
+        for node in _nodes(module, ".__"):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _CONSTRUCTING:
-                if isinstance(node.value, ast.Name) and node.value.id == cls.node.name:
+                # What a loop sets on its variable, it may set on any class.
+                if isinstance(node.value, ast.Name) and (node.value.id == name or not _is_class(module, node.value.id)):
                     return True
+    return module.has(f"({name}") and any(
+        isinstance(node, ast.Call) and _takes(node, name) and _changes_construction(names, node, module)
+        for node in _nodes(module, f"({name}")
+    )
+
+
+def _nodes(module: Module, word: str) -> Iterator[ast.AST]:
+    for statement in module.block.plain(word):
+        yield from walk_own([statement])
+
+
+def _is_class(module: Module, name: str) -> bool:
+    return any(isinstance(statement, ast.ClassDef) for statement in module.block.binding(name))
+
+
+def _changes_construction(names: Names, call: ast.Call, module: Module) -> bool:
+    """Returns whether a call sets how the class is constructed that it is given."""
+    things = names.evaluate(call.func, Scope(names, module))
+    for thing in things:
+        if thing == Ref("builtins.setattr"):
+            word = call.args[1] if len(call.args) > 1 else None
+            if not isinstance(word, ast.Constant) or word.value in _CONSTRUCTING:
+                return True
+        elif isinstance(thing, Function) and _sets_construction(thing):
+            return True
     return False
+
+
+def _sets_construction(function: Function) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _CONSTRUCTING
+        for node in ast.walk(function.node)
+    )
 
 
 def _decorate(effects: Effects, things: list[Thing], options: Options, called: bool) -> None:

@@ -104,7 +104,7 @@ def _surely(body: list[ast.stmt], call: ast.Call) -> bool:
     """Returns whether a call is reached whenever the body runs to its end."""
     for statement in body:
         if isinstance(statement, ast.With | ast.AsyncWith):
-            if _surely(statement.body, call):
+            if _surely(statement.body, call) and not _may_swallow(statement):
                 return True
         elif isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
             if statement.value is not None and _at_once(statement.value, call):
@@ -112,6 +112,11 @@ def _surely(body: list[ast.stmt], call: ast.Call) -> bool:
         if _may_leave(statement):
             return False
     return False
+
+
+def _may_swallow(statement: ast.With | ast.AsyncWith) -> bool:
+    """Returns whether a `with` may go on after what its body raises, as `contextlib.suppress` does."""
+    return any("suppress" in ast.unparse(item.context_expr) for item in statement.items)
 
 
 def _at_once(expression: ast.expr, call: ast.Call) -> bool:

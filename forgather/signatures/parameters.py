@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from forgather.signatures.values import UNKNOWN, Annotation, Default
@@ -104,7 +104,8 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
         star: what its `*args` may hold, in order; None where they stay as they are.
         stars: whether its `**kwargs` take any other name too.
     """
-    taken = {p.name for p in own}
+    taken = {p.name for p in own if p.is_named}
+    hidden = {p.name for p in own if p.kind is POSITIONAL}
     positional = [p for p in own if p.is_positional]
     keyword = [p for p in own if p.kind is KEYWORD]
     more = list(star or ())
@@ -117,7 +118,10 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
         optional = optional or default is not None
         positional.append(replace(param, default=default))
     for param in names:
-        if param.name not in taken and param.is_named:
+        if param.name in hidden:
+            # `def f(a, /, **more)`: `more` may hold an `a` of its own.
+            stars = True
+        elif param.name not in taken and param.is_named:
             taken.add(param.name)
             keyword.append(replace(param, kind=KEYWORD))
     result = sorted(positional, key=lambda p: p.kind)
@@ -128,7 +132,17 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
     result += keyword
     if stars:
         result += [p for p in own if p.kind is STARS] or [Param("kwargs", STARS)]
-    return result
+    return [_apart(p, taken | hidden) for p in result]
+
+
+def _apart(param: Param, names: Collection[str]) -> Param:
+    """Returns a `*` or `**` parameter under a name that no other parameter has; nothing is given by its name."""
+    if param.kind not in (STAR, STARS):
+        return param
+    name = param.name
+    while name in names:
+        name += "_"
+    return replace(param, name=name)
 
 
 def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None:

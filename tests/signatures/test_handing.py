@@ -37,6 +37,8 @@ CLOSED = {
     "with": "import contextlib\ndef g(a): ...\ndef f(**kw):\n    with contextlib.nullcontext():\n        return g(**kw)",
     "all of it": "def g(a, b=1): ...\ndef f(*args, **kw):\n    return g(*args, **kw)",
     "all of it behind": "class g:\n    def __init__(self, a, b, c=1): ...\nclass f(g):\n    def __init__(self, *args, d=1, **kw):\n        super().__init__(0, *args, **kw)",
+    "stars named as parameters": "def g(a, b=1): ...\ndef f(*a, **b):\n    return g(*a, **b)",
+    "a base by name with stars named as parameters": "class m: ...\nclass g:\n    def __init__(self, a, b=1): ...\nclass f(m, g):\n    def __init__(self, *a, **k): g.__init__(self, *a, **k)",
     "in an assignment": "def g(a): ...\ndef f(**kw):\n    x = [g(**kw)]\n    return x",
     "new": "class f:\n    def __new__(cls, *args, **kw):\n        return object.__new__(cls)\n    def __init__(self, a): ...",
 }
@@ -49,6 +51,8 @@ OPEN = {
     "copied": "def g(**kw): ...\ndef f(**kw):\n    return g(**dict(kw))",
     "rebound": "def g(a): ...\ndef f(**kw):\n    kw = {'a': 1}\n    return g(**kw)",
     "caught": "def g(a): ...\ndef f(**kw):\n    try:\n        return g(**kw)\n    except TypeError:\n        return None",
+    "suppressed": "import contextlib\ndef g(a): ...\ndef f(**kw):\n    with contextlib.suppress(TypeError):\n        return g(**kw)",
+    "beside a position of its name": "def g(b=1, a=2): ...\ndef f(a, /, **kw):\n    return g(**kw)",
     "deferred": "def g(a): ...\ndef f(**kw):\n    return lambda: g(**kw)",
     "to what is given": "def f(function=dict, **kw):\n    return function(**kw)",
     "one of two": "import os\ndef g(a): ...\ndef h(b): ...\ndef f(**kw):\n    one = h if os.getenv('X') else dict\n    return one(**kw)",
@@ -59,6 +63,15 @@ OPEN = {
     "a base of a dict": "class f(dict):\n    def __init__(self, **kw): super().__init__(**kw)",
     "deleted": "def g(a=1): ...\ndef f(**kw):\n    del kw['zz']\n    return g(a=1)",
     "updated": "def g(a=1): ...\ndef f(**kw):\n    kw.clear()\n    return g(**kw)",
+}
+
+# Every keyword is known, but not how many positions there are.
+LOOSE = {
+    "positions rebound": "def g(a, b=1): ...\ndef f(*args, **kw):\n    args = (1, *args)\n    return g(*args, **kw)",
+    "positions where there are none": "def g(a, b=1): ...\ndef f(*args, **kw):\n    if not args: args = (1,)\n    return g(*args, **kw)",
+    "positions behind the first": "def g(a, b=1): ...\ndef f(*args, **kw):\n    return g(*args[1:], **kw)",
+    "a position of the same name": "def g(a, b): ...\ndef f(a, *args, **kw):\n    return g(*args, **kw)",
+    "a keyword of the same name": "def g(a, b): ...\ndef f(*args, a=1, **kw):\n    return g(*args, **kw)",
 }
 
 
@@ -124,3 +137,10 @@ def test_where_it_is_not_sure_any_keyword_will_do(both, name):
     if isinstance(callee, Callee):
         assert inspect.Parameter.VAR_KEYWORD in [p.kind for p in callee.signatures[0].parameters.values()]
         assert [] == [call for call in calls() if not binds(callee, *call) and runs(function, *call)]
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_positions_that_are_not_known_give_what_seems_missing(both, name):
+    callee, function = both(LOOSE[name])
+    assert [] == [call for call in calls() if not binds(callee, *call) and runs(function, *call)]
+    assert not binds(callee, (), {"a": 1, "zz": 1})
