@@ -127,11 +127,11 @@ class Comparison:
         return new
 
     def _event(self, value: Recorded, log: Log) -> Event:
-        return log.events[int(value._serial)]
+        return log.events[int(value.__serial__)]
 
     def _shown(self, value: Any) -> str:
         if isinstance(value, Recorded):
-            return f"a call of {value._log.events[value._serial].what}"
+            return f"a call of {value.__log__.events[value.__serial__].what}"
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
 

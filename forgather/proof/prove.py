@@ -6,6 +6,7 @@ the config names is imported or called; they run bare and with every variable gi
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.graph import Calc, Env, Graph, Var
+from forgather.config.graph import Calc, Call, Env, Graph, Var
 from forgather.config.materialize import materialize
 from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, GraphError
 from forgather.proof.comparison import Comparison, Unequal
 from forgather.proof.recording import Log
-from forgather.proof.worlds import RecordingResolver, module_globals
+from forgather.proof.worlds import RecordingResolver, is_inner, module_globals
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def prove(
         GraphError: FG333 with the first difference; FG334 where the config itself cannot be built.
     """
     code = _compiled(text)
+    _stay_inside(graph, text)
     names = [word for node in _calcs(graph) for word in names_in(parse_calc(node.expression))]
     scenarios = [Scenario(given=False, truth=True)]
     if parameters or any(isinstance(node, Env) for node in _nodes(graph)):
@@ -81,6 +83,28 @@ def prove(
 
             _compare(ours, theirs, expected, build)
     return counts[0]
+
+
+def _stay_inside(graph: Graph, text: str) -> None:
+    """Refuses what would reach past the stand-ins, before any of it runs.
+
+    Raises:
+        GraphError: FG334, a name of Python's own is asked for.
+    """
+    paths = ((node.constructor, part) for node in _nodes(graph) if isinstance(node, Call) for part in _parts(node))
+    found = next((f"!call:{whole}" for whole, part in paths if is_inner(part)), None)
+    for node in ast.walk(ast.parse(text)):
+        names = [node.attr] if isinstance(node, ast.Attribute) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [word for alias in node.names for word in (alias.name, alias.asname or "")]
+        found = found or next((f"{name!r}" for name in names if is_inner(name)), None)
+    if found is not None:
+        message = f"the code cannot be proven: {found} leads out of the stand-ins, to what they are made of"
+        raise GraphError(message, code="FG334", hint="without --verify, 'fgcli code' writes the code")
+
+
+def _parts(node: Call) -> list[str]:
+    return node.constructor.rpartition(":")[2].split(".")
 
 
 def _compiled(text: str) -> Any:

@@ -1,7 +1,8 @@
 """Stand-ins for constructors and for what they return; they record what is done with them.
 
 Takes calls and operations, gives a log. Keeps true: nothing that a config names is imported or run; what a stand-in
-answers depends on the order of the calls alone, so that two equal constructions see equal answers.
+answers depends on the order of the calls alone, so that two equal constructions see equal answers; its own parts have
+names with two underscores on both sides, which nothing that is compared can ask for.
 """
 
 from __future__ import annotations
@@ -65,63 +66,64 @@ class Recorded:
     """What a constructor returned. It stands anything that a config does with a result."""
 
     def __init__(self, log: Log, serial: int) -> None:
-        self.__dict__.update(_log=log, _serial=serial)
+        self.__dict__.update(__log__=log, __serial__=serial)
 
     def __repr__(self) -> str:
-        return f"<result {self._serial}>"
+        return f"<result {self.__serial__}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return self._log.record(f".{name}", self)
+        return self.__log__.record(f".{name}", self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns a result of its own."""
-        return self._log.call("()", (self, *args), kwargs, is_call=False)
+        return self.__log__.call("()", (self, *args), kwargs, is_call=False)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self._log.record(f"item {position}", self) for position in range(_ITEMS)])
+        return iter([self.__log__.record(f"item {position}", self) for position in range(_ITEMS)])
 
     def __bool__(self) -> bool:
         # Not recorded: how often a value is asked for its truth is up to the compiler.
-        return bool(self._log.truth)
+        return bool(self.__log__.truth)
 
     def __fspath__(self) -> str:
-        return f"/result/{self._serial}"
-
-    def _number(self, what: str) -> int:
-        # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
-        number: int = _FIRST_NUMBER + sum(event.what == what for event in self._log.events)
-        self._log.record(what, self)
-        return number
+        return f"/result/{self.__serial__}"
 
     def __len__(self) -> int:
-        return self._number("len")
+        return _number(self, "len")
 
     def __int__(self) -> int:
-        return self._number("int")
+        return _number(self, "int")
 
     def __float__(self) -> float:
-        return float(self._number("float"))
+        return float(_number(self, "float"))
 
     def __round__(self, *digits: Any) -> Any:
-        return self._log.record("round", self, *digits)
+        return self.__log__.record("round", self, *digits)
 
     __hash__ = object.__hash__
+
+
+def _number(result: Recorded, what: str) -> int:
+    # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
+    number = _FIRST_NUMBER + sum(event.what == what for event in result.__log__.events)
+    result.__log__.record(what, result)
+    return number
 
 
 def _operation(what: str, *, swapped: bool = False) -> Callable[..., Any]:
     def method(self: Recorded, *others: Any) -> Any:
         parts = (*others, self) if swapped else (self, *others)
-        return self._log.record(what, *parts)
+        return self.__log__.record(what, *parts)
 
     return method
 
 
 def _comparison(what: str) -> Callable[[Recorded, Any], bool]:
     def method(self: Recorded, other: Any) -> bool:
-        self._log.record(what, self, other)
-        return bool(self._log.truth)
+        self.__log__.record(what, self, other)
+        return bool(self.__log__.truth)
 
     return method
 
@@ -147,17 +149,17 @@ class StandIn:
     """
 
     def __init__(self, log: Log, dotted: str, real: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.__dict__.update(_log=log, _dotted=dotted, _real=real)
+        self.__dict__.update(__log__=log, __dotted__=dotted, __real__=real)
 
     def __repr__(self) -> str:
-        return f"<{self._dotted}>"
+        return f"<{self.__dotted__}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        dotted = f"{self._dotted}.{name}"
-        return self._real[dotted] if dotted in self._real else StandIn(self._log, dotted, self._real)
+        dotted = f"{self.__dotted__}.{name}"
+        return self.__real__[dotted] if dotted in self.__real__ else StandIn(self.__log__, dotted, self.__real__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns a new result."""
-        return self._log.call(self._dotted, args, kwargs)
+        return self.__log__.call(self.__dotted__, args, kwargs)

@@ -19,7 +19,7 @@ from typing import Any
 
 from forgather.config.resolve import Resolver
 from forgather.config.shortnames import SHORT
-from forgather.proof.recording import Log, StandIn
+from forgather.proof.recording import Log, Recorded, StandIn
 
 # Builtins that compute and do nothing else.
 PURE = frozenset(
@@ -38,6 +38,22 @@ _HELPERS: Mapping[str, Any] = {
     "math": SimpleNamespace(inf=math.inf, nan=math.nan),
 }
 _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for word in ("cache", "partial", "wraps")}
+
+
+class Barred(Exception):
+    """Something is asked for that would lead from a stand-in to what it is made of, and from there anywhere."""
+
+
+def is_inner(name: str) -> bool:
+    """Returns whether a name is one of Python's own, as `__class__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _guarded(thing: Any, name: str, *default: Any) -> Any:
+    """What `getattr` is in both worlds."""
+    if isinstance(name, str) and (is_inner(name) or (name[:1] == "_" and not isinstance(thing, (Recorded, StandIn)))):
+        raise Barred(f"getattr(..., {name!r}) leads out of the stand-ins")
+    return getattr(thing, name, *default)
 
 
 class RecordingResolver(Resolver):
@@ -75,8 +91,11 @@ def _places(folders: Iterable[str]) -> str:
 
 def _builtin(log: Log, symbol: str) -> Any:
     first, *rest = symbol.split(".")
-    found = getattr(builtins, first) if first in PURE else StandIn(log, f"builtins.{first}")
-    return functools.reduce(getattr, rest, found)
+    if first == "getattr":
+        found: Any = _guarded
+    else:
+        found = getattr(builtins, first) if first in PURE else StandIn(log, f"builtins.{first}")
+    return functools.reduce(_guarded, rest, found)
 
 
 def module_globals(log: Log, file: str) -> dict[str, Any]:

@@ -102,6 +102,36 @@ def test_nothing_of_the_config_is_imported_or_run(tmp_path, monkeypatch):
     assert ["canary_module.py"] == os.listdir(tmp_path)
 
 
+ACT = "\"import os; os.system('touch CANARY')\""
+GLOBALS = "!call:getattr [!call:getattr [!call:getattr [!call:m:f [], __class__], __len__], __globals__]"
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        f"!call:builtins:abs.__self__.exec [{ACT}]",
+        "!call:getattr [!call:getattr [[], __class__], __base__]",
+        f"!call:call [!call:getitem [!call:getitem [{GLOBALS}, __builtins__], exec], {ACT}]",
+        "!call:call [!partial:getattr [!call:m:f []], __class__]",
+        "!call:call [!call:getattr [!call:m:f [], !call:str [__class__]]]",
+        f"!call:m:__init__.__globals__.get [{ACT}]",
+        "!call:m:f.__init__ []",
+        "!call:getattr [!partial:m:f [], _run]",
+    ],
+)
+def test_a_config_does_not_reach_past_the_stand_ins(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ForgatherError) as caught:
+        proven(f"main: {main}\n")
+    assert "FG334" == caught.value.code
+    assert "leads out of the stand-ins" in caught.value.message
+    assert [] == os.listdir(tmp_path)
+
+
+def test_names_with_an_underscore_are_names_like_others_on_results():
+    assert 1 == proven("main: !call:getattr [!call:m:f [], _log]\n")
+
+
 @pytest.mark.parametrize(
     "act",
     [
