@@ -5,7 +5,7 @@ Takes a graph, gives findings, all of them. Keeps true: nothing is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from forgather.config.calc import names_in, parse_calc
 from forgather.config.events import Refusal
@@ -81,8 +81,8 @@ def _calc_circles(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator
         for name, entry in graph.targets.items()
     }
     told: set[str] = set()
-    for name in reads:
-        circle = _way(name, name, reads)
+    for name in _on_circles(reads):
+        circle = None if name in told else _way(name, reads)
         if circle is None or told.intersection(circle):
             continue
         told.update(circle)
@@ -107,16 +107,38 @@ def _calcs(node: Node) -> Iterator[Calc]:
             stack.extend(child for _, child in children(current))
 
 
-def _way(start: str, end: str, reads: Mapping[str, Mapping[str, Calc]]) -> list[str] | None:
-    """Returns the shortest way of reading from one target to another, both included."""
-    ways, met = [[start]], set()
-    for way in ways:
-        for name in reads.get(way[-1], ()):
-            if name == end:
-                return [*way, name]
-            if name not in met:
-                met.add(name)
-                ways.append([*way, name])
+def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
+    """Returns the targets that lie on a circle of reading, or lead to one."""
+    waits = {name: len([read for read in read_names if read in reads]) for name, read_names in reads.items()}
+    readers: dict[str, list[str]] = {name: [] for name in reads}
+    for name, read_names in reads.items():
+        for read in read_names:
+            if read in reads:
+                readers[read].append(name)
+    known = [name for name, count in waits.items() if not count]
+    for name in known:
+        for reader in readers[name]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                known.append(reader)
+    return [name for name, count in waits.items() if count]
+
+
+def _way(start: str, reads: Mapping[str, Collection[str]]) -> list[str] | None:
+    """Returns the shortest way of reading from a target back to itself, both ends included."""
+    came_from: dict[str, str] = {}
+    waiting = [start]
+    for name in waiting:
+        for read in reads.get(name, ()):
+            if read == start:
+                way = [start]
+                while name != start:
+                    way.append(name)
+                    name = came_from[name]
+                return [start, *way[:0:-1], start]
+            if read not in came_from:
+                came_from[read] = name
+                waiting.append(read)
     return None
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 # So alike are two names of five letters or more that differ by one.
 _A_SLIP = 0.89
+_GIVEN_UNBUILT = "it is an argument of !meta, which decides whether and how it is built"
 
 
 class Unchecked(NamedTuple):
@@ -75,11 +76,12 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
     calls: dict[int, Called] = {}
+    built = {id(node) for _, node in walk(roots(graph), unbuilt=False)}
     for path, node in walk(roots(graph)):
         if not isinstance(node, Call):
             continue
         try:
-            callee = _read(reader, node)
+            callee = _read(reader, node) if id(node) in built else Unknown(node.constructor, _GIVEN_UNBUILT)
         except ForgatherError as error:
             findings.append(_at_call(error, node, path))
             continue

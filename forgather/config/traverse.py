@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Node, Sequence, Var
+from forgather.config.graph import Call, CallKind, Entry, Env, Graph, Mapped, Node, Sequence, Var
 from forgather.config.path import GraphPath, Index, Key
 
 Step = Key | Index
@@ -106,8 +106,13 @@ def _entries(entries: tuple[Entry, ...], change: Callable[[Node], Node], moved: 
     )
 
 
-def walk(roots: Iterable[tuple[GraphPath, Node]]) -> Iterator[tuple[GraphPath, Node]]:
-    """Yields every node once, parents before children, with the first path that reaches it."""
+def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> Iterator[tuple[GraphPath, Node]]:
+    """Yields every node once, parents before children, with the first path that reaches it.
+
+    Args:
+        roots: where to begin.
+        unbuilt: whether to go into the arguments of `!meta`, which are handed over without being built.
+    """
     seen: set[int] = set()
     stack = [(path, node) for path, node in roots][::-1]
     while stack:
@@ -116,7 +121,8 @@ def walk(roots: Iterable[tuple[GraphPath, Node]]) -> Iterator[tuple[GraphPath, N
             continue
         seen.add(id(node))
         yield path, node
-        stack.extend([((*path, step), child) for step, child in children(node)][::-1])
+        if unbuilt or not (isinstance(node, Call) and node.kind is CallKind.META):
+            stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 
 
 def roots(graph: Graph) -> list[tuple[GraphPath, Node]]:

@@ -124,7 +124,7 @@ def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
     main = graph.targets.get("main")
     needed: set[int] = set()
     if for_run and main is not None:
-        needed = {id(node) for _, node in walk([((Key("main"),), main.value)])}
+        needed = {id(node) for _, node in walk([((Key("main"),), main.value)], unbuilt=False)}
     for path, node in walk(roots(graph)):
         if isinstance(node, Var) and node.default is None and node.variable not in GIVEN_BY_A_RUN:
             yield _unbound_var(path, node, is_needed=id(node) in needed)

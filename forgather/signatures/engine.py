@@ -97,7 +97,7 @@ class Engine:
         for thing in things:
             if isinstance(thing, Doubt):
                 return Unknown(constructor, thing.reason)
-        if all(isinstance(thing, Value) and isinstance(thing.node, _LITERALS) for thing in things):
+        if all(isinstance(thing, Value) and _is_literal(thing.node) for thing in things):
             refuse_value(constructor, [thing.node for thing in things if isinstance(thing, Value)])
         signatures = []
         for thing in things:
@@ -137,6 +137,11 @@ class Engine:
 def real(folders: Sequence[str]) -> tuple[str, ...]:
     """Returns folders with their links resolved, each once."""
     return tuple(os.path.realpath(folder) for folder in dict.fromkeys(folders))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    # In a stub, `...` stands for any value.
+    return isinstance(node, _LITERALS) and not (isinstance(node, ast.Constant) and node.value is ...)
 
 
 def _span(thing: Thing) -> Span | None:

@@ -1,3 +1,5 @@
+import time
+
 from documents import graph_of
 
 from forgather.config.check import check, variable_names
@@ -57,3 +59,14 @@ def test_a_variable_a_default_and_a_partial_make_no_circle():
     assert [] == findings("a: !var {name: x, default: !calc a}\n")
     assert [] == findings("a: !partial:m:f {x: !calc a}\n")
     assert [] == findings("a: !calc b\nb: !calc c\nc: 1\nd: !calc a + b\n")
+
+
+def test_thousands_of_targets_computed_from_one_another_are_judged_at_once():
+    rows = [f"c{i}: !calc c{i + 1} + 1" for i in range(3000)]
+    started = time.process_time()
+    assert ["warning FG232 3000 !calc reads 'c3000', which is no target and no !var of this config"] == findings(
+        "\n".join(rows)
+    )
+    (circle,) = findings("\n".join([*rows, "c3000: !calc c0"]))
+    assert circle.startswith("error FG304 1 ") and circle.count(" -> ") == 3001
+    assert time.process_time() - started < 3

@@ -101,7 +101,6 @@ def faults(judged):
         "!call:parts.py:shape {width: 1}",
         "!call:parts.py:shape {width: a, height: b}",
         "!call:parts.py:Plain {args: [1], kwargs: {rate: 2}}",
-        "!meta:parts.py:many [!call:parts.py:number , x]",
         "!call:getitem [[1, 2], 0]",
         "!call:parts.py:Plain {size: !calc '1 + 1', name: !env HOME}",
         "!call:parts.py:Plain {size: !call:parts.py:number }",
@@ -257,4 +256,17 @@ def test_a_search_path_that_is_written_out_is_followed(judged, tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "made.py").write_text("def make(size: int): ...\n")
     result = judged("main: !call:.made:make {kwargs: {siez: 1}, submodule_searchpath: [inner]}\n")
+    assert ["FG204"] == [found.code for found in result.findings]
+
+
+def test_what_a_meta_is_handed_is_not_judged(judged):
+    assert () == judged("a: !meta:parts.py:many [!call:parts.py:number , x]\n").findings
+    result = judged("a: !meta:parts.py:Free {anything: [!call:parts.py:needs [], !call:no.such:thing []]}\n")
+    assert () == result.findings
+    reason = "it is an argument of !meta, which decides whether and how it is built"
+    assert [(f"a.anything[{i}]", reason) for i in (0, 1)] == [(one.path, one.reason) for one in result.unchecked]
+
+
+def test_what_is_built_elsewhere_too_is_judged(judged):
+    result = judged("a: !meta:parts.py:Free {anything: &it !call:parts.py:Plain {siez: 1}}\nb: *it\n")
     assert ["FG204"] == [found.code for found in result.findings]

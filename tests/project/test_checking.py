@@ -178,6 +178,7 @@ def test_a_variable_that_nothing_gives_is_an_error_in_a_run_only(told):
     text = "main: {a: !var seed, b: !var run_dir}\nother: !var spare\n"
     assert [("FG244", "warning", 1), ("FG244", "warning", 2)] == told(text)
     assert [("FG244", "error", 1), ("FG244", "warning", 2)] == told(text, for_run=True)
+    assert [("FG244", "warning", 1)] == told("main: !meta:builtins:list [!var x]\n", for_run=True)
 
 
 def test_options_that_the_command_line_has_are_refused(told):

@@ -210,6 +210,13 @@ def test_all_definitions_of_a_stub(package, tmp_path):
     assert [["a", "kwargs"], ["a", "b", "kwargs"]] == ways(read("shapes.mod:f"))
 
 
+def test_a_value_that_a_stub_leaves_out_may_be_called(package, tmp_path):
+    read = package(mod="from ._compiled import f\n")
+    (tmp_path / "shapes" / "_compiled.pyi").write_text("from typing import Final\nf: Final = ...\n")
+    (tmp_path / "shapes" / f"_compiled{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"")
+    assert isinstance(read("shapes.mod:f"), Unknown)
+
+
 EXPORTS = {
     "from": "from .mod import f",
     "renamed": "from .mod import g as f",
