@@ -15,7 +15,7 @@ from forgather.codegen.yaml_text import key_text, scalar_text
 from forgather.config.forms import describe
 from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
-from forgather.config.traverse import Step, edges, homes, roots
+from forgather.config.traverse import Step, edges, homes
 from forgather.source import Origin
 
 _WIDTH = 60
@@ -76,10 +76,10 @@ def blame(
             value stands.
         depth: how far to go into each of `tops`; None for all the way.
     """
-    given = roots(graph) if tops is None else list(tops)
     elsewhere = frozenset() if aliases else frozenset(homes(graph))
-    for path, node in given:
-        top = _top(graph, path, node)
+    places = _roots(graph) if tops is None else (_top(graph, path, node) for path, node in tops)
+    for top in places:
+        path, node = top.path, top.node
         if tops is None and not aliases and _is_alias(top.entry) and id(node) in elsewhere:
             yield _blamed(top)
         else:
@@ -124,6 +124,11 @@ def _inside(place: _Place, elsewhere: AbstractSet[int], depth: int | None) -> It
 def _blamed(place: _Place) -> Blame:
     was = tuple([_writing(entry.value, entry) for entry in place.shadows])
     return Blame(place.path, place.node, _writing(place.node, place.entry), was, place.around)
+
+
+def _roots(graph: Graph) -> Iterator[_Place]:
+    for entry in (*graph.targets.values(), *graph.definitions):
+        yield _Place((Key(entry.key),), entry.value, entry, entry.replaced)
 
 
 def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:

@@ -7,6 +7,7 @@ with what stood there, so that one change is not told again at every value insid
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -190,11 +191,11 @@ def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -
 def _numbered(members: Iterable[_Edge]) -> dict[Hashable, _Edge]:
     """Definitions may repeat, and a call may have one keyword twice, early and late: the n-th is the n-th."""
     found: dict[Hashable, _Edge] = {}
+    count = Counter[str]()
     for edge in members:
-        count = 0
-        while (repr(edge[0]), count) in found:
-            count += 1
-        found[repr(edge[0]), count] = edge
+        name = repr(edge[0])
+        found[name, count[name]] = edge
+        count[name] += 1
     return found
 
 
