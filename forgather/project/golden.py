@@ -19,6 +19,7 @@ from forgather.config.graph import Graph
 from forgather.config.load import load
 from forgather.config.rendered import RenderedText
 from forgather.errors import ForgatherError, ProjectError
+from forgather.kept import open_regular
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
 from forgather.project.meta import ProjectMeta
@@ -27,6 +28,7 @@ from forgather.source import Origin, Site, SourceFile, SourceMap, Span
 
 FOLDER = "goldens"
 _HEAD = "# A golden: what a config describes. 'fgcli golden' compares, 'fgcli golden --update' writes this file.\n"
+_NOT_OURS = "remove it, or move it to another folder; then 'fgcli golden --update' writes one"
 
 
 class State(StrEnum):
@@ -85,30 +87,41 @@ def update(judged: Judged) -> bool:
         ProjectError: the file cannot be written.
     """
     if judged.state is State.LOST:
-        os.remove(judged.file)
-        with suppress(OSError):
-            os.removedirs(os.path.dirname(judged.file))
+        _remove(judged.file)
         return True
     before = _text(judged.file)
     if not judged.text or judged.text == before:
         return False
-    if before and not before.startswith(_HEAD):
+    if before != "" and os.path.lexists(judged.file) and not (before or "").startswith(_HEAD):
         raise ProjectError(
             f"{judged.file!r} is no golden, and is not written over",
             code="FG431",
-            hint="remove it, or move it to another folder",
+            hint=_NOT_OURS,
         )
     try:
         os.makedirs(os.path.dirname(judged.file), exist_ok=True)
         with open(judged.file, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(judged.text)
     except OSError as error:
-        raise ProjectError(
-            f"the golden {judged.file!r} cannot be written: {error.strerror or error}",
-            code="FG431",
-            hint="goldens lie in the project's folder, beside its meta.yaml",
-        ) from error
+        raise _unwritable(judged.file, error) from error
     return True
+
+
+def _remove(file: str) -> None:
+    try:
+        os.remove(file)
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    with suppress(OSError):
+        os.removedirs(os.path.dirname(file))
+
+
+def _unwritable(file: str, error: OSError) -> ProjectError:
+    return ProjectError(
+        f"the golden {file!r} cannot be written: {error.strerror or error}",
+        code="FG431",
+        hint="goldens lie in the project's folder, beside its meta.yaml",
+    )
 
 
 def golden_file(meta: ProjectMeta, config: str) -> str:
@@ -129,7 +142,8 @@ def read_golden(file: str) -> Graph:
     """
     text = _text(file)
     if text is None or not text.startswith(_HEAD):
-        raise _no_golden(file, "cannot be read" if text is None else "is not a golden: its first line is another")
+        problem = "cannot be read" if text is None else "is not a golden: its first line is another"
+        raise _no_golden(file, problem, hint=_NOT_OURS)
     starts, origins, offset = [], [], 0
     for number, line in enumerate(text.split("\n"), start=1):
         starts.append(offset)
@@ -174,16 +188,18 @@ def _kept(meta: ProjectMeta) -> Iterator[str]:
 
 def _text(file: str) -> str | None:
     try:
-        with open(file, encoding="utf-8", newline="") as stream:
-            return stream.read().replace("\r\n", "\n")
+        with open_regular(file) as stream:
+            return stream.read().decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def _no_golden(file: str, problem: str, span: Span | None = None) -> ProjectError:
+def _no_golden(
+    file: str, problem: str, span: Span | None = None, hint: str = "'fgcli golden --update' writes it anew"
+) -> ProjectError:
     return ProjectError(
         f"the golden {os.path.basename(file)!r} {problem}",
         code="FG432",
         span=span or Span(file, 1),
-        hint="'fgcli golden --update' writes it anew",
+        hint=hint,
     )

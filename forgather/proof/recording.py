@@ -107,7 +107,7 @@ class Recorded:
 
 def _number(result: Recorded, what: str) -> int:
     # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
-    number = _FIRST_NUMBER + sum(event.what == what for event in result.__log__.events)
+    number: int = _FIRST_NUMBER + sum(event.what == what for event in result.__log__.events)
     result.__log__.record(what, result)
     return number
 

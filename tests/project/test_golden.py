@@ -5,7 +5,7 @@ import os
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.project.golden import State, golden_text, judge, read_golden, update
+from forgather.project.golden import Judged, State, golden_text, judge, read_golden, update
 from forgather.project.metafile import read_meta
 from forgather.project.project import Project
 from forgather.project.stillness import still_graph, still_project
@@ -135,6 +135,34 @@ def test_a_damaged_golden_is_told_by_its_line_and_written_anew(tmp_path):
     assert (State.BROKEN, "FG432", 3) == (item.state, item.error.code, item.error.span.line)
     assert update(item)
     assert [State.SAME] == [item.state for item in judge(meta)]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to nothing", "not text", "folder", "device"])
+def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind):
+    meta = project(tmp_path)
+    file = tmp_path / "goldens/a.yaml"
+    file.parent.mkdir()
+    make = {
+        "pipe": lambda: os.mkfifo(file),
+        "link to nothing": lambda: file.symlink_to(tmp_path / "nothing"),
+        "not text": lambda: file.write_bytes(b"\xff\xfe"),
+        "folder": file.mkdir,
+        "device": lambda: file.symlink_to("/dev/zero"),
+    }
+    make[kind]()
+
+    (item,) = judge(meta, ["a"])
+    assert (State.BROKEN, "FG432") == (item.state, item.error.code)
+    assert item.error.hint.startswith("remove it")
+    with pytest.raises(ProjectError, match="FG431"):
+        update(item)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_golden_that_cannot_be_removed_is_an_error(tmp_path):
+    lost = Judged(config="c.yaml", file=str(tmp_path), state=State.LOST)
+    with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written: Is a directory"):
+        update(lost)
 
 
 def test_a_golden_that_cannot_be_written_is_an_error(tmp_path):
