@@ -286,7 +286,7 @@ def _print_lines(lines: Iterable[str]) -> None:
     color = _wants_color(sys.stderr)
     # A report that nobody can read is no reason to fail, or to fail in another way.
     with suppress(OSError):
-        for line in lines:
+        for line in map(visible, lines):
             sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
         sys.stderr.flush()
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from forgather.cli import output
-from forgather.cli.output import findings_of, print_error, print_findings, report, write_text
+from forgather.cli.output import findings_of, print_error, print_findings, print_note, report, write_text
 from forgather.errors import Diagnostic, ProjectError, Severity
 from forgather.project.display import Display
 from forgather.source import Span
@@ -132,6 +132,11 @@ def test_text_that_the_terminal_cannot_show_is_escaped(monkeypatch):
 
     stream.flush()
     assert b"\\xe9\n" == stream.buffer.getvalue()
+
+
+def test_a_note_does_not_steer_the_terminal(capsys):
+    print_note("run \x1b[31m\u202e")
+    assert "run \\x1b[31m\\u202e\n" == capsys.readouterr().err
 
 
 def test_what_a_config_says_does_not_steer_the_terminal(capsys, monkeypatch):

@@ -111,6 +111,16 @@ def test_an_entry_that_is_a_link_is_ignored(place, tmp_path):
     assert cache._read(path) is None
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_an_entry_that_is_no_file_is_ignored(place, make):
+    render(place, "a.yaml")
+    for path in entries(place):
+        os.unlink(path)
+        make(path)
+    cache.forget()
+    assert "k: 1" == render(place, "a.yaml").text
+
+
 def test_a_folder_that_others_can_write_is_not_used(place):
     os.mkdir(place.cache_dir)
     os.chmod(place.cache_dir, 0o777)

@@ -92,14 +92,16 @@ def _read(path: str) -> CodeType | None:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as stream:
-        facts = os.fstat(stream.fileno())
+    try:
+        facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or not _is_ours(facts) or facts.st_size > _MAX_BYTES:
             return None
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as stream:
             data = stream.read()
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
     head, digest, body = data[: len(_MAGIC)], data[len(_MAGIC) : len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
     if head != _MAGIC or hashlib.sha256(os.path.basename(path).encode() + body).digest() != digest:
         return None
