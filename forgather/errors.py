@@ -238,18 +238,34 @@ class BuildNote(str):
         return self.constructor, self.path, self.span
 
 
-def nearest(name: str, candidates: Sequence[str]) -> str | None:
+def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), prefix: str = "") -> str | None:
     """Returns "did you mean 'x'?" for the closest candidate, a short list where none is close, or None.
+
+    Args:
+        name: what was written.
+        candidates: what exists.
+        first: candidates that are meant rather than the others, where any of them is close.
+        prefix: what stands before the names where they are written out.
 
     Example:
         >>> nearest("weigth_decay", ["lr", "weight_decay"])
         "did you mean 'weight_decay'?"
+        >>> nearest("Adamw", ["Adam", "AdamW"])
+        "did you mean 'AdamW'?"
         >>> nearest("zzz", ["lr", "eps"])
         'one of: eps, lr'
     """
-    close = get_close_matches(name, candidates, n=1, cutoff=0.6)
+    close = closest(name, first) or closest(name, candidates)
     if close:
-        return f"did you mean {close[0]!r}?"
-    if candidates and len(candidates) < 10:
-        return "one of: " + ", ".join(sorted(candidates))
+        return f"did you mean {prefix + close!r}?"
+    listed = first or candidates
+    if listed and len(listed) < 10:
+        return "one of: " + ", ".join(prefix + found for found in sorted(listed))
     return None
+
+
+def closest(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> str | None:
+    """Returns the candidate that is most like a name; one of the same letters in another case before all others."""
+    folded = name.casefold()
+    same = next((found for found in candidates if found.casefold() == folded), None)
+    return same or next(iter(get_close_matches(name, candidates, n=1, cutoff=cutoff)), None)

@@ -10,6 +10,7 @@ import re
 
 from forgather.config.events import Refusal
 from forgather.config.graph import PlainScalar
+from forgather.config.lookalikes import lookalike
 from forgather.config.scalars import resolve_scalar
 from forgather.errors import GraphError
 
@@ -25,8 +26,8 @@ def scalar_text(value: PlainScalar) -> str:
         GraphError: a string with half a character, which YAML cannot hold.
 
     Example:
-        >>> [scalar_text(value) for value in (None, True, 1e-05, "a b", "1", "x: y")]
-        ['~', 'true', '1e-05', 'a b', '"1"', '"x: y"']
+        >>> [scalar_text(value) for value in (None, True, 1e-05, "a b", "1", "no")]
+        ['~', 'true', '1e-05', 'a b', '"1"', '"no"']
     """
     if value is None:
         return "~"
@@ -52,7 +53,7 @@ def quoted(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    if len(text) > 1_000 or not _PLAIN.fullmatch(text):
+    if len(text) > 1_000 or not _PLAIN.fullmatch(text) or lookalike(text) is not None:
         return False
     try:
         return resolve_scalar(text) == text

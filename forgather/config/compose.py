@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
-from forgather.config.equality import same_value
 from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
 from forgather.config.forms import (
     STANDARD_CONTAINERS,
@@ -27,7 +26,7 @@ from forgather.config.indents import Indents
 from forgather.config.lookalikes import FIRST, WORDS, lookalike
 from forgather.config.merge import MERGE_KEY, Repeat, settle
 from forgather.config.places import Places
-from forgather.config.repeats import Verdict
+from forgather.config.repeated import judge_repeat
 from forgather.config.reuse import Reuse
 from forgather.config.scalars import resolve_scalar
 from forgather.config.tags import TAGS, parse_tag
@@ -308,39 +307,8 @@ class Composer:
         return found
 
     def _repeated(self, repeat: Repeat, lines: Mapping[int, Event]) -> None:
-        earlier, later = repeat.earlier, repeat.later
-        event = lines[id(later)]
-        first, last = earlier.span or self._places.span(1), later.span
-        if repeat.verdict is Verdict.CONFLICT:
-            message = f"the key {later.key!r} stands twice in one block with different values; the first is at {first}"
-            raise self._fault(
-                event, message, "FG206", "remove one of them; to override a parent's line, put it in a child's block"
-            )
-        if repeat.verdict is Verdict.OVERRIDE:
-            self._note_idle(earlier, later, event)
-            return
-        notes = {
-            Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
-            Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
-            Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
-        }
-        if repeat.verdict in notes and not (repeat.verdict is Verdict.BURIED and _is_given(later)):
-            buried = repeat.verdict is Verdict.BURIED
-            hint = "put the line below super()" if buried else "remove one of them"
-            finding = self._places.finding(
-                event, notes[repeat.verdict], code="FG207", severity=Severity.LINT, hint=hint
-            )
-            self.diagnostics.append(replace(finding, span=earlier.span) if buried else finding)
-
-    def _note_idle(self, earlier: Entry, later: Entry, event: Event) -> None:
-        a, b = earlier.origin, later.origin
-        if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):
-            return
-        if not self._places.is_verbatim(event):
-            return  # a value that is computed may be another one the next time
-        message = f"{later.key!r} overrides the line at {a.span} with the value that it has there"
-        hint = "remove the line; or keep it, if the value must stay when that line changes"
-        self.diagnostics.append(self._places.finding(event, message, code="FG233", severity=Severity.LINT, hint=hint))
+        is_root = self._is_config and not self._frames
+        self.diagnostics += judge_repeat(repeat, lines[id(repeat.later)], self._places, is_root=is_root)
 
     # budgets and errors
 
@@ -382,15 +350,3 @@ class Composer:
 
 def _line(place: Origin | None) -> tuple[Origin, ...]:
     return () if place is None else (place,)
-
-
-def _is_given(entry: Entry) -> bool:
-    """Says whether a value was given from outside, as an option of the command line is."""
-    sets = entry.value.origin.sets if entry.value.origin else ()
-    return any(site.span.file.startswith("<") for site in sets)
-
-
-def _same(a: Node, b: Node) -> bool:
-    if isinstance(a, Scalar) and isinstance(b, Scalar):
-        return repr(a.value) == repr(b.value)
-    return same_value(a, b)

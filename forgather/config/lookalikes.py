@@ -48,11 +48,13 @@ def lookalike(text: str) -> str | None:
 
     Example:
         >>> lookalike("1,000"), lookalike("no"), lookalike("cosine")
-        ('write 1000, or quote it if it is a text', 'write false, or quote it if it is a text', None)
+        ('write 1000, or quote it if it is a text', 'quote it ("no") if it is a text, or write false', None)
     """
     meant = _meant(text)
     if meant is None:
         return None
+    if text.casefold() in _WORDS:
+        return f'quote it ("{text}") if it is a text, or write {meant}'
     return f"write {meant}, or quote it if it is a text" if meant else "write a plain number, or quote it"
 
 

@@ -48,12 +48,24 @@ class Places:
             return self.at(event.line, event.column)
         return self._between(event.line, event.column, end.line + 1, end.column + 1)
 
+    @cached_property
+    def blocks(self) -> frozenset[str]:
+        """Names of the blocks that wrote any of the text."""
+        origins = self._rendered.source_map.origins
+        return frozenset(site.block for origin in origins for site in origin.sites if site.block)
+
     def builds_on(self, ours: Origin | None, theirs: Origin | None) -> bool:
         """Says whether `ours` was written by a template that extends or includes the one that wrote `theirs`."""
         if ours is None or theirs is None:
             return False
         own, others = template_of(ours.site), [template_of(site) for site in theirs.sites]
         return own in others[:-1] or (own, others[-1]) in self.descents
+
+    def extends(self, ours: Origin | None, theirs: Origin | None) -> bool:
+        """Says whether the template that wrote `ours` extends the one that wrote `theirs`."""
+        if ours is None or theirs is None:
+            return False
+        return (template_of(ours.site), template_of(theirs.site)) in self.descents
 
     def span(self, line: int, column: int = 1) -> Span:
         """Returns the place in the user's file of a rendered place."""

@@ -146,11 +146,19 @@ def _attribute(module: ModuleType, symbol: str, module_name: str) -> Any:
             submodule = _submodule(found, part)
             if submodule is None:
                 shown = module_name if found is module else f"{module_name}:{walked}"
-                hint = nearest(part, [name for name in dir(found) if not name.startswith("__")])
+                known = [name for name in dir(found) if not name.startswith("__")]
+                hint = nearest(part, known, first=_defined(found) if module.__name__.startswith(_PREFIX) else ())
                 raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
             found = submodule
         walked = part if walked == module.__name__ else f"{walked}.{part}"
     return found
+
+
+def _defined(module: Any) -> list[str]:
+    """Returns the classes and functions that a module defines itself."""
+    name = getattr(module, "__name__", None)
+    found = {word: value for word, value in vars(module).items() if not word.startswith("__") and callable(value)}
+    return [word for word, value in found.items() if getattr(value, "__module__", None) == name]
 
 
 def _submodule(parent: Any, part: str) -> ModuleType | None:
@@ -173,4 +181,4 @@ def _nearest_module(name: str) -> str | None:
     path = getattr(sys.modules.get(parent), "__path__", None)
     if path is None:
         return f"{parent!r} is a module, not a package"
-    return nearest(leaf, [module.name for module in pkgutil.iter_modules(path)])
+    return nearest(leaf, [module.name for module in pkgutil.iter_modules(path)], prefix=f"{parent}.")

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from forgather.config.nearfiles import near_file
 from forgather.errors import ResolveError, nearest
-from forgather.signatures.finding import Finder
+from forgather.signatures.finding import FOLDER, Finder
 from forgather.signatures.names import Names
 from forgather.signatures.text import Block, Parsed
 from forgather.signatures.things import Class, Module, Thing
@@ -50,15 +50,21 @@ def refuse_module(name: str, folders: Sequence[str] | None, finder: Finder) -> N
     else:
         above = finder.find(parent)
         inside = above.folders if above else None
-        hint = f"{parent!r} is a module, not a package" if inside is None else nearest(leaf, finder.listing(inside))
+        if inside is None:
+            hint = f"{parent!r} is a module, not a package"
+        else:
+            hint = nearest(leaf, finder.listing(inside), prefix=f"{parent}.")
     raise ResolveError(f"no module named {missing!r}", code="FG320", hint=hint)
 
 
 def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) -> NoReturn:
     """Refuses a symbol that does not exist."""
     known: set[str] = set()
+    own: set[str] = set()
     for thing in things:
         if isinstance(thing, Module):
+            if thing.name.startswith(FOLDER):
+                own.update(thing.block.defined())
             known.update(_exported(thing, names, {thing.name}))
             if thing.found.folders is not None:
                 known.update(names.world.finder.listing(thing.found.folders))
@@ -66,7 +72,8 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
             for base in names.mro(thing):
                 if isinstance(base, Class):
                     known.update(_bound(base.body))
-    hint = nearest(part, sorted(name for name in known if not name.startswith("__")))
+    shown_names = sorted(name for name in known if not name.startswith("__"))
+    hint = nearest(part, shown_names, first=sorted(own))
     raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
 
 

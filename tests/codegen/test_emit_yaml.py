@@ -73,7 +73,7 @@ odd:
   ? [a, 1]
   : x
   1: y
-  yes: no
+  "yes": "no"
   "1": z
 token: !env TOKEN
 steps: !calc "2 * 3"
@@ -105,7 +105,8 @@ def test_the_environment_stays_symbolic(monkeypatch):
     ("value", "expected"),
     [
         ("a", "a"), ("a b", "a b"), ("torch:nn", "torch:nn"), ("a: b", '"a: b"'), ("", '""'), ("~", '"~"'), ("1", '"1"'),
-        ("true", '"true"'), ("yes", "yes"), (" a", '" a"'), ("a ", '"a "'), ("-", '"-"'), ("a#", '"a#"'),
+        ("true", '"true"'), ("yes", '"yes"'), ("no", '"no"'), ("none", '"none"'),
+        (" a", '" a"'), ("a ", '"a "'), ("-", '"-"'), ("a#", '"a#"'),
         ("2001-01-01", '"2001-01-01"'), ("=", '"="'), ("é", '"é"'), ("\x85", '"\\u0085"'), ("\\", '"\\\\"'), (1.5, "1.5"),
         (10**20, "100000000000000000000"), (float("-inf"), "-.inf"), (float("nan"), ".nan"), (False, "false"),
     ],

@@ -45,7 +45,13 @@ def findings(text):
 )
 def test_what_looks_like_a_value_and_is_a_string_is_told_how_to_write_it(text, meant):
     assert isinstance(resolve_scalar(text), str)
-    assert f"write {meant}, or quote it if it is a text" == lookalike(text)
+    in_words = f'quote it ("{text}") if it is a text, or write {meant}'
+    assert lookalike(text) in (f"write {meant}, or quote it if it is a text", in_words)
+
+
+def test_a_word_is_to_be_quoted_first_of_all():
+    assert 'quote it ("no") if it is a text, or write false' == lookalike("no")
+    assert "write 1000, or quote it if it is a text" == lookalike("1,000")
 
 
 @pytest.mark.parametrize("text", [".5.", "0x1G", "1e", "1e-3.5", "--5", "10^-3", "1x10^-3", "0o9"])
@@ -65,7 +71,7 @@ def test_words_versions_ranges_and_sizes_are_texts(text):
 def test_a_lookalike_is_a_lint_at_its_line():
     text = "a:\n  eval_strategy: no\n  steps: 1,000\n  list: [10k, none]\n"
     assert [("FG222", Severity.LINT, line) for line in (2, 3, 4, 4)] == [found[:3] for found in findings(text)]
-    assert "write false, or quote it if it is a text" == findings(text)[0][3]
+    assert 'quote it ("no") if it is a text, or write false' == findings(text)[0][3]
 
 
 def test_quotes_keys_tags_and_real_numbers_are_no_lookalikes():

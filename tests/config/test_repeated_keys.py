@@ -140,3 +140,22 @@ def test_an_option_that_beats_the_configs_line_is_no_finding(tmp_path):
         (tmp_path / name).write_text(text)
     graph = load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main.yaml", {"a": 3}))
     assert ({"main": {"a": 3}}, ()) == (materialize(graph), graph.diagnostics)
+
+
+WITH_BLOCK = "ns: 1\nargs: &args\n-- block args\n  a: 1\n-- endblock args\nmain: *args\n"
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "severity", "effect"),
+    [
+        ("-- block head\n-- endblock head\n" + WITH_BLOCK, "[head]\nargs:\n  a: 2\n", "error", "has no effect"),
+        (WITH_BLOCK + "-- block tail\n-- endblock tail\n", "[tail]\nargs:\n  a: 2\n", "warning", "does not change"),
+    ],
+)
+def test_a_target_in_place_of_a_block_is_said_to_be_meant_as_one(tmp_path, parent, child, severity, effect):
+    (tmp_path / "base").write_text(parent)
+    (tmp_path / "main").write_text("-- extends 'base'\n" + child)
+    (found,) = load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")).diagnostics
+    assert ("FG225", severity, 3) == (found.code, str(found.severity), found.span.line)
+    assert effect in found.message
+    assert "write the block [args]" in found.hint

@@ -114,7 +114,7 @@ def test_what_cannot_be_found_is_named_with_what_is_near(project):
     folder = project(model="class Model: pass\n", lib__stack="", own__broken="import no_such_library\n")
     resolver = Resolver(str(folder))
     assert "[FG320] no module named 'jsom' (did you mean 'json'?)" == error_of(resolver, "jsom:loads")
-    assert "[FG320] no module named 'json.decodr' (did you mean 'decoder'?)" == error_of(resolver, "json.decodr:x")
+    assert "[FG320] no module named 'json.decodr' (did you mean 'json.decoder'?)" == error_of(resolver, "json.decodr:x")
     assert "[FG320] no module named 'json.decoder.x' ('json.decoder' is a module, not a package)" == error_of(
         resolver, "json.decoder.x:y"
     )

@@ -58,7 +58,7 @@ def test_nothing_is_imported(project):
     ("constructor", "code", "message", "hint"),
     [
         ("jsn:loads", "FG320", "no module named 'jsn'", "did you mean 'json'?"),
-        ("json.decodr:JSONDecoder", "FG320", "no module named 'json.decodr'", "did you mean 'decoder'?"),
+        ("json.decodr:JSONDecoder", "FG320", "no module named 'json.decodr'", "did you mean 'json.decoder'?"),
         ("json:lods", "FG321", "'json' has no symbol 'lods'", "did you mean 'loads'?"),
         (
             "json:decoder.JSONDecodr",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.unread import unread_sets, unread_variables
-from forgather.errors import Diagnostic, Severity
+from forgather.errors import Diagnostic, Severity, closest
 from forgather.source import Span
 
 _NEAR = 0.7
+_A_SLIP = 0.85
 
 Blocks = dict[str, tuple[int, tuple[str, ...]]]
 
@@ -29,7 +29,7 @@ def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[
             for item in (
                 *_idle_blocks(template, parents, environment),
                 *_swallowed_blocks(template, parents, environment),
-                *_outside(template, environment),
+                *_outside(template, parents, environment),
             ):
                 found.setdefault((item.code, item.span), item)
     for item in (*_sub_templates(environment), *unread_sets(environment)):
@@ -58,13 +58,15 @@ def _idle_blocks(
     for name, (line, around) in blocks.items():
         if around or name in known or name in environment.called_blocks:
             continue
-        close = get_close_matches(name, sorted(known - set(blocks)), n=1, cutoff=_NEAR)
+        near = closest(name, sorted(known - set(blocks)), cutoff=_NEAR)
+        # `models` beside `model` is another word, not a slip.
+        near = near or closest(name, [one for one in sorted(known) if not name.startswith(one)], cutoff=_A_SLIP)
         yield Diagnostic(
             code="FG130",
             message=f"the block '{name}' has no effect: no parent of '{template.name}' has a block of that name",
-            severity=Severity.ERROR if close else Severity.WARNING,
+            severity=Severity.ERROR if near else Severity.WARNING,
             span=template.definition.span(line),
-            hint=f"did you mean '{close[0]}'?" if close else _blocks_hint(sorted(known)),
+            hint=f"did you mean '{near}'?" if near else _blocks_hint(sorted(known)),
             context=(environment.library.story(template.use),),
         )
 
@@ -110,15 +112,21 @@ def _blocks_hint(known: list[str]) -> str | None:
     return "blocks of the parents: " + ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
 
 
-def _outside(template: LoadedTemplate, environment: RunEnvironment) -> Iterator[Diagnostic]:
+def _outside(
+    template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
+) -> Iterator[Diagnostic]:
+    known = {name for parent in parents for name in parent.blocks}
     for line, text in template.dropped.items():
         shown = f": {text[:60]!r}" if text else ""
+        key = re.match(r"(\w+)\s*:(\s|$)", text or "")
+        is_block = key is not None and key[1] in known
+        as_block = f"to change '{key[1]}' of the parent, write the block [{key[1]}]" if key and is_block else None
         yield Diagnostic(
             code="FG131",
             message=f"text outside of any block has no effect in a template that extends another{shown}",
-            severity=Severity.WARNING,
+            severity=Severity.ERROR if is_block else Severity.WARNING,
             span=template.definition.span(line),
-            hint=_meant(text or "") or "move it into a block, or remove it",
+            hint=as_block or _meant(text or "") or "move it into a block, or remove it",
             context=(environment.library.story(template.use),),
         )
 
@@ -137,13 +145,13 @@ def _sub_templates(environment: RunEnvironment) -> Iterator[Diagnostic]:
     used = {id(found) for found in library.used}
     for name, definitions in library.inline.items():
         if not any(id(found) in used for found in definitions):
-            close = get_close_matches(name, sorted(library.asked - {name}), n=1, cutoff=_NEAR)
+            close = closest(name, sorted(library.asked - {name}), cutoff=_NEAR)
             yield Diagnostic(
                 code="FG132",
                 message=f"the sub-template '{name}' is used by nothing, and its text is lost",
                 severity=Severity.WARNING,
                 span=Span(definitions[0].file, definitions[0].line - 1),
-                hint=f"did you mean '{close[0]}'?" if close else f"include it (`-- include '{name}'`), or remove it",
+                hint=f"did you mean '{close}'?" if close else f"include it (`-- include '{name}'`), or remove it",
             )
         if path := library.on_search_path(name):
             yield Diagnostic(

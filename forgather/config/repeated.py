@@ -1,0 +1,98 @@
+"""What to say about a key that stands twice.
+
+Takes a `Repeat` and where it is, gives findings. Keeps true: a contradiction within one block is an error, raised; what
+a template does on purpose, as overriding a line of its parent, is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from forgather.config.equality import same_value
+from forgather.config.events import Event
+from forgather.config.graph import Entry, Node, Scalar
+from forgather.config.merge import Repeat
+from forgather.config.places import Places
+from forgather.config.repeats import Verdict
+from forgather.errors import Diagnostic, Severity
+
+
+def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:
+    """Returns what there is to say about a repeated key.
+
+    Args:
+        repeat: the two entries.
+        event: the later key.
+        places: origins and errors.
+        is_root: whether the key is a target.
+
+    Raises:
+        LoadError: FG206, one block gives two values.
+    """
+    earlier, later = repeat.earlier, repeat.later
+    first, last = earlier.span or places.span(1), later.span
+    if repeat.verdict is Verdict.CONFLICT:
+        raise places.fault_at(
+            event,
+            f"the key {later.key!r} stands twice in one block with different values; the first is at {first}",
+            code="FG206",
+            hint="remove one of them; to override a parent's line, put it in a child's block",
+        )
+    if is_root and (meant := _meant_block(repeat, event, places)):
+        return [meant]
+    if repeat.verdict is Verdict.OVERRIDE:
+        return list(_idle(earlier, later, event, places))
+    notes = {
+        Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
+        Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
+        Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
+    }
+    buried = repeat.verdict is Verdict.BURIED
+    if buried and _is_given(later):
+        return []
+    hint = "put the line below super()" if buried else "remove one of them"
+    finding = places.finding(event, notes[repeat.verdict], code="FG207", severity=Severity.LINT, hint=hint)
+    return [replace(finding, span=earlier.span) if buried else finding]
+
+
+def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | None:
+    """Returns what to say of a target that a template writes where a block of its parents was meant."""
+    earlier, later = repeat.earlier, repeat.later
+    buried = repeat.verdict is Verdict.BURIED
+    ours, theirs = (earlier, later) if buried else (later, earlier)
+    if later.key not in places.blocks or not places.extends(ours.origin, theirs.origin):
+        return None
+    effect = "has no effect beside" if buried else "does not change, for whatever uses it,"
+    finding = places.finding(
+        event,
+        f"the target {later.key!r} of this template {effect} that of its parent, at {theirs.span}",
+        code="FG225",
+        severity=Severity.ERROR if buried else Severity.WARNING,
+        hint=f"write the block [{later.key}], with `== super()` as its first line to keep what the parent says",
+    )
+    return replace(finding, span=ours.span)
+
+
+def _idle(earlier: Entry, later: Entry, event: Event, places: Places) -> Iterator[Diagnostic]:
+    """Yields a lint for an override that changes nothing."""
+    a, b = earlier.origin, later.origin
+    if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):
+        return
+    if not places.is_verbatim(event):
+        return  # a value that is computed may be another one the next time
+    message = f"{later.key!r} overrides the line at {a.span} with the value that it has there"
+    hint = "remove the line; or keep it, if the value must stay when that line changes"
+    yield places.finding(event, message, code="FG233", severity=Severity.LINT, hint=hint)
+
+
+def _is_given(entry: Entry) -> bool:
+    """Says whether a value was given from outside, as an option of the command line is."""
+    sets = entry.value.origin.sets if entry.value.origin else ()
+    return any(site.span.file.startswith("<") for site in sets)
+
+
+def _same(a: Node, b: Node) -> bool:
+    if isinstance(a, Scalar) and isinstance(b, Scalar):
+        return repr(a.value) == repr(b.value)
+    return same_value(a, b)
