@@ -58,9 +58,11 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
     folder = os.path.abspath(os.path.expanduser(given)) if given else None
     if folder is None:
         return os.path.join(run.output_dir, "reruns", f"{now:%Y%m%dT%H%M%SZ}")
-    if os.path.realpath(folder) == os.path.realpath(run.output_dir):
+    real = os.path.realpath(folder)
+    if real == os.path.realpath(run.output_dir) or os.path.join(real, "").startswith(os.path.join(run.folder, "")):
+        what = "in the folder" if real != os.path.realpath(run.output_dir) else "the output folder"
         raise ProjectError(
-            f"{given!r} is the output folder of the first run, which would be written over",
+            f"{given!r} is {what} of the first run, which would be written over",
             code="FG439",
             hint="name another folder, or leave --output-dir out",
         )

@@ -103,7 +103,7 @@ def _record(run: PastRun) -> Iterator[Row]:
 def _sources(run: PastRun) -> Iterator[Row]:
     digest = Digests()
     for here, folders, files in os.walk(os.path.join(run.folder, "templates")):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             copy = os.path.join(here, name)
             now = digest(run.original(copy))

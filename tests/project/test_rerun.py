@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,6 +141,18 @@ def test_the_code_of_then_is_used_where_the_project_has_another(first, capsys):
     assert (0, True) == (status, (first / "loss.jsonl").read_bytes() == (second / "loss.jsonl").read_bytes())
 
 
+def test_the_copy_of_the_code_is_left_as_it_is(first, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    Path("toy.py").write_text(TOY.replace("lr / (step + 1)", "0"))
+    before = sorted(first.rglob("*"))
+
+    assert 0 == again(first)[0]
+    assert before == sorted(first.rglob("*"))
+    (first / "templates/project/__pycache__").mkdir()
+    (first / "templates/project/__pycache__/toy.pyc").write_bytes(b"x")
+    assert ["toy.py"] == [name for _, _, name, _ in rows(first, capsys)[1]]
+
+
 def test_a_changed_template_does_not_matter(first, capsys):
     Path("templates/configs/a.yaml").write_text(CONFIG.replace("lr:", "learning_rate:"))
 
@@ -222,6 +235,8 @@ def test_a_constructor_that_is_gone_is_refused(first, capsys):
 def test_the_output_folder_of_the_first_run_is_never_taken(first, capsys):
     assert 1 == main(["rerun", str(first), "--output-dir", "out"])
     assert "error[FG439]: 'out' is the output folder of the first run" in capsys.readouterr().err
+    assert 1 == main(["rerun", str(first), "--output-dir", str(first / "again")])
+    assert "is in the folder of the first run" in capsys.readouterr().err
 
 
 def test_a_folder_of_an_older_format_is_repeated_as_far_as_it_goes(first, capsys):

@@ -6,8 +6,8 @@ import argparse
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -82,12 +82,24 @@ def run(invocation: Invocation) -> int:
 
 
 def _repeated(plan: RunPlan, past: PastRun, command: Sequence[str], *, quiet: bool) -> Outcome:
-    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if quiet else nullcontext():
+    stdout = redirect_stdout(sys.stderr) if quiet else nullcontext()
+    with alone_in(plan.output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
         run_dir = prepare_run(plan, command)
         complete_record(run_dir, past, plan.project)
         print_note(f"first run   {shlex.quote(near_path(past.folder))}")
         print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
         return run_plan(plan, run_dir)
+
+
+@contextmanager
+def _clean(*, kept: bool) -> Iterator[None]:
+    """Writes no compiled code where it would stand beside the run's copy of the sources."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = before or not kept
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _print(lines: Sequence[str], *, to_errors: bool) -> None:
