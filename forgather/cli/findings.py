@@ -40,7 +40,7 @@ def _entry(finding: Diagnostic, display: Display, width: int) -> list[str]:
     lines = [f"{head}{finding.severity}[{finding.code}]: {first}", *(f"{margin}{line}" for line in more[:3])]
     text = source_line(finding.span) if finding.span else None
     if text is not None and text.strip():
-        lines.append(f"{margin}| {in_brief(text.strip(), _SOURCE_WIDTH)}")
+        lines.append(f"{margin}| {in_brief(text.rstrip(), _SOURCE_WIDTH)}")
     if finding.path:
         lines.append(f"{margin}in {in_brief(finding.path, _SOURCE_WIDTH)}")
     if finding.hint:

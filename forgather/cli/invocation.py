@@ -57,6 +57,17 @@ class Invocation:
         return config
 
     @property
+    def check_command(self) -> str:
+        """The command that shows everything that is wrong with the same config."""
+        import shlex
+
+        words = ["fgcli"]
+        for option, value in (("-p", self.project_dir), ("-t", self.config)):
+            words += [option, value] if value else []
+        changes = getattr(self.options, "overrides", None) or ()
+        return shlex.join([*words, "check", *(word for path, text in changes for word in ("--set", f"{path}={text}"))])
+
+    @property
     def project_hint(self) -> str | None:
         """The folder that file names in errors are relative to, as far as it is known without reading anything."""
         from forgather.errors import ProjectError
@@ -76,7 +87,8 @@ class Invocation:
         from forgather.project.project import Project
 
         overrides = getattr(self.options, "overrides", None) or ()
-        project = Project(config or self.config, self._folder, overrides=overrides, **self.variables)
+        name = config or self.config
+        project = Project(name, self._folder_of(name), overrides=overrides, **self.variables)
         _refuse_overwriting(project, getattr(self.options, "output", None))
         return project
 
@@ -84,12 +96,18 @@ class Invocation:
         """Returns the same project without options and overrides, to read what the config declares."""
         from forgather.project.project import Project
 
-        return Project(self.config, self._folder)
+        return Project(self.config, self._folder_of(self.config))
 
-    @property
-    def _folder(self) -> str:
-        # Project(".") means "the nearest above"; -p . means this very folder.
-        return "." if self.project_dir is None else self.project_dir and os.path.join(self.project_dir, "")
+    def _folder_of(self, config: str | None) -> str:
+        """Returns the project's folder: that of `-p`, else that of a config that is named by its file."""
+        if self.project_dir is not None:
+            # Project(".") means "the nearest above"; -p . means this very folder.
+            return self.project_dir and os.path.join(self.project_dir, "")
+        if config and config.endswith(".yaml") and os.sep in config and os.path.isfile(config):
+            from forgather.project.workspace import project_above
+
+            return project_above(os.path.dirname(config)) or "."
+        return "."
 
 
 def _refuse_overwriting(project: Project, output: str | None) -> None:

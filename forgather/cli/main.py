@@ -12,8 +12,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from forgather.cli.invocation import refuse_lost_folder
+from forgather.cli.invocation import Invocation, refuse_lost_folder
 from forgather.cli.output import (
     flush_output,
     flush_reports,
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     project_dir: str | None = None
+    invocation: Invocation | None = None
+    command: ModuleType | None = None
     trouble = 1
     try:
         refuse_lost_folder()
@@ -69,7 +72,8 @@ def _run(arguments: list[str]) -> int:
             open_closed_streams()
         return int(command.run(invocation))
     except ForgatherError as error:
-        print_error(error, project_dir)
+        about_config = invocation is not None and getattr(command, "CONFIG_OPTIONS", False)
+        print_error(error, project_dir, invocation.check_command if invocation and about_config else None)
         return trouble
     except KeyboardInterrupt:
         print_note("interrupted")

@@ -27,14 +27,22 @@ _DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
-def report(findings: Sequence[Diagnostic], display: Display) -> list[str]:
-    """Returns the lines that show findings: as many as fit in one screen, the rest as a count."""
+def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None = None) -> list[str]:
+    """Returns the lines that show findings: as many as fit in one screen, the rest as a count.
+
+    Args:
+        findings: what to show; a way to a template that several of them share is told once.
+        display: names files.
+        see_all: the command that shows those that do not fit.
+    """
     lines: list[str] = []
+    told: set[tuple[str, ...]] = set()
     for position, finding in enumerate(findings):
-        block = _block(finding, display)
+        block = _block(finding if finding.context not in told else replace(finding, context=()), display)
+        told.add(finding.context)
         remaining = len(findings) - position
         if lines and len(lines) + len(block) + (remaining > 1) > MAX_LINES:
-            lines.append(f"  ... and {remaining} more")
+            lines.append(f"  ... and {remaining} more" + (f": '{see_all}' shows all" if see_all else ""))
             break
         lines += block
     return lines
@@ -120,9 +128,9 @@ def _key(finding: Diagnostic) -> tuple[object, ...]:
     return finding.code, finding.message, finding.span
 
 
-def print_error(error: ForgatherError, project_dir: str | None = None) -> None:
-    """Draws an error of ours on the error stream."""
-    _print_lines(report(findings_of(error), Display(project_dir)))
+def print_error(error: ForgatherError, project_dir: str | None = None, see_all: str | None = None) -> None:
+    """Draws an error of ours on the error stream; `see_all` is the command that shows all of several."""
+    _print_lines(report(findings_of(error), Display(project_dir), see_all))
 
 
 def print_crash(error: BaseException, project_dir: str | None = None) -> None:
@@ -133,14 +141,14 @@ def print_crash(error: BaseException, project_dir: str | None = None) -> None:
     _print_lines(crash_lines(error, Display(project_dir), place=_place))
 
 
-def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None) -> bool:
+def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None, see_all: str | None = None) -> bool:
     """Draws errors, warnings and notes on the error stream, no lints. Returns whether any is an error."""
     shown = [finding for finding in findings if finding.severity is not Severity.LINT]
     errors = [finding for finding in shown if finding.severity is Severity.ERROR]
     if shown:
         warnings = [finding for finding in shown if finding.severity is Severity.WARNING]
         notes = [finding for finding in shown if finding.severity is Severity.NOTE]
-        _print_lines(report([*errors, *warnings, *notes], Display(project_dir)))
+        _print_lines(report([*errors, *warnings, *notes], Display(project_dir), see_all))
     return bool(errors)
 
 

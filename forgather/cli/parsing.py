@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -44,7 +45,7 @@ _EPILOG = """examples:
   fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20
   fgcli new project my_project                   start your own
 
-'fgcli COMMAND --help' says more; with -t it lists the config's own options too."""
+'fgcli COMMAND --help' or 'fgcli help COMMAND' says more; with -t it lists the config's own options too."""
 _VALUED = ("-p", "--project", "-t", "--config")
 
 
@@ -123,6 +124,9 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
 def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     """Returns the chosen command and what it was asked to do; ends the process on wrong usage or `--help`."""
     at = split_command(arguments)
+    if at is not None and arguments[at] == "help":
+        arguments = [*arguments[:at], *arguments[at + 1 : at + 2], "--help"]
+        at = split_command(arguments)
     command = None if at is None else arguments[at]
     parser, chosen, module = build_parser(command)
     if chosen is None or module is None or at is None:
@@ -133,7 +137,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
         declared = _declare(parser, chosen, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
     if rest:
-        chosen.error(_unknown(rest, chosen))
+        chosen.error(_unknown(rest, chosen, module, Invocation(options=namespace, arguments=tuple(arguments))))
     _refuse_unused(namespace, module, chosen)
     variables = {name: getattr(namespace, f"declared_{name}") for name in declared}
     given = {name: value for name, value in variables.items() if value is not None}
@@ -183,11 +187,35 @@ def _refuse_unused(namespace: argparse.Namespace, module: ModuleType, chosen: Pa
         chosen.error(f"both -p {namespace.project} and {namespace.folders[0]!r} name a folder")
 
 
-def _unknown(rest: list[str], chosen: Parser) -> str:
+def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: Invocation) -> str:
     name = rest[0].split("=")[0]
+    command = chosen.prog.split()[-1]
     if name in _VALUED:
-        return f"{name} goes before the command, as in: fgcli {name} NAME {chosen.prog.split()[-1]}"
-    known = [option for action in chosen._actions for option in action.option_strings]
-    hint = nearest(name, known) if name.startswith("-") else None
-    hint = hint if hint and hint.startswith("did") else None
+        return f"{name} goes before the command, as in: fgcli {name} NAME {command}"
+    hint: str | None = None
+    if not name.startswith("-"):
+        if getattr(module, "CONFIG_OPTIONS", False) and invocation.config is None:
+            hint = f"a config is named before the command, as in: fgcli -t {rest[0]} {command}"
+    else:
+        known = {word.lstrip("-"): word for action in chosen._actions for word in action.option_strings}
+        close = get_close_matches(name.lstrip("-"), list(known), n=1)
+        hint = f"did you mean {known[close[0]]!r}?" if close else _setting(rest, known, invocation)
     return f"unknown argument {name!r}" + (f": {hint}" if hint else "")
+
+
+def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
+    """Returns how to change the value of the config that an option is named after."""
+    from forgather.config.follow import near_paths, path_text
+    from forgather.config.traverse import places
+
+    name, has_value, value = rest[0].partition("=")
+    if not has_value:
+        value = next((word for word in rest[1:2] if not word.startswith("-")), "VALUE")
+    if "set" not in known:
+        return None
+    try:
+        graph = invocation.undeclared().declared_graph
+    except ForgatherError:
+        return None
+    found = near_paths(name.lstrip("-").replace("-", "_"), [path_text(path) for path, _ in places(graph)])
+    return f"did you mean --set {found[0]}={value}?" if found else None

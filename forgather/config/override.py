@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from forgather.config.follow import edge, follow, read_path, root_entry
+from forgather.config.follow import edge, follow, near_paths, path_text, read_path, root_entry
 from forgather.config.forms import describe
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node
 from forgather.config.graph import Sequence as Items
@@ -28,6 +28,7 @@ from forgather.config.traverse import (
     children,
     entries,
     paths_to,
+    places,
     rebuild,
     roots,
     shared_nodes,
@@ -148,7 +149,11 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
     found = root_entry(graph, name)
     if found is None:
         known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
-        hint = nearest(str(name), known) or "see `fgcli targets`"
+        near = nearest(str(name), known)
+        if not near or not near.startswith("did"):
+            ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in places(graph)))
+            near = f"did you mean {' or '.join(ends)}?" if ends else near
+        hint = near or "see `fgcli targets`"
         raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
     return found
 

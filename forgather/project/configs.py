@@ -18,7 +18,7 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
 
     Args:
         meta: the project.
-        name: what `-t` says; None for the default.
+        name: what `-t` says, a name or the path of its file; None for the default.
 
     Raises:
         ProjectError: there is no such config, or none was named and several could be meant.
@@ -55,6 +55,9 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return candidate
+    by_file = None if in_meta else _of_file(name, available)
+    if by_file is not None:
+        return by_file
     if _leads_out(name):
         raise ProjectError(
             f"config {name!r} is not a name inside the configs of project {meta.name!r}",
@@ -71,10 +74,17 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
     )
 
 
+def _of_file(name: str, available: dict[str, str]) -> str | None:
+    """Returns the config whose file a path from the working folder names."""
+    if not name.endswith(".yaml") or "\0" in name or not os.path.isfile(name):
+        return None
+    return next((config for config, file in available.items() if os.path.samefile(file, name)), None)
+
+
 def _suggestion(name: str, available: list[str]) -> str | None:
     same_file = [config for config in available if os.path.basename(name) in (config, config.removesuffix(".yaml"))]
     if same_file:
-        return f"-t takes the name alone: {same_file[0]!r}"
+        return f"did you mean {same_file[0]!r}?"
     bare = {config.removesuffix(".yaml"): config for config in available}
     wanted = name.removesuffix(".yaml")
     hint = nearest(wanted, list(bare))

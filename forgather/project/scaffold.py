@@ -12,6 +12,7 @@ from forgather.errors import ProjectError, nearest
 from forgather.project.meta import ProjectMeta
 
 DEFAULT_PARENT = "trainers/trainer.yaml"
+_LISTED = 3
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
 _META = """\
@@ -93,7 +94,7 @@ def new_config(meta: ProjectMeta, name: str, parent: str = DEFAULT_PARENT) -> st
         raise ProjectError(
             f"no template {parent!r} on the search path of project {meta.name!r}",
             code="FG419",
-            hint=nearest(parent, _templates(meta)) or "'fgcli tlist' lists the templates",
+            hint=_near_template(parent, _templates(meta)),
         )
     folder = meta.searchdir[0] if meta.searchdir else os.path.join(meta.project_dir, "templates")
     path = os.path.join(folder, meta.config_prefix, file)
@@ -104,6 +105,15 @@ def _config_text(file: str, title: str, parent: str) -> str:
     return _CONFIG.format(
         file=file, parent=_quoted(parent), title=_quoted(title), description=_quoted("What this run is for")
     )
+
+
+def _near_template(name: str, known: list[str]) -> str:
+    """Returns the template of that file name in another folder, else the nearest one."""
+    same = [template for template in known if os.path.basename(template) == os.path.basename(name)][:_LISTED]
+    same = same or [template for template in known if os.path.basename(template) == f"{os.path.basename(name)}.yaml"]
+    if same:
+        return f"did you mean {' or '.join(map(repr, same[:_LISTED]))}?"
+    return nearest(name, known) or "'fgcli tlist' lists the templates"
 
 
 def _templates(meta: ProjectMeta) -> list[str]:

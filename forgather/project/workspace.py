@@ -36,6 +36,11 @@ def find_project(folder: str | None = None) -> str:
     return found
 
 
+def project_above(folder: str) -> str | None:
+    """Returns the nearest project at or above a folder; None where there is none."""
+    return _upward(folder or os.curdir, META_FILE)
+
+
 def find_workspace(project_dir: str) -> str | None:
     """Returns the nearest folder, from the project upward, that holds `forgather_workspace/`."""
     return _upward(project_dir, WORKSPACE_FOLDER)

@@ -74,7 +74,7 @@ def test_all_problems_are_printed_by_file(check):
         "\n"
         "templates/configs/bad.yaml\n"
         "  4  error[FG204]: make has no parameter 'siez'\n"
-        "     | siez: 2\n"
+        "     |   siez: 2\n"
         "     in first\n"
         "     help: did you mean 'size'?\n"
         "  5  error[FG242]: make takes int as 'size', and gets the text '3'\n"
@@ -194,7 +194,7 @@ def test_train_refuses_errors_and_says_all_of_them(bench, capsys):
     assert 1 == main(["-t", "bad", "train"])
     err = capsys.readouterr().err
     assert ["error[FG321]", "error[FG204]"] == [w.split(":")[0] for w in err.split("\n") if w.startswith("error[")]
-    assert err.endswith("  ... and 2 more\n")
+    assert err.endswith("  ... and 2 more: 'fgcli -t bad check' shows all\n")
     assert not (bench / "output_models").exists()
 
 

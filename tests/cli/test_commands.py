@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -366,3 +367,37 @@ def test_the_name_of_an_option_that_collides_is_an_error(bench, capsys):
 
     assert 1 == main(["-t", "c", "pp", "--steps", "3"])
     assert "error[FG409]: option '--json' of this config is taken by the command line" in capsys.readouterr().err
+
+
+def test_a_config_may_be_named_by_its_file(bench, out, monkeypatch):
+    by_name = out("-t", "a", "targets")
+    assert by_name == out("-t", "templates/configs/a.yaml", "targets")
+    assert by_name == out("-t", str(bench / "templates/configs/a.yaml"), "targets")
+    assert out("check", "a") == out("check", "templates/configs/a.yaml")
+    monkeypatch.chdir(bench.parent)
+    assert by_name == out("-t", f"{bench.name}/templates/configs/a.yaml", "targets")
+
+
+def test_help_is_a_word_too(bench, capsys):
+    for words, option in (
+        ("help", "--help"),
+        ("help pp", "pp --help"),
+        ("-t a.yaml help train", "-t a.yaml train --help"),
+    ):
+        printed = []
+        for line in (words, option):
+            with pytest.raises(SystemExit) as ended:
+                main(line.split())
+            assert 0 == ended.value.code
+            printed.append(capsys.readouterr().out)
+        assert printed[0] == printed[1] != ""
+
+
+def test_the_command_that_shows_all_errors_is_about_the_same_config(bench, capsys, monkeypatch):
+    config = bench / "templates/configs/wrong.yaml"
+    config.write_text("main: !call:dict\n" + "".join(f"  k{i}: !calc 'k{i} +'\n" for i in range(9)))
+    monkeypatch.chdir(bench.parent)
+    change = "main.k0=!calc 'a b'"
+    assert 1 == main(["-p", bench.name, "-t", "wrong", "train", "--set", change])
+    told = capsys.readouterr().err.split("\n")[-2]
+    assert f"more: 'fgcli -p {bench.name} -t wrong check --set {shlex.quote(change)}' shows all" in told

@@ -50,7 +50,7 @@ def test_a_path_to_a_config_is_answered_with_its_name(tmp_path):
     with pytest.raises(ProjectError) as caught:
         choose_config(project(tmp_path, "tiny.yaml"), "templates/configs/tiny.yaml")
 
-    assert "-t takes the name alone: 'tiny.yaml'" == caught.value.hint
+    assert "did you mean 'tiny.yaml'?" == caught.value.hint
 
 
 def test_a_default_config_that_does_not_exist_is_an_error_in_meta(tmp_path):

@@ -47,7 +47,7 @@ def run(invocation: Invocation) -> int:
     project = invocation.open_project()
     findings = () if invocation.options.no_check else _checked(project)
     plan = plan_run(project)
-    print_findings(findings or project.diagnostics, project.meta.project_dir)
+    print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     if invocation.options.dry_run:
         _print_plan(plan, command, as_json=invocation.options.json)

@@ -104,7 +104,9 @@ def answer(case: Case, folder: Path, capsys) -> str:
     except SystemExit as ended:
         status = ended.code
     printed = capsys.readouterr()
-    text = f"{printed.err}exit status {status}\n".replace(str(folder.parent) + os.sep, "<tmp>/")
+    # What `check` finds is what it gives.
+    told = printed.out + printed.err if "check" in shlex.split(case.command) else printed.err
+    text = f"{told}exit status {status}\n".replace(str(folder.parent) + os.sep, "<tmp>/")
     text = re.sub(r"\d{8}T\d{6}Z", "<time>", text.replace(str(ROOT) + os.sep, "<root>/"))
     return text.replace(os.path.dirname(os.__file__), "<python>").replace(tempfile.gettempdir() + os.sep, "<temp>/")
 
