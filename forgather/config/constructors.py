@@ -14,7 +14,7 @@ from inspect import BoundArguments, Parameter, Signature
 from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.arguments import Mismatch, binds, mismatches
-from forgather.config.fitting import Given, Misfit, given_by, misfit
+from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, misfit
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import GraphPath, Index, Key, format_path
@@ -64,11 +64,13 @@ class Judgement(NamedTuple):
         findings: what is wrong, in the order of the graph.
         unchecked: calls that are not known.
         calls: every call that does not fail for sure, by `id(node)`.
+        texts: texts that parameters ask for, whatever they look like.
     """
 
     findings: tuple[Diagnostic, ...]
     unchecked: tuple[Unchecked, ...]
     calls: dict[int, Called]
+    texts: tuple[Scalar, ...] = ()
 
 
 def judge(graph: Graph, reader: Reader) -> Judgement:
@@ -76,6 +78,7 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
     calls: dict[int, Called] = {}
+    texts: list[Scalar] = []
     built = {id(node) for _, node in walk(roots(graph), unbuilt=False)}
     for path, node in walk(roots(graph)):
         if not isinstance(node, Call):
@@ -92,8 +95,10 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
         calls[id(node)] = Called(path, node, callee if isinstance(callee, Callee) else None)
     for called in calls.values():
         if called.callee is not None and called.callee.signatures:
-            findings += _Judge(called, called.callee, calls, reader).findings()
-    return Judgement(tuple(findings), tuple(unchecked), calls)
+            one = _Judge(called, called.callee, calls, reader)
+            findings += one.findings()
+            texts += one.texts
+    return Judgement(tuple(findings), tuple(unchecked), calls, tuple(texts))
 
 
 def _read(reader: Reader, node: Call) -> Callee | Unknown:
@@ -124,6 +129,7 @@ class _Judge:
         self._path, self._node, self._callee = called.path, called.node, callee
         self._calls = calls
         self._reader = reader
+        self.texts: list[Scalar] = []
         self._entries = {str(entry.key): entry for entry in (*self._node.kwargs, *self._node.latent_args)}
 
     def findings(self) -> Iterator[Diagnostic]:
@@ -198,6 +204,8 @@ class _Judge:
     def _value(
         self, parameter: Parameter, name: str, node: Node, step: Key | Index, entry: Entry | None
     ) -> Iterator[Diagnostic]:
+        if isinstance(node, Scalar) and isinstance(node.value, str) and asks_for_text(parameter):
+            self.texts.append(node)
         annotation = parameter.annotation
         if not isinstance(annotation, Annotation) or annotation.accepts is None:
             return

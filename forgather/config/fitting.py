@@ -8,13 +8,15 @@ or a member of an enum, and what cannot be ruled out fits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter
 from typing import NamedTuple
 
 from forgather.config.forms import describe
 from forgather.config.graph import Call, CallKind, ContainerKind, Mapped, Node, PlainScalar, Scalar, Sequence
-from forgather.signatures.values import Callee
+from forgather.signatures.values import Annotation, Callee
 
 _SIMPLE = frozenset({"none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "iterable", "type"})
+_SWITCHING = frozenset({"bool", "int", "float"})
 _ROW = {"list", "tuple", "iterable"}
 _CONTAINERS = {"list": _ROW, "tuple": _ROW, "dict": {"dict", "iterable"}}
 _SWITCHES = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
@@ -106,6 +108,18 @@ def misfit(given: Given, accepts: frozenset[str], is_callable: Callable[[str], b
     if given.word == "instance":
         return None
     return None if _fits(given, accepts) else Misfit("FG242", None, _advice(given, accepts))
+
+
+def asks_for_text(parameter: Parameter) -> bool:
+    """Returns whether a parameter takes a text and neither number nor boolean, so that `no` and `10k` mean themselves.
+
+    Nothing (`none`) is a text to it where it has another text as its default.
+    """
+    accepts = parameter.annotation.accepts if isinstance(parameter.annotation, Annotation) else None
+    has_text = isinstance(getattr(parameter.default, "value", None), str)
+    if accepts is None:
+        return has_text
+    return "str" in accepts and accepts.isdisjoint(_SWITCHING) and (has_text or "none" not in accepts)
 
 
 def _partial(given: Given, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.constructors import Unchecked, judge
-from forgather.config.graph import Graph, Var
+from forgather.config.graph import Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 GIVEN_BY_A_RUN = frozenset({"run_dir"})
 """Construction variables that `train` gives."""
+LOOKALIKE = "FG222"
+"""The finding that a text looks like a number, a boolean or nothing."""
 SAID_BY_THE_RUN = frozenset({"FG825"})
 """Findings that whatever is built says too: a run need not print them twice."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
@@ -78,13 +80,25 @@ def check_project(
     graph = project.graph
     reader = reader or reader_for(project)
     judgement = judge(graph, reader)
-    settings, undecided = judge_settings(graph, judgement, reader)
+    settings, undecided, words = judge_settings(graph, judgement, reader)
     elsewhere, unread = judge_projects(graph, project)
+    found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += _taken_options(graph, reserved)
     context = project.lineage
     placed = [finding if finding.context else replace(finding, context=context) for finding in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
+
+
+def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:
+    """Returns findings without those about texts that a parameter asks for, as `eval_strategy: no`."""
+    meant = {(text.span.file, text.span.line, repr(text.value)) for text in texts if text.span is not None}
+    return [one for one in found if one.code != LOOKALIKE or _written_at(one) not in meant]
+
+
+def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:
+    text = found.message.partition(" is a string here")[0]
+    return (found.span.file, found.span.line, text) if found.span else None
 
 
 def _known_before(project: Project) -> list[Diagnostic]:

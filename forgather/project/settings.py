@@ -17,7 +17,7 @@ from forgather.config.constructors import Called, Judgement, Unchecked
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
-from forgather.rules import Breach, Rules, read_rules
+from forgather.rules import Breach, Rules, misfit, read_rules
 from forgather.signatures.values import Callee, Default
 
 if TYPE_CHECKING:
@@ -37,14 +37,16 @@ def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
     return found
 
 
-def judge_settings(graph: Graph, judgement: Judgement, reader: Reader) -> tuple[list[Diagnostic], list[Unchecked]]:
-    """Returns what is wrong with settings of known calls, and the rules that could not be judged."""
+def judge_settings(
+    graph: Graph, judgement: Judgement, reader: Reader
+) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
+    """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for."""
     judge = _Settings(graph, judgement, reader)
     findings: list[Diagnostic] = []
     for called in judgement.calls.values():
         if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
             findings += judge.of(called)
-    return findings, judge.unchecked
+    return findings, judge.unchecked, judge.texts
 
 
 class _Settings:
@@ -54,6 +56,7 @@ class _Settings:
         self._calls = judgement.calls
         self._reader = reader
         self.unchecked: list[Unchecked] = []
+        self.texts: list[Scalar] = []
 
     def of(self, called: Called) -> Iterator[Diagnostic]:
         """Yields what is wrong with the settings of one call."""
@@ -62,6 +65,7 @@ class _Settings:
             facts = {**settings, **self._inner(called, rules)}
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
             found += rules.values({name: facts[name] for name in judged})
+            self.texts += _asked_for(called, rules)
             # What is wrong by itself is no part of a contradiction.
             wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
             facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
@@ -131,6 +135,18 @@ class _Settings:
         if node.kind is CallKind.PARTIAL or (called and called.callee and _gives_something(called.callee)):
             return SOMETHING
         return UNKNOWN
+
+
+def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
+    """Yields the texts among the arguments that are one of the words of their setting, or stand for such a text."""
+    for name, node in _arguments(called).items():
+        present = rules.renamed.get(name, name)
+        rule = rules.settings.get(present)
+        if rule is None or not isinstance(node, Scalar) or not isinstance(node.value, str):
+            continue
+        is_word = rule["type"] == "word" or isinstance(rules.defaults.get(present), str)
+        if is_word and misfit(node.value, rule) is None:
+            yield node
 
 
 def _gives_something(callee: Callee) -> bool:

@@ -245,3 +245,20 @@ def test_names_of_another_project_that_are_there_or_not_known(checked, arguments
 def test_what_is_given_only_when_built_is_not_looked_up(checked):
     text = FROM.format("project_dir: !var zoo, config_template: tiny, targets: nope")
     assert "its project_dir is known only when it is built" in [one.reason for one in checked(text).unchecked]
+
+
+@pytest.mark.parametrize(
+    ("call", "lines"),
+    [
+        ("forgather.ml:TrainingArguments {output_dir: o, eval_strategy: no, report_to: none}", 0),
+        ("transformers:TrainingArguments {output_dir: o, eval_strategy: no, report_to: none}", 0),
+        ("forgather.ml:TrainingArguments {output_dir: o, run_name: none}", 1),
+        ("parts.py:f {word: on, name: 10k, maybe: x}", 0),
+        ("parts.py:f {plain: 10k, size: 10k, maybe: none}", 3),
+        ("parts.py:f {word: on, plain: [off]}", 1),
+    ],
+)
+def test_a_text_that_is_asked_for_looks_like_nothing_else(checked, call, lines):
+    code = "def f(*, word='off', name: str = '', maybe: str | None = None, size: int | str = '1M', plain=None): ...\n"
+    text = f"args: &args !call:{call}\nmain: *args\n"
+    assert lines == sum(found.code == "FG222" for found in checked(text, {"parts.py": code}.items()).findings)
