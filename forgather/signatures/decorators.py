@@ -7,7 +7,7 @@ true: two shapes alone are believed: the argument itself is returned, or a wrapp
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from forgather.signatures.things import Function
 
@@ -25,6 +25,26 @@ def walk_own(body: list[ast.stmt]) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
+def functions_inside(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Returns the functions that a function defines, without those whose name it binds a second time."""
+    found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+    bound: set[str] = set()
+    twice: set[str] = set()
+    for inner in walk_own(node.body):
+        name = None
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = inner.name
+            found[name] = inner
+        elif isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
+            name = inner.id
+        if name is not None:
+            twice |= {name} & bound
+            bound.add(name)
+    return {name: inner for name, inner in found.items() if name not in twice}
+
+
 def keeps_signature(function: Function, called: bool) -> bool:
     """Returns whether a decorator gives what can be called like its argument.
 
@@ -35,7 +55,7 @@ def keeps_signature(function: Function, called: bool) -> bool:
     node = function.node
     if not called:
         return _returns_like(node, _first(node))
-    inner = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
+    inner = functions_inside(node)
     returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
     if not returned:
         return False
@@ -97,7 +117,7 @@ def _returns_like(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | Non
     """Returns whether `node`, called with a callable `given`, returns one of the same signature."""
     if given is None or _alters(node, given):
         return False
-    inner = {s.name: s for s in walk_own(node.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
+    inner = functions_inside(node)
     returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
     if not returned:
         return False
@@ -112,9 +132,7 @@ def _returns_like(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | Non
     return True
 
 
-def _is_given(
-    call: ast.Call, given: str, inner: dict[str, ast.FunctionDef] | dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
-) -> bool:
+def _is_given(call: ast.Call, given: str, inner: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> bool:
     """Returns whether a call is `inner(given)` of a decorator inside."""
     if not isinstance(call.func, ast.Name) or call.func.id not in inner or len(call.args) != 1 or call.keywords:
         return False
@@ -131,10 +149,10 @@ def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
     star, stars = args.vararg.arg, args.kwarg.arg
     if len(first) > 1 or args.defaults:
         return False
-    passes = 0
-    for node in ast.walk(wrapper):
-        if isinstance(node, ast.Call) and _passes(node, given, first, star, stars):
-            passes += 1
+    calls = [n for n in ast.walk(wrapper) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    passes = [_passes(call, given, first, star, stars) for call in calls if getattr(call.func, "id", "") == given]
+    if not passes or not all(passes) or _goes_on_after_errors(wrapper, given):
+        return False
     uses = sum(isinstance(n, ast.Name) and n.id in (star, stars) for n in ast.walk(wrapper))
     # A copy may go anywhere; any other look at the arguments may change or use them up.
     copies = sum(
@@ -142,7 +160,16 @@ def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
         for n in ast.walk(wrapper)
         if not isinstance(n, ast.keyword) or n.arg is None
     )
-    return passes > 0 and uses == copies
+    return uses == copies
+
+
+def _goes_on_after_errors(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
+    """Returns whether a wrapper may return something though `given` refused the arguments."""
+    for node in ast.walk(wrapper):
+        if isinstance(node, ast.Try) and not all(isinstance(h.body[-1], ast.Raise) for h in node.handlers):
+            if any(isinstance(n, ast.Name) and n.id == given for s in node.body for n in ast.walk(s)):
+                return True
+    return False
 
 
 def _passes(call: ast.Call, given: str, first: list[str], star: str, stars: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forgather.signatures import known
-from forgather.signatures.decorators import attributes_set, returns_its_argument, walk_own
+from forgather.signatures.decorators import attributes_set, functions_inside, returns_its_argument, walk_own
 from forgather.signatures.fields import Options
 from forgather.signatures.names import Names, Scope
 from forgather.signatures.things import Class, Doubt, Function, Module, Ref, Thing, dotted_name
@@ -129,7 +129,7 @@ def _decorate(effects: Effects, things: list[Thing], options: Options, called: b
 def _gives_back(function: Function) -> bool:
     """Returns whether a decorator with arguments gives back the class that it is put on."""
     node = function.node
-    inner = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
+    inner = functions_inside(node)
     returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
     names = {value.id for value in returned if isinstance(value, ast.Name)}
     return (

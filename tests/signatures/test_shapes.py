@@ -157,6 +157,10 @@ def test_symbols_inside_of_classes(package, symbol):
 UNKNOWN_SHAPES = {
     "a decorator of its own mind": "def deco(g):\n    def inner(x): ...\n    return inner\n@deco\ndef f(a): ...",
     "a decorator that changes keywords": "import functools\ndef deco(g):\n    @functools.wraps(g)\n    def inner(*args, **kwargs):\n        kwargs.pop('x', None)\n        return g(*args, **kwargs)\n    return inner\n@deco\ndef f(a): ...",
+    "a decorator that goes on after errors": "def deco(g):\n    def inner(*args, **kwargs):\n        try:\n            return g(*args, **kwargs)\n        except TypeError:\n            return None\n    return inner\n@deco\ndef f(a): ...",
+    "a decorator that calls again without keywords": "def deco(g):\n    def inner(*args, **kwargs):\n        if 'x' in inner.__dict__:\n            return g(*args, **kwargs)\n        return g(*args)\n    return inner\n@deco\ndef f(a): ...",
+    "a decorator with two wrappers of a name": "def deco(g):\n    def inner(*args, **kwargs): return g(*args, **kwargs)\n    def inner(*args): return 1\n    return inner\n@deco\ndef f(a): ...",
+    "a decorator that wraps its wrapper": "import functools\ndef deco(g):\n    def inner(*args, **kwargs): return g(*args, **kwargs)\n    inner = functools.partial(inner, 1)\n    return inner\n@deco\ndef f(a): ...",
     "a class decorator that sets the constructor": "def deco(cls):\n    cls.__init__ = lambda self, z: None\n    return cls\n@deco\nclass f:\n    def __init__(self, a): ...",
     "a metaclass with a call": "class M(type):\n    def __call__(cls, *a, **k): return super().__call__()\nclass f(metaclass=M):\n    def __init__(self, a): ...",
     "a hook that sets the constructor": "class g:\n    def __init_subclass__(cls):\n        cls.__init__ = lambda self, z: None\nclass f(g):\n    def __init__(self, a): ...",
