@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
+from forgather.errors import ForgatherError
 from forgather.signatures.finding import Finder
 from forgather.signatures.store import Store
 from forgather.signatures.values import Callee, Unknown
@@ -34,7 +36,7 @@ class Reader:
         self._finder = Finder([*sys.path, *(folder for folder in system_path if folder not in sys.path)])
         self._store = None if cache_dir is None else Store(cache_dir, self._finder)
         self._engine: Engine | None = None
-        self._known: dict[tuple[str, tuple[str, ...]], Callee | Unknown] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], Callee | Unknown | ForgatherError] = {}
 
     def read(self, constructor: str, searchpath: Sequence[str] = ()) -> Callee | Unknown:
         """Returns how a constructor may be called.
@@ -50,8 +52,15 @@ class Reader:
         folders = tuple(self._absolute(folder) for folder in searchpath)
         key = constructor, folders
         if key not in self._known:
-            self._known[key] = self._read(constructor, folders) if ":" in constructor else self._short(constructor)
-        return self._known[key]
+            try:
+                self._known[key] = self._read(constructor, folders) if ":" in constructor else self._short(constructor)
+            except ForgatherError as error:
+                # What there is not is looked for once, too: the search for near names is the long part.
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, ForgatherError):
+            raise copy(known)
+        return known
 
     def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
         name = constructor

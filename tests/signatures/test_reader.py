@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -80,6 +81,23 @@ def test_what_does_not_exist_is_refused_with_the_words_of_the_resolver(project, 
     with pytest.raises(ResolveError) as caught:
         project(model="class Model: ...\n").read(constructor)
     assert (code, True, True) == (caught.value.code, message in caught.value.message, hint in (caught.value.hint or ""))
+
+
+def test_what_is_not_there_is_looked_for_once(project):
+    reader = project()
+    told = []
+    for _ in range(2):
+        with pytest.raises(ResolveError) as caught:
+            reader.read("jsn:loads")
+        told.append(caught.value)
+    first, second = told
+    assert first is not second
+    assert (first.code, first.message, first.hint) == (second.code, second.message, second.hint)
+    begun = time.perf_counter()
+    for _ in range(5_000):
+        with pytest.raises(ResolveError):
+            reader.read("jsn:loads")
+    assert time.perf_counter() - begun < 2
 
 
 def test_what_source_does_not_tell_is_unknown(project):
