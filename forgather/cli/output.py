@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import IO, Any, TextIO
 
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
@@ -78,13 +80,20 @@ def source_line(span: Span) -> str | None:
     if not os.path.isabs(span.file):
         return None
     try:
-        if not os.path.isfile(span.file) or _leads_elsewhere(span.file):
+        facts = os.stat(span.file)
+        if not stat.S_ISREG(facts.st_mode) or _leads_elsewhere(span.file):
             return None
-        with open(span.file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
-            lines = stream.read(_MAX_READ).split("\n")
+        lines = _lines(span.file, facts.st_mtime_ns, facts.st_size)
     except OSError:
         return None
     return lines[span.line - 1] if 0 < span.line <= len(lines) else None
+
+
+@lru_cache(maxsize=4)
+def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
+    # One file may have a finding on each of its lines.
+    with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
+        return stream.read(_MAX_READ).split("\n")
 
 
 def _leads_elsewhere(file: str) -> bool:

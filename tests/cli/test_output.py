@@ -1,11 +1,12 @@
 import io
 import pickle
 import sys
+import time
 
 import pytest
 
 from forgather.cli import output
-from forgather.cli.output import findings_of, print_error, print_findings, print_note, report, write_text
+from forgather.cli.output import findings_of, print_error, print_findings, print_note, report, source_line, write_text
 from forgather.errors import Diagnostic, ProjectError, Severity
 from forgather.project.display import Display
 from forgather.source import Span
@@ -59,6 +60,18 @@ def test_a_place_without_a_readable_file_has_no_source_line():
     finding = Diagnostic(code="FG400", message="m", span=Span("<command line>", 1))
 
     assert ["error[FG400]: m", "  --> <command line>:1"] == report([finding], Display())
+
+
+def test_a_file_with_a_finding_on_each_line_is_read_once_and_again_when_it_changed(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("".join(f"line {number}\n" for number in range(20_000)))
+    begun = time.perf_counter()
+    for number in range(2_000):
+        assert f"line {number}" == source_line(Span(str(file), number + 1))
+    assert time.perf_counter() - begun < 1
+    file.write_text("another\n")
+    assert "another" == source_line(Span(str(file), 1))
+    assert source_line(Span(str(file), 3)) is None
 
 
 def test_unprintable_characters_and_tabs_are_shown(tmp_path):
