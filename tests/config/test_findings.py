@@ -164,3 +164,56 @@ def test_a_text_that_cannot_be_loaded_is_explained_by_the_block_that_made_it_so(
     with pytest.raises(LoadError, match=r"main:4: \[FG135\] the indent of '\[optimizer\]'") as caught:
         load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main"))
     assert ["FG200"] == [other.code for other in caught.value.others]
+
+
+PARENT = "args:\n-- block args\n    a: 1\n    b: 2\n    c: 3\n    d:\n      e: 1\n-- endblock\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "severity"),
+    [
+        ("    a: 2\n", Severity.WARNING),
+        ("    z: 1\n", Severity.LINT),
+        ("    z: 1\n    a: 2\n", Severity.WARNING),
+        ("    !dlist:@args\n    z: 1\n", Severity.LINT),
+    ],
+)
+def test_a_block_without_super_that_drops_keys_of_its_parent_is_found(findings, block, severity):
+    (found,) = findings(base=PARENT, main=f"-- extends 'base'\n[args]\n{block}")
+    assert ("FG137", severity, 2) == found[:3]
+    assert "`== super()`" in found[3]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "    == super()\n    a: 2\n",
+        "    {{ super() | trim }}\n    a: 2\n",
+        "    !call:dict\n    a: 2\n",
+        "    -- include 'own'\n    a: 2\n",
+        "    - a\n",
+        "    ~\n",
+        "",
+        "    {a: 1}\n",
+        "    a: 2\n    b: 2\n",
+    ],
+)
+def test_a_whole_replacement_and_one_that_keeps_the_parent_are_none(findings, block):
+    assert [] == findings(base=PARENT, own="    z: 1\n", main=f"-- extends 'base'\n[args]\n{block}")
+
+
+def test_what_the_parents_block_includes_or_takes_over_is_dropped_with_it(findings):
+    base = "args:\n-- block args\n-- include 'more'\n-- endblock\n"
+    middle = "-- extends 'base'\n[args]\n    == super()\n    d: 1\n"
+    found = findings(
+        base=base, more="    a: 1\n    b: 2\n    c: 3\n", middle=middle, main="-- extends 'middle'\n[args]\n    d: 2\n"
+    )
+    assert [("FG137", Severity.WARNING, 2)] == [item[:3] for item in found]
+
+
+def test_a_block_of_sets_that_drops_one_which_is_read_is_found(findings):
+    base = "-- set ns = namespace()\n-- block facts\n-- set ns.size = 1\n-- set ns.idle = 1\n-- endblock\na: {{ ns.size }}\n"
+    child = "-- extends 'base'\n[facts]\n{super}-- set ns.idle = 2\n"
+    dropped = findings(base=base.replace("{{ ns.size }}", "{{ ns.size | default(2) }}"), main=child.format(super=""))
+    assert ("FG137", Severity.WARNING, 2) in [item[:3] for item in dropped]
+    assert "FG137" not in [item[0] for item in findings(base=base, main=child.format(super="== super()\n"))]

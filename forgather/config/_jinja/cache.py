@@ -57,6 +57,7 @@ def _fingerprint() -> bytes:
         os.path.join(here, "names.py"),
         os.path.join(here, "parser.py"),
         os.path.join(here, "survey.py"),
+        os.path.join(here, "holdings.py"),
         os.path.join(here, "filters.py"),
         os.path.join(here, "cache.py"),
         os.path.join(os.path.dirname(here), "syntax.py"),

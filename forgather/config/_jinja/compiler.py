@@ -16,6 +16,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
+from forgather.config._jinja.holdings import holdings
 from forgather.config._jinja.names import bound_by, count_nodes, finds, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.survey import HIDDEN, survey
@@ -56,6 +57,7 @@ class TracingGenerator(CodeGenerator):
             "fg_blocks": {name: (block.lineno, around.get(name, ())) for name, block in self.blocks.items()},
             "fg_cost": 2 + count_nodes(node.body) // _BODY_COST,
             **survey(node),
+            "fg_held": holdings(node),
             "fg_reads": tuple(name for name in self.resolved if name not in HIDDEN),
         }
         for name, table in tables.items():

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
+from forgather.config._jinja.replaced import replaced_blocks
 from forgather.config._jinja.unread import unread_sets, unread_variables
 from forgather.errors import Diagnostic, Severity, closest
 from forgather.source import Span
@@ -30,6 +31,7 @@ def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[
                 *_idle_blocks(template, parents, environment),
                 *_swallowed_blocks(template, parents, environment),
                 *_outside(template, parents, environment),
+                *replaced_blocks(template, parents, environment),
             ):
                 found.setdefault((item.code, item.span), item)
     for item in (*_sub_templates(environment), *unread_sets(environment)):

@@ -44,7 +44,7 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
     project = environment.globals.get("project_dir")
     for template in environment.templates:
         tables = template.namespace
-        if not (tables["fg_sets"] or tables["fg_set_fields"]) or not _is_own(template, project):
+        if not (tables["fg_sets"] or tables["fg_set_fields"]) or not is_own(template, project):
             continue
         for name, line, kind, scope, is_read in tables["fg_sets"]:
             if kind:
@@ -56,7 +56,7 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
                 if near or not _is_elsewhere(name, template, environment):
                     yield _unread(environment, template, name, line, near)
         for base, field, line in tables["fg_set_fields"]:
-            if _is_field_read(base, field, environment):
+            if is_field_read(base, field, environment):
                 continue
             near = _near(field, _fields_of(base, environment), tables["fg_written"])
             if near or not _is_elsewhere(field, template, environment):
@@ -89,7 +89,7 @@ def _forgotten(
     )
 
 
-def _is_own(template: LoadedTemplate, project: object) -> bool:
+def is_own(template: LoadedTemplate, project: object) -> bool:
     """Says whether a template is one of the project's; without a project all are."""
     return not isinstance(project, str) or template.definition.file.startswith(os.path.join(project, ""))
 
@@ -105,7 +105,7 @@ def _is_imported(template: LoadedTemplate, name: str, environment: RunEnvironmen
     return any(name == field for other in environment.templates for _, field in other.namespace["fg_fields"])
 
 
-def _is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
+def is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
     return any(
         base in template.namespace["fg_whole"] or any(field == known for _, known in template.namespace["fg_fields"])
         for template in environment.templates
