@@ -48,7 +48,6 @@ EMPTY_BASES = frozenset(
 # Mutable bases whose `__new__` takes anything: an `__init__` below them decides.
 OPEN_NEW = frozenset("builtins.dict builtins.list builtins.set builtins.bytearray collections.OrderedDict".split())
 CODE_FREE_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type"))
-LEGACY_MODULES = frozenset(("transformers",))
 
 
 def is_by_name(dotted: str) -> bool:
