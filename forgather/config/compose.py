@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
 from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
+from forgather.config.faults import Faults
 from forgather.config.forms import (
     STANDARD_CONTAINERS,
     STANDARD_SCALARS,
@@ -70,6 +71,7 @@ class Composer:
         self.diagnostics: list[Diagnostic] = []
         self.indents = Indents()
         self.reuse = Reuse()
+        self.faults = Faults()
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
         self.definitions: tuple[Entry, ...] = ()
@@ -151,7 +153,7 @@ class Composer:
             below = self._places.anchor_below(name, event.line)
             hint = f"&{name} stands below, at {below}; move it above this line" if below else None
             hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
-            raise self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+            return self._hole(self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint), event)
         self.reuse.aliased.add(id(node))
         if name in self.reuse:
             self.reuse.note_alias(event, node)
@@ -182,16 +184,14 @@ class Composer:
 
     def _note_odd(self, event: Event) -> None:
         """Notes a text that was perhaps not meant as one: a number, or items that were folded into it."""
-        frame = self._frames[-1] if self._frames else None
-        if not self._is_config or (frame and frame.event.kind is MAPPING and not len(frame.events) % 2):
+        if not self._is_config or self._at_key():
             return
         if "- " in event.value:
             self.indents.note_text(event)
         if hint := lookalike(event.value):
             message = f"{event.value!r} is a string here, and looks like something else"
-            self.diagnostics.append(
-                self._places.finding(event, message, code="FG222", severity=Severity.LINT, hint=hint)
-            )
+            finding = self._places.finding(event, message, code="FG222", severity=Severity.LINT, hint=hint)
+            self.diagnostics.append(finding)
 
     def _refuse_statement(self, event: Event) -> None:
         frame = self._frames[-1] if self._frames else None
@@ -292,7 +292,7 @@ class Composer:
         sources = value.items if isinstance(value, Sequence) and plain_sequence else (value,)
         found: list[tuple[Entry, ...]] = []
         for source in sources:
-            entries = self._entries.get(id(source))
+            entries = () if source in self.faults else self._entries.get(id(source))
             if entries is None:
                 entries = source.entries if isinstance(source, Mapped) else None
             if entries is None:
@@ -308,7 +308,10 @@ class Composer:
 
     def _repeated(self, repeat: Repeat, lines: Mapping[int, Event]) -> None:
         is_root = self._is_config and not self._frames
-        self.diagnostics += judge_repeat(repeat, lines[id(repeat.later)], self._places, is_root=is_root)
+        try:
+            self.diagnostics += judge_repeat(repeat, lines[id(repeat.later)], self._places, is_root=is_root)
+        except LoadError as fault:
+            self.faults.note(fault)
 
     # budgets and errors
 
@@ -332,7 +335,14 @@ class Composer:
         try:
             return make()
         except Refusal as refusal:
-            raise self._refused(event, refusal) from None
+            return self._hole(self._refused(event, refusal), event)
+
+    def _hole(self, fault: LoadError | BudgetError, event: Event) -> Node:
+        return self.faults.hole(fault, self._places.origin(event), is_key=self._at_key())
+
+    def _at_key(self) -> bool:
+        frame = self._frames[-1] if self._frames else None
+        return frame is not None and frame.event.kind is MAPPING and not len(frame.events) % 2
 
     def _refused(self, event: Event, refusal: Refusal) -> LoadError | BudgetError:
         if refusal.code == "FG220":

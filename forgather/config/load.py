@@ -95,7 +95,11 @@ def _compose(
         for event in read_events(text):
             composer.feed(event)
     except YamlProblem as problem:
-        raise explain(problem, text, places) from None
+        raise composer.faults.joined(explain(problem, text, places)) or problem from None
+    except LoadError as fault:
+        raise composer.faults.joined(fault) or fault from None
+    if (found := composer.faults.joined()) is not None:
+        raise found
     return composer
 
 

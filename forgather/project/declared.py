@@ -60,11 +60,20 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
         return []
     taken: dict[str, str] = dict.fromkeys(reserved, "the command line")
     options: list[DeclaredOption] = []
+    faults: list[ProjectError] = []
     for key, node in _records(entry):
-        option = _option(key, node)
-        _refuse_taken(option, taken)
+        try:
+            option = _option(key, node)
+            _refuse_taken(option, taken)
+        except ProjectError as fault:
+            faults.append(fault)
+            continue
         taken.update(dict.fromkeys((*_spellings(option), option.variable), "another option of this config"))
         options.append(option)
+    if faults:
+        first, *rest = faults
+        first.others = (*first.others, *(fault.diagnostic for fault in rest))
+        raise first
     return options
 
 

@@ -463,3 +463,34 @@ def test_a_line_of_a_sub_template_is_named_by_its_file():
     with pytest.raises(ForgatherError) as caught:
         load(rendered("a: *b\n", {1: writer}))
     assert ("config t.yaml", "printed at /project/config.yaml:9") == caught.value.context
+
+
+TOGETHER = """\
+a: *nope
+b: !nope {x: 1}
+c: {x: 1, x: 2, <<: *gone}
+d: !!binary x
+"""
+
+
+def test_mistakes_that_the_reading_can_go_on_after_are_told_together():
+    with pytest.raises(ForgatherError) as caught:
+        load(rendered(TOGETHER))
+    found = [caught.value.diagnostic, *caught.value.others]
+    assert [("FG203", 1), ("FG210", 2), ("FG203", 3), ("FG206", 3), ("FG214", 4)] == [
+        (one.code, one.span.line) for one in found
+    ]
+
+
+@pytest.mark.parametrize("last", ["b: [1\n", "b: !call: x\n", "*x : 1\n"])
+def test_a_mistake_that_ends_the_reading_is_told_after_the_others(last):
+    with pytest.raises(ForgatherError) as caught:
+        load(rendered(f"a: *nope\n{last}c: *nope\n"))
+    assert ("FG203", 1) == (caught.value.code, caught.value.span.line)
+    assert 1 == len(caught.value.others)
+
+
+def test_more_than_a_screen_of_mistakes_is_cut():
+    with pytest.raises(ForgatherError) as caught:
+        load(rendered("".join(f"a{number}: *nope\n" for number in range(100))))
+    assert 10 == len(caught.value.others)

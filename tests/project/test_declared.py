@@ -75,6 +75,16 @@ def test_a_declaration_that_cannot_be_is_an_error_with_its_place(tmp_path, text,
     assert (code, str(tmp_path / "templates/configs/a.yaml")) == (caught.value.code, caught.value.span.file)
 
 
+def test_all_options_that_cannot_be_are_told_together(tmp_path):
+    with pytest.raises(ProjectError) as caught:
+        options(
+            tmp_path,
+            "dynamic_args:\n  - {names: --a, type: flot}\n  - {names: --b, chioces: [1]}\n  - {names: --set}\n",
+        )
+    found = [caught.value.diagnostic, *caught.value.others]
+    assert [("FG408", 2), ("FG408", 3), ("FG409", 4)] == [(one.code, one.span.line) for one in found]
+
+
 def test_an_option_that_no_template_reads_is_a_finding_where_it_is_declared(tmp_path):
     text = (
         "dynamic_args:\n  depth:\n    names: --depht\n    type: int\n  width: {type: int}\n"
