@@ -1,18 +1,21 @@
 """All findings of a config together, short: grouped by file, one head line each.
 
-Takes findings, gives lines for the terminal or facts for JSON. Keeps true: nothing is left out, files with errors come
-first, and a finding reads the same as in the report of a single error, cut to what fits on three lines.
+Takes findings, gives lines for the terminal or facts for JSON; an error that ends a command, as JSON. Keeps true:
+nothing is left out, files with errors come first, and a finding reads the same as in the report of a single error, cut
+to what fits on three lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forgather.cli.output import in_brief, source_line
-from forgather.config.constructors import Unchecked
-from forgather.errors import Diagnostic
+from forgather.cli.output import findings_of, in_brief, source_line, write_json
+from forgather.errors import BuildNote, Diagnostic, ForgatherError
 from forgather.project.display import Display
+
+if TYPE_CHECKING:
+    from forgather.config.constructors import Unchecked
 
 _SOURCE_WIDTH = 110
 
@@ -57,10 +60,27 @@ def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:
     return lines
 
 
-def finding_facts(finding: Diagnostic, display: Display, config: str) -> dict[str, Any]:
-    """Returns a finding as plain data."""
+def write_error(error: BaseException, project_dir: str | None = None) -> None:
+    """Writes what ended a command as JSON: an error of ours with its further findings, or any other exception."""
+    display = Display(project_dir)
+    if isinstance(error, ForgatherError):
+        first, *others = [finding_facts(finding, display) for finding in findings_of(error)]
+        write_json({"error": {**first, "others": others}})
+        return
+    note = next((note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)), None)
+    found = Diagnostic(
+        code="",
+        message=f"{type(error).__name__}: {error}",
+        span=note.span if note else None,
+        path=note.path if note else None,
+    )
+    write_json({"error": {**finding_facts(found, display), "code": None, "others": []}})
+
+
+def finding_facts(finding: Diagnostic, display: Display, config: str | None = None) -> dict[str, Any]:
+    """Returns a finding as plain data; `config` is the config that it belongs to."""
     span = finding.span
-    return {
+    facts = {
         "code": finding.code,
         "severity": str(finding.severity),
         "message": display.shorten(finding.message),
@@ -69,8 +89,8 @@ def finding_facts(finding: Diagnostic, display: Display, config: str) -> dict[st
         "column": span.column or None if span else None,
         "path": finding.path,
         "hint": finding.hint and display.shorten(finding.hint),
-        "config": config,
     }
+    return facts if config is None else {**facts, "config": config}
 
 
 def unchecked_facts(one: Unchecked, display: Display, config: str) -> dict[str, Any]:

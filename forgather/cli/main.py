@@ -2,7 +2,7 @@
 
 Takes arguments, gives 0 for success, 1 for a failure (a command's own `TROUBLE` where it has one), 2 for wrong usage,
 130 for Ctrl-C. Keeps true: no command's module, and none of the stages, is imported before it is chosen; every error
-is drawn here, once.
+is drawn here, once, and with `--json` written as facts, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 
 from forgather.cli.invocation import Invocation, refuse_lost_folder
@@ -74,6 +75,7 @@ def _run(arguments: list[str]) -> int:
     except ForgatherError as error:
         about_config = invocation is not None and getattr(command, "CONFIG_OPTIONS", False)
         print_error(error, project_dir, invocation.check_command if invocation and about_config else None)
+        _tell_tools(error, arguments, project_dir)
         return trouble
     except KeyboardInterrupt:
         print_note("interrupted")
@@ -83,9 +85,21 @@ def _run(arguments: list[str]) -> int:
             raise
         # A constructor that ends the process has built nothing: no success, whatever status it asked for.
         print_crash(ended, project_dir)
+        _tell_tools(ended, arguments, project_dir)
         return ended.code if isinstance(ended.code, int) and ended.code else 1
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the top: whatever a constructor or a run raised is drawn for its user
         print_crash(error, project_dir)
+        _tell_tools(error, arguments, project_dir)
         return trouble
+
+
+def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:
+    """Writes the error as JSON, too, where facts were asked for; the report is for people, on the error stream."""
+    if "--json" in arguments:
+        from forgather.cli.findings import write_error
+
+        # Where the standard output cannot be written, that is the error, and has been drawn.
+        with suppress(ProjectError):
+            write_error(error, project_dir)

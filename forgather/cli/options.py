@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
      "--format", "--dry-run", "-r", "--recursive", "--extends", "--var", "--annotate", "--depth", "-v",
-     "--verbose", "--all", "--strict", "--no-check", "--open"}
+     "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force"}
 )  # fmt: skip
 
 
@@ -94,8 +94,13 @@ def path_and_value(text: str) -> tuple[str, str]:
     raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
 
 
-def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation) -> list[str]:
+def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> list[str]:
     """Adds the options that the invocation's config declares, and returns their Jinja variables.
+
+    Args:
+        parser: where to.
+        invocation: which config.
+        shown: whether the help lists them; False gives one line that says where they are listed.
 
     Raises:
         ForgatherError: the config cannot be read, or declares options that cannot be.
@@ -104,6 +109,10 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
 
     project = invocation.undeclared()
     options = declared_options(project.declared_graph, reserved=OWN_NAMES)
+    if options and not shown:
+        names = f"{project.config_name} has {len(options)} option{'' if len(options) == 1 else 's'} of its own"
+        parser.epilog = f"{parser.epilog}\n\n{names}, which count here, too: see 'fgcli train --help'"
+        return []
     if options:
         group = parser.add_argument_group(f"options of {project.config_name}")
         for option in options:

@@ -161,6 +161,16 @@ def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = Non
     return bool(errors)
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Returns a count with its noun.
+
+    Example:
+        >>> plural(1, "checkpoint"), plural(2, "checkpoint"), plural(3, "copy", "copies")
+        ('1 checkpoint', '2 checkpoints', '3 copies')
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def near_path(path: str) -> str:
     """Returns a path as one would type it here: relative below the working folder, absolute elsewhere."""
     relative = os.path.relpath(path)
@@ -209,6 +219,8 @@ def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str
             code="FG418",
             hint="name a file in a folder that exists and that you can write to",
         ) from error
+    if os.path.isfile(file):
+        print_note(f"wrote {in_brief(file)}")
 
 
 def _send(text: str) -> None:

@@ -29,7 +29,7 @@ COMMANDS = {
     "trefs": "show the templates that a config loaded, and why",
     "tlist": "list the templates that a project can use",
     "diff": "show how the graphs of two configs, revisions or runs differ",
-    "golden": "compare the graphs of a project's configs with their snapshots",
+    "golden": "compare the graphs of a project's configs with their goldens: snapshots that are kept beside them",
     "check": "find every mistake that can be known without running anything",
     "code": "write Python that builds what a config builds, without this package's configs",
     "construct": "build targets and print them",
@@ -134,7 +134,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
         raise AssertionError("argparse ends the process when there is no known command")
     declared: list[str] = []
     if getattr(module, "CONFIG_OPTIONS", False):
-        declared = _declare(parser, chosen, arguments, at)
+        declared = _declare(parser, chosen, module, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
     if rest:
         chosen.error(_unknown(rest, chosen, module, Invocation(options=namespace, arguments=tuple(arguments))))
@@ -144,12 +144,15 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     return module, Invocation(options=namespace, arguments=tuple(arguments), variables=given)
 
 
-def _declare(parser: Parser, chosen: Parser, arguments: Sequence[str], at: int) -> list[str]:
+def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequence[str], at: int) -> list[str]:
     after = arguments[at + 1 :]
     if not {"-h", "--help"}.isdisjoint(after):
         namespace = _before_command(parser, arguments[:at])
         try:
-            return add_declared_options(chosen, Invocation(options=namespace, arguments=tuple(arguments)))
+            # Many lines of options are told where they are looked for; they are accepted everywhere.
+            shown = not getattr(module, "OPTIONS_UNTOLD", False)
+            parsed = Invocation(options=namespace, arguments=tuple(arguments))
+            return add_declared_options(chosen, parsed, shown=shown)
         except ForgatherError as error:
             chosen.epilog = f"{chosen.epilog}\n\nThe config's own options are not listed: {error.message}"
             return []

@@ -19,6 +19,7 @@ from forgather.config.traverse import roots, walk
 
 _MAX_DIGESTED = 200_000_000
 _MAX_FILES = 2_000
+_NAMED = 5
 # What one run reads for digests before it starts; further files are known by size and time.
 _MAX_TOTAL = 2_000_000_000
 _WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_checkpoint", "cache_dir")
@@ -52,9 +53,22 @@ def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple
         other = [file for file, fact in then.items() if file in now and not _same(fact, file)]
         if gone or new or other:
             kinds = ((other, "changed"), (gone, "gone"), (new, "new"))
-            words = [f"{len(files)} {word}" for files, word in kinds if files]
+            words = [
+                f"{len(files)} {word}{_which(files, item['named'], project_dir)}" for files, word in kinds if files
+            ]
             changes.append((item["named"], f"{len(then)} file{'' if len(then) == 1 else 's'}", ", ".join(words)))
     return changes
+
+
+def _which(files: list[str], named: str, project_dir: str) -> str:
+    """Returns the names of files, where the text that names them does not say which they are."""
+    around = os.path.normpath(os.path.join(project_dir, os.path.expanduser(named)))
+    if files == [around]:
+        return ""
+    top = around if os.path.isdir(around) else project_dir
+    names = [os.path.relpath(file, top) for file in files[:_NAMED]]
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return f" ({', '.join(names)}{more})"
 
 
 def _named(graph: Graph) -> Iterator[tuple[GraphPath, str]]:

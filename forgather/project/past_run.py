@@ -32,6 +32,8 @@ from forgather.project.run_facts import read_facts
 from forgather.source import Span
 
 _LISTED = 5
+# What callbacks write into the folder of any run.
+_MEASURED = ("summary.json", "metrics.jsonl", "loss.jsonl")
 _MAX_BYTES = 100_000_000
 
 
@@ -240,6 +242,8 @@ def _no_run(folder: str, path: str) -> ProjectError:
     else:
         missing = [name for name in (FACTS, GRAPH) if not os.path.isfile(os.path.join(path, name))]
         what = f"is no folder of a run: it holds no {' and no '.join(map(repr, missing))}"
+        if len(missing) > 1 and any(os.path.isfile(os.path.join(path, name)) for name in _MEASURED):
+            return _unrecorded(folder)
     near = sorted(_runs_near(path), reverse=True)
     more = f" and {len(near) - _LISTED} more" if len(near) > _LISTED else ""
     return ProjectError(
@@ -248,6 +252,14 @@ def _no_run(folder: str, path: str) -> ProjectError:
         hint=f"runs there, newest first: {', '.join(near[:_LISTED])}{more}" if near
         else "a run's folder is <output folder>/runs/<time>-<config>",
     )  # fmt: skip
+
+
+def _unrecorded(folder: str) -> ProjectError:
+    return ProjectError(
+        f"{folder!r} is the folder of a run that nothing was recorded of: it was not started by 'fgcli train'",
+        code="FG437",
+        hint="a script, or what 'fgcli code' wrote, measures its run and keeps no config; compare the configs instead",
+    )
 
 
 def _runs_near(path: str) -> Iterable[str]:

@@ -82,9 +82,10 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         **_code_files(project),
     }
     digests = {name: digest_of(text.encode("utf-8", "surrogatepass")) for name, text in files.items()}
+    output_dir = os.path.dirname(os.path.dirname(folder))
     facts = {
-        **_facts(project, command, started),
-        "output_dir": os.path.dirname(os.path.dirname(folder)),
+        **_facts(project, command, started, output_dir),
+        "output_dir": output_dir,
         "files": digests,
     }
     files[FACTS] = json.dumps(facts, indent=2, default=str) + "\n"
@@ -140,7 +141,7 @@ def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[st
     return "\n".join([*lines, ""])
 
 
-def _facts(project: Project, command: Sequence[str], started: datetime) -> dict[str, object]:
+def _facts(project: Project, command: Sequence[str], started: datetime, output_dir: str) -> dict[str, object]:
     return {
         "form": FORM,
         "project": project.meta.name,
@@ -158,7 +159,7 @@ def _facts(project: Project, command: Sequence[str], started: datetime) -> dict[
         "platform": platform.platform(),
         "processors": runtime_facts(),
         "versions": installed_versions(),
-        "git": git_state(project.meta.project_dir),
+        "git": git_state(project.meta.project_dir, output_dir),
         "environment_read": dict(sorted({**project.meta.env_reads, **project.rendered.env_reads}.items())),
         "environment_needed": environment_needed(project.graph),
         "search_path": list(project.meta.searchpath),
@@ -195,12 +196,21 @@ def _keywords(node: object) -> tuple[Entry, ...]:
     return node.entries if isinstance(node, Mapped) else ()
 
 
-def git_state(folder: str) -> dict[str, object] | None:
-    """Returns commit and whether there are changes; None outside a repository or without git."""
+def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] | None:
+    """Returns commit and whether there are changes; None outside a repository or without git.
+
+    Args:
+        folder: the project; what is untracked in it is a change.
+        output_dir: where runs write, which is none.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if not changes:
+        inside = os.path.relpath(os.path.realpath(output_dir), os.path.realpath(folder)) if output_dir else os.pardir
+        beside = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", ".", *beside)
     return {"commit": commit, "dirty": bool(changes)}
 
 

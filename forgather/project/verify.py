@@ -124,7 +124,7 @@ def _versions(run: PastRun) -> Iterator[Row]:
 def _git(run: PastRun) -> Iterator[Row]:
     then = run.table("git")
     if then:
-        now = git_state(run.project_dir) if os.path.isdir(run.project_dir) else None
+        now = git_state(run.project_dir, run.output_dir) if os.path.isdir(run.project_dir) else None
         yield _row("git", "project", _commit(then), _commit(now or {}))
 
 

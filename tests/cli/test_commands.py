@@ -107,8 +107,10 @@ def test_pp_prints_the_text(bench, out):
     assert Project("a", bench).rendered.text + "\n" == out("pp")
 
 
-def test_pp_writes_to_a_file(bench, out):
-    assert "" == out("pp", "-o", "out.yaml")
+def test_pp_writes_to_a_file_and_says_so(bench, capsys):
+    assert 0 == main(["pp", "-o", "out.yaml"])
+    printed = capsys.readouterr()
+    assert ("", "wrote out.yaml\n") == (printed.out, printed.err)
     assert Project("a", bench).rendered.text + "\n" == (bench / "out.yaml").read_text()
 
 
@@ -171,6 +173,63 @@ def test_help_lists_the_options_of_the_config(bench, capsys):
     assert 0 == ended.value.code
     assert "options of a.yaml:" in printed
     assert "100% of the steps (default: 3)" in printed
+
+
+@pytest.mark.parametrize("command", ["targets", "trefs"])
+def test_options_of_a_config_are_told_at_length_where_they_matter_and_count_everywhere(bench, capsys, command):
+    with pytest.raises(SystemExit):
+        main(["-t", "a", command, "--help"])
+    told = capsys.readouterr().out
+    assert "a.yaml has 3 options of its own, which count here, too: see 'fgcli train --help'" in told
+    assert "--steps" not in told
+    assert 0 == main(["-t", "a", command, "--steps", "4"])
+
+
+def test_code_that_may_have_been_edited_is_replaced_by_force_alone(bench, capsys):
+    (bench / "train.py").write_text("my_own = 1\n")
+    assert 1 == main(["code", "-o", "train.py"])
+    assert "error[FG418]: 'train.py' exists already, and may have been edited" in capsys.readouterr().err
+    assert "my_own = 1\n" == (bench / "train.py").read_text()
+
+    assert 0 == main(["code", "-o", "train.py", "--force"])
+    assert "wrote train.py\n" == capsys.readouterr().err
+    assert "def build():" in (bench / "train.py").read_text()
+
+
+def test_a_proof_on_the_terminal_prints_the_verdict_alone(bench, capsys):
+    assert 0 == main(["code", "--verify"])
+    assert "verified: " == capsys.readouterr().out[:10]
+    assert 0 == main(["code", "--verify", "-o", "train.py"])
+    printed = capsys.readouterr()
+    assert ("", True, True) == (printed.out, "wrote train.py\n" in printed.err, "verified: " in printed.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code", "path"),
+    [
+        (["blame", "nothing", "--json"], 1, "FG311", "nothing"),
+        (["diff", "a", "nothing", "--json"], 2, "FG405", None),
+        (["pp", "--json", "--set", "main=["], 1, "FG200", None),
+        (["construct", "lost", "--json"], 1, "FG302", None),
+    ],
+)
+def test_an_error_is_json_where_facts_were_asked_for(bench, capsys, arguments, status, code, path):
+    assert status == main(arguments)
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert {"code", "severity", "message", "file", "line", "column", "path", "hint", "others"} == {*error}
+    assert (code, path) == (error["code"], error["path"])
+    assert f"error[{code}]: {error['message']}" in printed.err
+
+
+def test_an_exception_of_a_constructor_is_json_without_a_code(bench, capsys):
+    (bench / "templates/configs/c.yaml").write_text("main: !call:int [many]\n")
+    assert 1 == main(["-t", "c", "construct", "main", "--json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (None, "templates/configs/c.yaml", 1, "main") == tuple(
+        error[key] for key in ("code", "file", "line", "path")
+    )
+    assert error["message"].startswith("ValueError: invalid literal for int()")
 
 
 def test_help_of_a_broken_config_says_why_its_options_are_missing(bench, capsys):

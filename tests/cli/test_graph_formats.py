@@ -19,7 +19,17 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("a.html", "<!doctype html>"), ("a.mmd", "flowchart LR"), ("a.dot", "digraph"), ("a.gv", "digraph"), ("a", "tok")],
+    [
+        ("a.html", "<!doctype html>"),
+        ("a.mmd", "flowchart LR"),
+        ("a.dot", "digraph"),
+        ("a.gv", "digraph"),
+        ("a", "tok"),
+        ("a.txt", "tokenizer: &"),
+        ("a.yaml", "tokenizer: &a !singleton"),
+        ("a.json", "{"),
+        ("a.mermaid", "flowchart LR"),
+    ],
 )
 def test_the_name_after_o_tells_the_format(bench, name, begins):
     assert 0 == main(["graph", "-o", name])
@@ -29,6 +39,21 @@ def test_the_name_after_o_tells_the_format(bench, name, begins):
 def test_a_format_that_is_named_is_meant_whatever_the_file_is_called(bench):
     assert 0 == main(["graph", "--format", "yaml", "-o", "a.html"])
     assert (bench / "a.html").read_text().startswith("tokenizer: &a !singleton")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("a.svg", "Graphviz draws pictures: fgcli graph --format dot | dot -Tsvg"), ("a.htlm", "did you mean '.htm'?"),
+     ("a.xyz", "it is one of .html, .mmd, .dot, .yaml, .json and .txt")],
+)  # fmt: skip
+def test_an_ending_that_means_no_format_is_refused_unless_one_is_named(bench, capsys, name, hint):
+    assert 1 == main(["graph", "-o", name])
+    printed = capsys.readouterr().err
+    assert f"error[FG450]: no format of a graph is known by the ending '{name[1:]}'" in printed
+    assert hint in printed
+    assert not (bench / name).exists()
+    assert 0 == main(["graph", "--format", "tree", "-o", name])
+    assert f"wrote {name}\n" == capsys.readouterr().err
 
 
 def test_another_program_gets_the_page(bench, capsys):

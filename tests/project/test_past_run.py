@@ -268,6 +268,34 @@ def test_a_folder_around_runs_names_them(bench):
         assert f"runs there, newest first: out/runs/{run.name}" == caught.value.hint
 
 
+def test_the_folder_of_a_run_that_nothing_was_recorded_of_is_told_as_one(bench):
+    folder = bench / "out/runs/20260101T000000Z-1"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+
+    for opens in (open_run, lambda word: open_sides(word, None, None, None)):
+        with pytest.raises(ProjectError, match="was not started by 'fgcli train'") as caught:
+            opens("out/runs/20260101T000000Z-1")
+        assert "FG437" == caught.value.code
+        assert "keeps no config" in caught.value.hint
+
+
+def test_files_of_data_that_changed_are_named(bench):
+    folder = bench / "rows"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.txt").write_text("a")
+    (bench / "templates/configs/a.yaml").write_text("-- extends 'base.yaml'\n[args]\n  == super()\n  rows: ./rows\n")
+    run = open_run(recorded(bench))
+    for number in range(6):
+        (folder / f"{number}.txt").write_text("b")
+    (folder / "7.txt").unlink()
+
+    ((_, then, now),) = changed_data(run.listed("data"), str(bench))
+    assert "8 files" == then
+    assert "6 changed (0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more), 1 gone (7.txt)" == now
+
+
 def test_a_file_that_is_too_large_for_a_digest_is_known_by_size_and_time(bench, monkeypatch):
     monkeypatch.setattr("forgather.project.data_files._MAX_DIGESTED", 3)
     (bench / "rows.txt").write_text("large")

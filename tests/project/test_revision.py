@@ -242,6 +242,20 @@ HOSTILE = ("core.fsmonitor", "core.sshCommand", "core.pager", "core.askPass", "c
            "filter.x.smudge", "filter.x.process", "diff.x.textconv", "diff.x.command")  # fmt: skip
 
 
+def test_an_untracked_file_of_the_project_is_a_change_and_what_runs_write_is_none(repository):
+    output_dir = str(repository / "output_models/a")
+    assert not git_state(str(repository))["dirty"]
+
+    (repository / "output_models/a").mkdir(parents=True)
+    (repository / "output_models/a/model").write_text("weights")
+    (repository.parent / "beside").write_text("not of the project")
+    assert not git_state(str(repository), output_dir)["dirty"]
+    assert git_state(str(repository))["dirty"]
+
+    (repository / "new.py").write_text("")
+    assert git_state(str(repository), output_dir)["dirty"]
+
+
 def test_nothing_that_a_repository_names_is_run(repository, tmp_path):
     top = repository.parents[1]
     (top / ".gitattributes").write_text("* filter=x diff=x export-subst\n")

@@ -24,7 +24,8 @@ from forgather.signatures import Reader
 CONFIG_OPTIONS = True
 DESCRIPTION = """Find every mistake in configs that can be known without importing or constructing what they name:
 templates, the graph, constructors and their arguments, settings that contradict one another. All problems together,
-each with its place. The exit status is 1 when there is an error."""
+each with its place. The exit status is 1 when there is an error; a lint is a remark about what works, and may not
+be what you mean."""
 EXAMPLES = """examples:
   fgcli check                              the default config
   fgcli check tiny.yaml fast.yaml -v       what could not be checked, and why

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import print_findings, print_note, write_json, write_text
+from forgather.cli.output import plural, print_findings, print_note, write_json, write_text
+from forgather.errors import ProjectError
 
 if TYPE_CHECKING:
     from forgather.codegen.emit_python import PythonCode
@@ -28,7 +29,12 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="target to build (default: main)")
-    parser.add_argument("--verify", action="store_true", help="prove that the code makes the calls of the config")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="prove that the code makes the calls of the config; without -o, print the verdict alone",
+    )
+    parser.add_argument("--force", action="store_true", help="let -o replace a file that exists")
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -39,6 +45,8 @@ def run(invocation: Invocation) -> int:
     from forgather.codegen.emit_python import Setting, emit_python
 
     options = invocation.options
+    if not options.force:
+        _refuse_replacing(options.output)
     project = invocation.open_project()
     project.refuse_errors()
     print_findings(project.diagnostics, project.meta.project_dir)
@@ -56,11 +64,27 @@ def run(invocation: Invocation) -> int:
         verified = {} if calls is None else {"verified_calls": calls}
         facts = {"code": code.text, "targets": code.targets, "parameters": code.parameters, "imports": code.imports}
         write_json({"config": project.config_name, **facts, **verified}, options.output)
-    else:
+    elif calls is None or options.output:
         write_text(code.text, options.output)
-    if calls is not None:
-        print_note(f"verified: {calls} call{'' if calls == 1 else 's'} equal")
+    if calls is not None and (options.json or options.output):
+        print_note(_verdict(calls))
+    elif calls is not None:
+        write_text(_verdict(calls))
     return 0
+
+
+def _refuse_replacing(file: str | None) -> None:
+    """Raises where `-o` names a file that holds something: code is often edited by hand."""
+    if file and os.path.isfile(file) and os.path.getsize(file):
+        raise ProjectError(
+            f"{file!r} exists already, and may have been edited",
+            code="FG418",
+            hint="name another file with -o, or replace it with --force",
+        )
+
+
+def _verdict(calls: int) -> str:
+    return f"verified: {plural(calls, 'call')} equal"
 
 
 def _verified(project: Project, code: PythonCode, folder: str) -> int:

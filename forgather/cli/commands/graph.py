@@ -10,7 +10,7 @@ import sys
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import print_findings, print_note, write_text
-from forgather.errors import ProjectError
+from forgather.errors import ProjectError, nearest
 from forgather.project.display import Display
 from forgather.project.project import Project
 
@@ -18,6 +18,12 @@ CONFIG_OPTIONS = True
 DESCRIPTION = """Show the objects that a config would build, with sharing: as a tree, as YAML that reads back to the
 same graph, as JSON for tools, as a flowchart for Mermaid or Graphviz, or as a page to look at in a browser, which also
 has the templates, the text, and who wrote each value. Nothing is imported or constructed."""
+_ENDINGS = {
+    "": "tree", ".txt": "tree", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".html": "html", ".htm": "html",
+    ".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot",
+}  # fmt: skip
+_USUAL = ".html, .mmd, .dot, .yaml, .json and .txt"
+_PICTURES = (".svg", ".png", ".pdf", ".jpg")
 FORMATS = ("tree", "yaml", "json", "html", "mermaid", "dot")
 EXAMPLES = """examples:
   fgcli -t tiny.yaml graph
@@ -51,11 +57,9 @@ def _form(options: argparse.Namespace) -> str:
     """Returns the format that is meant.
 
     Raises:
-        ProjectError: a page would go to a terminal, or there is no page to open.
+        ProjectError: a page would go to a terminal, there is no page to open, or the name of the file tells no format.
     """
-    ending = os.path.splitext(options.output or "")[1].lstrip(".").lower()
-    meant = {"html": "html", "htm": "html", "mmd": "mermaid", "dot": "dot", "gv": "dot"}.get(ending, "tree")
-    form = "json" if options.json else options.format or ("html" if options.open else meant)
+    form = "json" if options.json else options.format or ("html" if options.open else _told_by_name(options.output))
     if options.open and (form != "html" or not options.output):
         found = "it is not written to a file" if form == "html" else f"the format is {form}"
         raise ProjectError(
@@ -66,6 +70,22 @@ def _form(options: argparse.Namespace) -> str:
             "a page is for a browser, not for the terminal", code="FG450", hint="add -o page.html, and --open to see it"
         )
     return str(form)
+
+
+def _told_by_name(file: str | None) -> str:
+    ending = os.path.splitext(file or "")[1].lower()
+    # What is no regular file has no ending that means anything: /dev/fd/63, a pipe.
+    if ending in _ENDINGS or (file and os.path.exists(file) and not os.path.isfile(file)):
+        return _ENDINGS.get(ending, "tree")
+    close = nearest(ending, [known for known in _ENDINGS if known])
+    meant = close if close and close.startswith("did") else f"it is one of {_USUAL}"
+    if ending in _PICTURES:
+        meant = f"Graphviz draws pictures: fgcli graph --format dot | dot -T{ending[1:]}"
+    raise ProjectError(
+        f"no format of a graph is known by the ending {ending!r}",
+        code="FG450",
+        hint=f"{meant}; --format writes any of them to a file of any name",
+    )
 
 
 def _show(file: str) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
+from forgather.cli.output import near_path, plural, print_findings, print_note, write_json, write_text
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
@@ -31,6 +31,18 @@ EXAMPLES = """examples:
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
   fgcli rerun RUN --output-dir /tmp/again --anyway"""
+
+_THINGS = {
+    "record": ("file of the record", "files of the record"),
+    "code": ("Python file", "Python files"),
+    "template": ("template", "templates"),
+    "version": ("version of a package", "versions of packages"),
+    "git": ("Git commit", "Git commits"),
+    "data": ("source of data", "sources of data"),
+    "environment": ("environment variable", "environment variables"),
+    "processors": ("fact about the processors", "facts about the processors"),
+    "checkpoint": ("checkpoint", "checkpoints"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +135,10 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _counts(rows: Sequence[Row]) -> str:
     same = Counter(row.what for row in rows if row.fate is Fate.SAME)
-    return "the same: " + (", ".join(f"{what} ({count})" for what, count in same.items()) or "nothing that is known")
+    parts = [plural(count, *_THINGS.get(what, (what, f"{what}s"))) for what, count in same.items()]
+    if not parts:
+        return "nothing else is known to be as it was"
+    return f"as they were: {', '.join(parts)}"
 
 
 def _fact(row: Row) -> dict[str, str]:
@@ -146,7 +161,7 @@ def _verdict(losses: Losses) -> str:
     if losses.lines is None:
         return "loss file   the first run kept none: nothing to compare"
     if losses.same:
-        return f"loss file   identical bytes, {losses.lines} lines"
+        return f"loss file   identical bytes, {plural(losses.lines, 'line')}"
     if losses.first is None:
-        return f"loss file   the same as far as both go; the first run wrote {losses.lines} lines"
+        return f"loss file   the same as far as both go; the first run wrote {plural(losses.lines, 'line')}"
     return f"loss file   differs from line {losses.first} of {losses.lines} on"

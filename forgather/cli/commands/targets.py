@@ -11,6 +11,7 @@ from forgather.project.display import Display
 from forgather.project.targets import target_facts
 
 CONFIG_OPTIONS = True
+OPTIONS_UNTOLD = True
 DESCRIPTION = "List the targets of a config: what 'fgcli construct' and Project(...)(name) can build."
 EXAMPLES = """example:
   fgcli -t tiny.yaml targets"""

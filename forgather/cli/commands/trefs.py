@@ -11,6 +11,7 @@ from forgather.config.environment import TemplateUse
 from forgather.project.display import Display
 
 CONFIG_OPTIONS = True
+OPTIONS_UNTOLD = True
 DESCRIPTION = (
     "Show the templates that a config loaded, as a tree: extends, include, import, and where each was asked for."
 )
