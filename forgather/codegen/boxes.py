@@ -99,6 +99,11 @@ def kind(node: Node | None) -> str:
     return type(node).__name__.lower()
 
 
+def is_number(node: Node) -> bool:
+    """Returns whether a node is a number."""
+    return isinstance(node, Scalar) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+
+
 def is_plain(node: Node) -> bool:
     """Returns whether a node is a sequence or mapping without a tag, which begins where its first value stands."""
     return isinstance(node, (Sequence, Mapped)) and not node.tagged
@@ -143,9 +148,12 @@ def label(step: Step) -> str:
 
 
 def flow_text(node: Node, limit: int = _LONGEST) -> str:
-    """Returns a value on one line, as YAML would have it, calls without their arguments; cut at `limit`."""
+    """Returns a value on one line, as YAML would have it, calls without their arguments; cut at `limit`.
+
+    Numbers stay as they were written (`1e-2`, `0o17`).
+    """
     if isinstance(node, Scalar):
-        return _cut(scalar_text(node.value), limit)
+        return _cut(node.written if is_number(node) and node.written else scalar_text(node.value), limit)
     if isinstance(node, Calc):
         return _cut(f"!calc {node.expression}", limit)
     if isinstance(node, (Var, Env)):

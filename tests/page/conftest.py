@@ -110,5 +110,13 @@ class Page:
         return SimpleNamespace(text=element.text, shown=element.is_displayed())
 
     @property
+    def notice(self):
+        return self.browser.find_element("id", "notice").text
+
+    def marked(self, selector):
+        """The texts of the elements that a selector finds."""
+        return self.js("[...document.querySelectorAll(arguments[0])].map(found => found.textContent)", selector)
+
+    @property
     def address(self):
         return self.js("decodeURIComponent(location.hash)")

@@ -49,6 +49,18 @@ def synthetic(stages):
     return {"templates/configs/big.yaml": "\n".join(lines) + "\n"}
 
 
+WIDE = {
+    "templates/configs/wide.yaml": "\n".join([
+        "options:",
+        *(f"  {name}: {{names: --{name}, type: int, help: a long text that needs a box of its own}}"
+          for name in ("first", "second", "third")),
+        "main: !singleton:app:Trainer",
+        *(f"  part{at}: !singleton:app:Part{at}\n    inner: !singleton:app:Inner {{size: {at}}}\n"
+          + "\n".join(f"    value{number}: {number}" for number in range(12)) for at in range(9)),
+    ]) + "\n",
+}  # fmt: skip
+
+
 def test_a_page_opens_from_a_file_without_a_word_in_the_log(opened):
     page = opened()
     assert "small.yaml · Bench" == page.browser.title
@@ -128,6 +140,113 @@ def test_search_reveals_what_is_folded_away(opened):
     assert "size" in on.text
 
 
+def test_search_finds_a_number_as_it_was_written_and_as_it_is(opened):
+    files = {"templates/configs/a.yaml": "main: !call:app:F {rate: 1e-2, mask: 0o17}\n"}
+    for asked, path in (("1e-2", "#main.rate"), ("0.01", "#main.rate"), ("0o17", "#main.mask"), ("15", "#main.mask")):
+        page = opened(files, config="a")
+        assert "1e-2" in page.box("F").text
+        page.keys("/", asked, "\ue007")
+        assert (path, "1 / 1") == (page.address, page.browser.find_element("id", "count").text)
+    assert "the number\n15" in page.panel.text
+
+
+def test_search_finds_a_name_and_all_that_take_its_value(opened):
+    text = ".run_dir: &run_dir !var run_dir\nmain: !call:app:F {logging_dir: *run_dir}\n"
+    page = opened({"templates/configs/a.yaml": text}, config="a")
+    page.keys("/", "run_dir")
+    assert [".run_dir", "main.logging_dir"] == page.marked(".hit .path")
+    page.keys("\ue007")
+    assert "#.run_dir" == page.address
+
+
+def test_a_word_of_a_file_name_finds_no_values_but_a_file_name_does(opened):
+    page = opened()
+    page.keys("/", "part")
+    assert "part.yaml" in page.marked(".hit .path")
+    assert "main.extra.path" not in page.marked(".hit .path")
+    page.keys("\ue00c", "/", "part.yaml:2")
+    assert ["main.extra.path"] == page.marked(".hit .path")
+
+
+def test_the_list_of_finds_leaves_the_panel_free(opened):
+    page = opened(address="#main.args.steps")
+    page.keys("/", "tokenizer")
+    right, left = page.js("[document.getElementById('hits').getBoundingClientRect().right,"
+                          " document.getElementById('panel').getBoundingClientRect().left]")  # fmt: skip
+    assert right <= left
+
+
+def test_one_selection_is_marked_in_all_views(opened):
+    page = opened(address="#main.args.steps")
+    page.keys("2")
+    assert ["configs/small.yaml"] == page.marked(".template.on .title")
+    assert ["base.yaml"] == page.marked(".template.earlier .title")
+    page.keys("3")
+    assert ["    steps: 20"] == page.marked(".line.on code")
+    page.keys("1")
+    assert ["steps"] == page.marked(".row.on .key")
+
+
+def test_what_a_template_wrote_is_marked_in_all_views(opened):
+    page = opened()
+    page.keys("2")
+    page.pick("part.yaml")
+    page.keys("3")
+    assert ["  extra:", "    path: here", "    tokenizer: *tokenizer"] == page.marked(".line.on code")
+    page.keys("1")
+    assert ["extra"] == page.marked(".box.written .title")
+    assert {"extra", "path", "tokenizer"} == set(page.marked(".row.written .key"))
+
+
+def test_a_value_shows_all_its_paths(opened):
+    page = opened(address="#main.tokenizer.size")
+    assert "main.tokenizer.size\nmain.model.tokenizer.size\nmain.extra.tokenizer.size" in page.panel.text
+
+
+def test_the_panel_of_a_container_shows_its_place_once(opened):
+    page = opened()
+    page.box("Trainer").find_element("css selector", "[data-row='4']").click()
+    assert 1 == page.panel.text.count("templates/part.yaml:1\n")
+    assert 1 == len(page.browser.find_elements("css selector", "#panel .excerpt"))
+
+
+def test_the_help_opens_by_key_and_by_button(opened):
+    page = opened(address="#main.args")
+    page.keys("?")
+    shown = page.browser.find_element("id", "help")
+    assert "fit everything, actual size" in shown.text
+    page.keys("\ue00c")
+    assert not shown.is_displayed()
+    assert page.panel.shown
+    page.click("#ask")
+    assert shown.is_displayed()
+    page.click("#help .close")
+    assert not shown.is_displayed()
+
+
+def test_notes_are_no_findings(opened):
+    page = opened(overrides=[("main.tokenizer.size", "99")])
+    assert "1 note" == page.browser.find_element("id", "findings").text
+    page.click("#findings")
+    assert "notes\nnote FG314" in page.panel.text
+
+
+def test_a_large_config_begins_with_what_runs_and_its_arguments_in_view(opened):
+    page = opened(WIDE, config="wide")
+    frames = page.js("""[...document.querySelectorAll('#objects .box')].map(box => {
+      const frame = box.getBoundingClientRect(), plane = document.getElementById('plane').getBoundingClientRect();
+      return frame.top >= plane.top && frame.bottom <= plane.bottom && frame.left >= 0 && frame.right <= plane.right;
+    })""")
+    assert {"wide.yaml", "Trainer", "options", *(f"Part{at}" for at in range(9))} == set(page.titles)
+    assert all(frames)
+    assert 85 <= int(page.browser.find_element("id", "zoom").text[:-1])
+    # Data that nothing uses is folded, and stands below what runs.
+    assert [] == page.box("options").find_elements("css selector", ".row")
+    assert page.box("Trainer").location["y"] < page.box("options").location["y"]
+    page.box("options").find_element("css selector", ".fold").click()
+    assert "first" in page.box("options").text
+
+
 def test_nodes_fold_and_unfold(opened):
     page = opened()
     page.box("Model").find_element("css selector", ".fold").click()
@@ -149,10 +268,18 @@ def test_an_address_leads_to_its_node_also_by_another_path(opened):
     assert page.panel.text.startswith("Arguments")
 
 
-def test_an_address_of_nothing_shows_the_whole(opened):
+def test_an_address_of_nothing_shows_the_whole_and_says_so(opened):
     page = opened(address="#no.such[9]['path']")
     assert 7 == len(page.titles)
     assert not page.panel.shown
+    assert "There is no no.such[9]['path'] in this config." in page.notice
+
+
+def test_an_address_with_a_slip_leads_to_the_nearest_path(opened):
+    page = opened(address="#main.args.stepz")
+    assert "The nearest is main.args.steps." in page.notice
+    page.click("#notice .link")
+    assert ("#main.args.steps", "") == (page.address, page.notice)
 
 
 def test_the_text_has_origins_in_its_margin_and_dims_what_was_overridden(opened):
@@ -191,10 +318,15 @@ def test_the_templates_are_a_tree_that_leads_to_their_lines(opened):
 
 def test_a_change_of_the_command_line_says_where_it_came_from(opened):
     page = opened(overrides=[("main.args.steps", "99")], address="#main.args.steps")
-    assert "<command line>" in page.panel.text
+    assert "set on the command line\n--set main.args.steps=99" in page.panel.text
     assert "it replaced\n20" in page.panel.text
-    page.click("[data-view=text]")
-    assert "before --set" in page.browser.find_element("css selector", ".note").text
+    page.keys("2")
+    assert "Set on the command line, by no template: --set main.args.steps=99" in page.notice
+    assert {"configs/small.yaml", "base.yaml"} == set(page.marked(".earlier .title"))
+    page.keys("3")
+    assert ["--set main.args.steps=99"] == page.marked(".line.on code")
+    (old,) = [row for row in page.browser.find_elements("css selector", ".overridden") if "steps: 20" in row.text]
+    assert "overridden on the command line" in old.text
 
 
 def test_an_environment_variable_stays_a_name(opened, monkeypatch):

@@ -198,3 +198,13 @@ def test_the_page_and_the_annotated_text_agree_on_every_line(config):
     far = [path for path, number in paths.items() if number and theirs.get(path, number) - number not in (0, 1)]
     assert [] == far
     assert len(theirs) > 40
+
+
+def test_a_number_stands_as_it_was_written(bench):
+    text = "main: {lr: 1e-2, mask: 0o17, plain: 0.5, flag: True, none: null, text: '1e-2', betas: [9e-1, 0.95]}\n"
+    main = box(bench({"templates/configs/a.yaml": text}), "dict")
+    assert [("1e-2", "0.01"), ("0o17", "15"), ("0.5", None), ("true", None), ("~", None)] == [
+        (row(main, key)["text"], row(main, key).get("value")) for key in ("lr", "mask", "plain", "flag", "none")
+    ]
+    assert "str" == row(main, "text")["kind"]
+    assert "[9e-1, 0.95]" == row(main, "betas")["text"]

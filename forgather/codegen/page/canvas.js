@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const FAR = 0.3; // below this scale a box shows its title alone
-const MARGIN = 56;
+const MARGIN = 24;
 const STUB = 30; // what is drawn of an edge to a box that very many use
 const MOST_WHOLE = 300;
 const SMALL = 0.1; // scale that is worth showing; zooming out goes on until everything is in view
@@ -22,6 +22,7 @@ class Canvas {
     this.world.append(this.lines, this.layer);
     host.append(this.world);
     this.onzoom = () => {};
+    this.onnew = () => {}; // after nodes came into view
     this.listen();
   }
 
@@ -102,11 +103,7 @@ class Canvas {
   }
 
   get bounds() {
-    let [right, bottom, left, top] = [-Infinity, -Infinity, Infinity, Infinity];
-    for (const { x, y, w, h } of this.nodes) {
-      [left, top, right, bottom] = [Math.min(left, x), Math.min(top, y), Math.max(right, x + w), Math.max(bottom, y + h)];
-    }
-    return { left, top, right, bottom };
+    return boundsOf(this.nodes);
   }
 
   /** The scale at which everything is in view. */
@@ -151,6 +148,15 @@ class Canvas {
     this.draw();
   }
 
+  /** Moves a node sideways into view, where a panel took the room that it stood in. */
+  keep(node) {
+    const over = node.x * this.scale + this.x + Math.min(node.w * this.scale, this.host.clientWidth - 2 * MARGIN) + MARGIN - this.host.clientWidth;
+    if (over <= 0) return;
+    this.x -= over;
+    this.glide();
+    this.draw();
+  }
+
   glide() {
     if (calm.matches) return;
     this.world.classList.add("gliding");
@@ -179,13 +185,14 @@ class Canvas {
       left: (-AROUND - this.x) / this.scale, right: (width + AROUND - this.x) / this.scale,
       top: (-AROUND - this.y) / this.scale, bottom: (height + AROUND - this.y) / this.scale,
     };
-    this.show(this.layer, this.nodes, view, node => {
+    const came = this.show(this.layer, this.nodes, view, node => {
       const element = this.build(node, far);
       Object.assign(element.style, { left: `${node.x}px`, top: `${node.y}px`, width: `${node.w}px`, height: `${node.h}px` });
       return element;
     });
     this.show(this.lines, this.edges, view, edge => line(edge, edge.stub ? `M${edge.x1} ${edge.y1}h${STUB}` : undefined));
     this.onzoom(this.scale);
+    if (came) this.onnew();
   }
 
   show(layer, things, view, create) {
@@ -203,6 +210,7 @@ class Canvas {
       }
     }
     layer.append(...added);
+    return added.length > 0;
   }
 
   /** Marks the edges of a node, and draws those of which only the beginning is there. */
@@ -216,6 +224,15 @@ class Canvas {
     const whole = this.edges.filter(edge => edge.stub && touches(edge)).slice(0, MOST_WHOLE);
     this.lines.append(...whole.map(edge => line({ ...edge, kind: `${edge.kind} whole hot` })));
   }
+}
+
+/** The frame around all nodes. */
+function boundsOf(nodes) {
+  let [right, bottom, left, top] = [-Infinity, -Infinity, Infinity, Infinity];
+  for (const { x, y, w, h } of nodes) {
+    [left, top, right, bottom] = [Math.min(left, x), Math.min(top, y), Math.max(right, x + w), Math.max(bottom, y + h)];
+  }
+  return { left, top, right, bottom };
 }
 
 function line(edge, shape = curve(edge.x1, edge.y1, edge.x2, edge.y2)) {

@@ -17,6 +17,7 @@ from forgather.codegen.boxes import (
     constructor,
     flow_text,
     fold,
+    is_number,
     is_plain,
     kind,
     label,
@@ -25,8 +26,9 @@ from forgather.codegen.boxes import (
     title,
 )
 from forgather.codegen.page.rendered import RenderedLines, numbered, overridden
+from forgather.codegen.yaml_text import scalar_text
 from forgather.config.blame import Blame, Writing, blame
-from forgather.config.graph import Graph
+from forgather.config.graph import Graph, Node, Scalar
 from forgather.config.naming import anchor_names
 from forgather.config.path import GraphPath
 from forgather.config.rendered import RenderedText
@@ -208,6 +210,7 @@ class _Boxes:
             "step": step_text(row.step),
             "kind": None if not leaf else kind(row.node),
             "text": flow_text(row.node) if leaf else None,
+            "value": _value(row.node),
             "box": row.box,
             "origin": self._places.origin(row.entry.origin if row.entry else row.node.origin),
             "line": self._numbers.get(id(row)),
@@ -276,6 +279,14 @@ def _finding(found: Diagnostic, places: _Places) -> dict[str, Any]:
 
 def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fact.items() if value is not None}
+
+
+def _value(node: Node) -> str | None:
+    """Returns a number as Python writes it, where it was written in another way."""
+    if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
+        return None
+    text = scalar_text(node.value)
+    return text if text != node.written else None
 
 
 def _cut(text: str) -> str:

@@ -5,6 +5,7 @@ const templates = new Templates(byId("templates"));
 const text = new Sheet(byId("text"));
 const panel = new Panel(byId("panel"), item => go(item), line => goToLine(line));
 const search = new Search(item => go(item), () => {});
+const help = byId("help");
 const views = { objects, templates, text };
 const laidOut = new Set();
 let view = "objects";
@@ -15,25 +16,36 @@ function show(name) {
   view = name;
   for (const key of Object.keys(views)) byId(key).hidden = key !== name;
   for (const tab of byId("views").children) tab.setAttribute("aria-pressed", tab.dataset.view === name);
-  byId("tools").hidden = name === "text";
-  byId("legend").hidden = name !== "objects";
+  byId("strip").hidden = name === "text";
+  legend(name);
   if (name === "text") text.build();
   else if (!laidOut.has(name)) {
     laidOut.add(name);
-    views[name].layout();
-    views[name].canvas.fit(SMALLEST);
+    if (name === "objects") objects.begin();
+    else views[name].layout();
+    views[name].canvas.fit(views[name].smallest);
   } else views[name].canvas.draw();
   if (name !== "text") views[name].canvas.onzoom(views[name].canvas.scale);
 }
 
 function select(item) {
   selected = item;
-  objects.select(item && (isBox(item) || isRow(item)) ? item : null);
-  templates.select(item && isTemplate(item) ? item : null);
+  objects.select(item && (isBox(item) || isRow(item) || isTemplate(item)) ? item : null);
+  templates.select(item);
   if (text.made) text.select(item);
+  tell();
   if (item) panel.show(item);
   else panel.close();
   address();
+}
+
+/** Says why the views of what was written show no writer of a thing. */
+function tell() {
+  const thing = selected && !selected.number && !isTemplate(selected) ? selected : null;
+  const shown = view === "objects" || (view === "text" && thing && text.linesOf(thing).length > 0);
+  if (!thing || shown || !fromCommand(thing)) return say();
+  const change = changeOf(thing);
+  say(`Set on the command line${view === "templates" ? ", by no template" : ""}`, change ? ": " : ".", change ? make("code", "", cut(`--set ${change}`, 120)) : null);
 }
 
 /** Selects a thing and brings it into view, in the view that is shown where it is there too. */
@@ -42,9 +54,9 @@ function go(item) {
     show("templates");
     select(item);
     templates.reveal(item);
-  } else if (view === "text" && lineNumber(item)) {
+  } else if (view === "text" && text.linesOf(item).length) {
     select(item);
-    text.reveal(lineNumber(item));
+    text.reveal(item);
   } else {
     show("objects");
     select(item);
@@ -56,8 +68,8 @@ function goToLine(line) {
   const item = selected && lineNumber(selected) === line ? selected : linesOf.get(line) || { number: line };
   show("text");
   select(item);
-  text.select(item);
-  text.reveal(line);
+  text.select({ number: line });
+  text.reveal({ number: line });
 }
 
 function address() {
@@ -84,9 +96,9 @@ function follow() {
   else if (name) show(name);
   else {
     const item = path && resolve(path);
-    if (!item) return false;
+    if (path && !item) sayUnknown(path, go);
     show("objects");
-    go(item);
+    if (item) go(item);
   }
   return true;
 }
@@ -113,7 +125,7 @@ function listen() {
   }
   byId("objects").addEventListener("dblclick", event => {
     const element = event.target.closest(".box");
-    if (element && !event.target.closest("button") && boxes[element.dataset.id].below.length) objects.toggle(boxes[element.dataset.id]);
+    if (element && !event.target.closest("button") && canTurn(boxes[element.dataset.id])) objects.toggle(boxes[element.dataset.id]);
   });
   byId("text").addEventListener("click", event => {
     const line = event.target.closest(".line");
@@ -122,6 +134,8 @@ function listen() {
     select(linesOf.get(number) || { number });
     text.select({ number });
   });
+  byId("ask").addEventListener("click", () => help.showModal());
+  help.addEventListener("click", event => { if (event.target === help || event.target.closest(".close")) help.close(); });
   byId("findings").addEventListener("click", () => panel.showFindings());
   panel.onclose = () => select(null);
   addEventListener("hashchange", follow);
@@ -133,20 +147,23 @@ function turn(name) {
   show(name);
   if (name === "text") {
     text.select(selected);
-    if (selected && lineNumber(selected)) text.reveal(lineNumber(selected));
-  } else if (name === "objects" && selected && (isBox(selected) || isRow(selected))) objects.reveal(selected);
+    if (selected) text.reveal(selected);
+  } else if (name === "templates") templates.revealWriter();
+  else if (name === "objects" && selected && (isBox(selected) || isRow(selected))) objects.reveal(selected);
+  tell();
   address();
 }
 
 function click(event, name) {
   const element = event.target.closest(".box");
-  if (!element) select(null);
-  else if (name === "templates") select(data.templates[element.dataset.template]);
+  if (!element) return select(null);
+  if (name === "templates") select(data.templates[element.dataset.template]);
   else {
     const box = boxes[element.dataset.id];
     const row = event.target.closest(".row");
     select(row ? shownRows(box)[row.dataset.row] : box);
   }
+  views[name].canvas.keep(views[name].nodes.get(Number(element.dataset.id ?? element.dataset.template)));
 }
 
 function hover(event, name) {
@@ -157,11 +174,16 @@ function hover(event, name) {
 
 function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
+  if (help.open) {
+    if (event.key === "?") help.close();
+    return;
+  }
   const turns = { 1: "objects", 2: "templates", 3: "text" };
   if (event.key === "/") {
     event.preventDefault();
     search.focus();
-  } else if (event.key === "Escape") select(null);
+  } else if (event.key === "?") help.showModal();
+  else if (event.key === "Escape") select(null);
   else if (turns[event.key]) turn(turns[event.key]);
   else if (view !== "text" && event.key === "f") actions.fit();
   else if (view !== "text" && event.key === "0") actions.real();
@@ -170,24 +192,29 @@ function press(event) {
   else if (view === "objects" && (event.key === " " || event.key === "Enter") && selected && !event.target.matches("button, summary")) {
     event.preventDefault();
     const box = isBox(selected) ? selected : selected.box === undefined ? null : boxes[selected.box];
-    if (box && box.below.length && objects.nodes.has(box.id)) objects.toggle(box);
+    if (box && canTurn(box) && objects.nodes.has(box.id)) objects.toggle(box);
   }
 }
 
-function legend() {
-  const items = [["singleton", "built once"], ["factory", "built anew"], ["partial", "callable for later"], ["plain", "data"]];
-  for (const [kind, meaning] of items) byId("legend").append(make("span", kind, make("i", ""), meaning));
-  byId("legend").append(make("span", "sharing", make("i", ""), "shared"), make("span", "replacing", make("i", ""), "replaced an earlier value"));
+const LEGENDS = {
+  objects: [["singleton", "built once"], ["factory", "built anew"], ["partial", "callable for later"], ["plain", "data"],
+    ["sharing", "shared"], ["replacing", "replaced an earlier value"]],
+  templates: [["extends", "extends"], ["include", "includes"], ["import", "imports"], ["wrote", "wrote what is selected"],
+    ["wrote-before", "wrote what that replaced"]],
+};
+
+function legend(name) {
+  byId("legend").replaceChildren(...(LEGENDS[name] || []).map(([kind, meaning]) => make("span", kind, make("i", ""), meaning)));
 }
 
 byId("config").textContent = visible(data.config);
 byId("project").textContent = visible(data.project);
 if (data.findings.length) {
-  const worst = ["error", "warning", "note", "lint"].find(severity => data.findings.some(found => found.severity === severity));
-  Object.assign(byId("findings"), { hidden: false, className: worst, textContent: `${data.findings.length} ${data.findings.length === 1 ? "finding" : "findings"}` });
+  const [found, notes] = [data.findings.filter(isFinding), data.findings.filter(isNote)];
+  const worst = ["error", "warning", "lint", "note"].find(severity => data.findings.some(finding => finding.severity === severity));
+  const count = (things, word) => `${things.length} ${word}${things.length === 1 ? "" : "s"}`;
+  Object.assign(byId("findings"), { hidden: false, className: worst, textContent: found.length ? count(found, "finding") : count(notes, "note") });
 }
-legend();
 listen();
-show("objects");
 follow();
 document.documentElement.dataset.ready = Math.round(performance.now());

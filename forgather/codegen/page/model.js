@@ -8,9 +8,12 @@ const joined = (path, step) => (path ? path + step : bare(step));
 const linesOf = new Map(); // rendered line -> the first box or row that was written there
 const sameValue = new Map(); // number of a shared plain value -> its rows
 
-// What is run comes first.
-boxes[0].rows.sort((a, b) => (b.key === "main") - (a.key === "main"));
-for (const [id, box] of boxes.entries()) Object.assign(box, { id, parents: [], open: false, whole: false });
+// A name for use in the config alone goes by itself: `.run_dir`.
+for (const row of boxes[0].rows) if (/^\.[^\W\d][\w-]*$/.test(row.key)) row.step = `.${row.key}`;
+for (const [id, box] of boxes.entries()) Object.assign(box, { id, parents: [], open: false, whole: false, most: null, calling: false });
+markCalling();
+// What is run comes first, then what is built, then data, then names for use in the config alone.
+boxes[0].rows.sort((a, b) => rankOf(a) - rankOf(b));
 for (const box of boxes) box.rows.forEach((row, at) => linkRow(row, box, at));
 boxes[0].path = "";
 for (const box of boxes) {
@@ -25,6 +28,25 @@ for (const box of boxes) {
   box.targets = box.parents.filter(row => row.owner.id === 0);
   box.below = [...new Set(box.rows.filter(row => row.box !== undefined).map(row => row.box))];
   if (box.line && !linesOf.has(box.line)) linesOf.set(box.line, box);
+}
+
+/** Notes which boxes are calls or have calls inside: the others are data. */
+function markCalling() {
+  const above = boxes.map(() => []);
+  for (const box of boxes) for (const row of box.rows) if (row.box !== undefined) above[row.box].push(box);
+  const queue = boxes.filter(box => box.calls);
+  for (const box of queue) box.calling = true;
+  for (const box of queue) {
+    for (const owner of above[box.id]) {
+      if (!owner.calling) queue.push(Object.assign(owner, { calling: true }));
+    }
+  }
+}
+
+function rankOf(row) {
+  if (row.key === "main") return 0;
+  if (row.step.startsWith("..")) return 3;
+  return row.box !== undefined && boxes[row.box].calling ? 1 : 2;
 }
 
 function linkRow(row, owner, at, outer = null) {
@@ -43,6 +65,12 @@ function pathOf(item) {
   return joined(item.outer ? pathOf(item.outer) : item.owner.path, item.step);
 }
 
+/** All paths that reach a row, at most `limit`. */
+function pathsOfRow(row, limit) {
+  if (row.outer) return pathsOfRow(row.outer, limit).map(path => joined(path, row.step));
+  return row.owner.id === 0 ? [pathOf(row)] : pathsOf(row.owner, limit).map(path => joined(path, row.step));
+}
+
 /** All paths that reach a box, nearest to the config first, at most `limit`. */
 function pathsOf(box, limit) {
   const found = [];
@@ -57,6 +85,7 @@ function pathsOf(box, limit) {
 
 /** The box or row at a path; a path that is not a box's shortest one leads to the row that holds it. */
 function resolve(path) {
+  path = path.replace(/^\['(\.[^\W\d][\w-]*)'\]/, "$1");
   let rows = boxes[0].rows;
   let row = null;
   for (let rest = path; rest; ) {
@@ -71,6 +100,33 @@ function resolve(path) {
   }
   if (!row) return null;
   return row.box !== undefined && boxes[row.box].home === row ? boxes[row.box] : row;
+}
+
+/** The path in the config that is most like one that is not there; null where nothing is. */
+function nearestPath(path) {
+  let best = [Infinity, null];
+  const consider = (item, text) => {
+    if (Math.abs(text.length - path.length) >= best[0]) return;
+    const far = distance(path.toLowerCase(), text.toLowerCase());
+    if (far < best[0]) best = [far, item];
+  };
+  for (const box of boxes.slice(0, 5000)) {
+    if (box.id) for (const text of pathsOf(box, 3)) consider(box, text);
+    for (const row of box.rows) if (row.box === undefined) for (const text of pathsOfRow(row, 3)) consider(row, text);
+  }
+  return best[0] <= Math.max(2, path.length / 2) ? best[1] : null;
+}
+
+/** How many letters differ between two texts, of which the first 200 count. */
+function distance(a, b) {
+  [a, b] = [a.slice(0, 200), b.slice(0, 200)];
+  let before = Array.from({ length: b.length + 1 }, (_, at) => at);
+  for (let i = 1; i <= a.length; i++) {
+    const now = [i];
+    for (let j = 1; j <= b.length; j++) now.push(Math.min(before[j] + 1, now[j - 1] + 1, before[j - 1] + (a[i - 1] !== b[j - 1])));
+    before = now;
+  }
+  return before[b.length];
 }
 
 /** A template that is a whole file goes by the file. */
@@ -88,4 +144,50 @@ function sourceAround(place) {
     return texts.map((text, at) => [first + at, text]).filter(([number]) => Math.abs(number - line) <= 2);
   }
   return [];
+}
+
+// Who wrote a thing
+
+const COMMAND = "<command line>";
+const fromCommand = item => placeOf(item) !== null && fileOf(placeOf(item)) === COMMAND;
+
+/** The places that a thing was written at: its key, and its value where that stands elsewhere. */
+function placesOf(item) {
+  if (item.number) {
+    const origin = data.lines[item.number - 1]?.[1];
+    return origin === undefined ? [] : [data.origins[origin].at];
+  }
+  return [item.origin, item.now].filter(origin => origin !== undefined).map(origin => data.origins[origin].at);
+}
+
+/** The places of what a thing replaced. */
+function placesBefore(item) {
+  const was = item.was || item.home?.was || [];
+  return was.filter(old => old.origin !== undefined).map(old => data.origins[old.origin].at);
+}
+
+const templatesOfPlace = new Map();
+
+/** The templates that a place is in: one file may hold several, and one may be used more than once. */
+function templatesAt(place) {
+  if (!templatesOfPlace.has(place)) templatesOfPlace.set(place, findTemplates(place));
+  return templatesOfPlace.get(place);
+}
+
+const wroteIt = (template, item) => placesOf(item).some(place => templatesAt(place).includes(template));
+
+function findTemplates(place) {
+  const [file, line] = data.places[place];
+  const here = data.templates.filter(({ at }) => data.places[at][0] === file && lineOf(at) <= line);
+  const first = Math.max(...here.map(({ at }) => lineOf(at)));
+  return here.filter(({ at }) => lineOf(at) === first);
+}
+
+/** The change of the command line that made a thing what it is. */
+function changeOf(item) {
+  const paths = isBox(item) ? pathsOf(item, 400) : pathsOfRow(item, 400);
+  return data.overrides.findLast(change => {
+    const named = change.slice(0, change.indexOf("="));
+    return paths.some(path => path.startsWith(named) && (path.length === named.length || ".[".includes(path[named.length])));
+  });
 }

@@ -7,11 +7,19 @@ const ROWS = 24; // rows that a box shows at first
 const MANY_USES = 12; // edges to one box, above which only their beginning is drawn
 const LONGEST = 8000; // height of an edge, above which only its beginning is drawn
 const SMALLEST = 0.85; // scale at which the page begins, where all would be smaller
-const START = 70; // boxes that the page shows at first
+const START = 70; // boxes that the page shows at first, where all of them fit
+const FEW = 8; // boxes below which the page goes on to the next level
+const FILLED = [ROWS, 8, 5, 3]; // rows that a folded box shows at first: the most that there is room for
 const TITLE = "600 13px system-ui, sans-serif";
 const MONO = '11.5px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
-const shownRows = box => (box.whole || box.rows.length <= ROWS + 2 ? box.rows : box.rows.slice(0, ROWS));
+function shownRows(box) {
+  const most = box.most ?? ROWS;
+  return box.whole || box.rows.length <= (most ? most + 2 : 0) ? box.rows : box.rows.slice(0, most);
+}
+
+const hidesRows = box => box.rows.length > 0 && shownRows(box).length === 0;
+const canTurn = box => box.below.length > 0 || hidesRows(box); // there is something to fold or unfold
 // What the config names hangs on it only where nothing else uses it: the rest is seen with what uses it.
 const leads = row => row.box !== undefined && (row.owner.id !== 0 || boxes[row.box].uses.length === 0);
 const openBelow = box => (box.open ? new Set(shownRows(box).filter(leads).map(row => row.box)) : []);
@@ -40,7 +48,8 @@ function subtitleOf(box) {
   if (box.id === 0) return data.project || "config";
   if (!box.calls) return `${box.title} · ${manyEntries(box)}`;
   const module = box.calls.slice(0, -titleOf(box).length).replace(/:$/, "");
-  return module || "builtin";
+  const values = box.rows.length === 1 ? "1 value" : `${box.rows.length} values`;
+  return (module || "builtin") + (hidesRows(box) ? ` · ${values}` : "");
 }
 
 const nameOf = box => (box.id === 0 ? "" : box.anchor || box.name || "");
@@ -49,27 +58,59 @@ class Objects {
   constructor(host) {
     this.canvas = new Canvas(host, (node, far) => this.element(node.box, far));
     this.selected = null;
-    this.openAtFirst();
+    this.smallest = SMALLEST;
+    this.canvas.onnew = () => this.mark();
   }
 
-  /** Opens whole levels, nearest first, as long as the picture stays small. */
-  openAtFirst() {
-    let level = [0];
-    const seen = new Set(level);
-    while (level.length) {
-      const next = new Set();
-      for (const id of level) {
-        for (const row of shownRows(boxes[id])) if (leads(row) && !seen.has(row.box)) next.add(row.box);
-      }
-      if (seen.size + next.size > START && level[0] !== 0) break;
-      for (const id of level) boxes[id].open = true;
-      for (const id of next) seen.add(id);
-      level = [...next];
+  /** The first view: everything where it fits; else what runs with its direct arguments, folded, and little beside it. */
+  begin() {
+    if (boxes.length <= START) {
+      for (const box of boxes) box.open = true;
+      if (this.fits()) return this.layout();
     }
+    for (const box of boxes) box.open = false;
+    boxes[0].open = true;
+    const top = boxes[0].rows[0]?.box;
+    const main = top === undefined ? null : boxes[top];
+    if (main) main.open = true;
+    let edge = this.folded(main);
+    while (edge.length && this.order().length < FEW) {
+      for (const box of edge) box.open = true;
+      edge = this.folded(main);
+    }
+    // Data that nothing uses is there by its name alone; of the other folded boxes, those with most to say show it first.
+    const plain = box => box.rows.filter(row => row.box === undefined).length;
+    if (this.fits()) {
+      for (const box of edge.filter(box => box.calling || box.uses.length).sort((a, b) => plain(b) - plain(a))) {
+        for (const most of FILLED) {
+          box.most = most;
+          if (this.fits()) break;
+          box.most = 0;
+        }
+      }
+    }
+    this.layout();
+  }
+
+  /** The boxes that can be seen and are folded, each with its head alone. */
+  folded(main) {
+    for (const box of boxes) if (box.open) box.most = null;
+    const found = this.order().filter(box => !box.open && box !== main && box.id);
+    for (const box of found) box.most = 0;
+    return found.filter(box => box.calling || box.uses.length || !main);
+  }
+
+  /** Whether what is open can be read without moving. */
+  fits() {
+    this.arrange();
+    const { left, top, right, bottom } = boundsOf([...this.nodes.values()]);
+    const { clientWidth, clientHeight } = this.canvas.host;
+    const room = length => (length - 2 * MARGIN) / SMALLEST;
+    return right - left <= room(clientWidth) && bottom - top <= room(clientHeight);
   }
 
   setAll(open) {
-    for (const box of boxes) Object.assign(box, { open: open || box.id === 0, whole: open });
+    for (const box of boxes) Object.assign(box, { open: open || box.id === 0, whole: open, most: null });
     this.layout();
     this.canvas.fit(open ? 0.35 : SMALLEST);
   }
@@ -77,7 +118,7 @@ class Objects {
   /** Opens or closes a box, which stays where it is on the screen. */
   toggle(box, wholly = false) {
     if (wholly) box.whole = true;
-    else box.open = !box.open;
+    else Object.assign(box, { open: !box.open, most: null });
     const before = this.nodes.get(box.id);
     const [x, y] = [before.x, before.y];
     this.layout();
@@ -106,6 +147,13 @@ class Objects {
   }
 
   layout() {
+    const order = this.arrange();
+    this.canvas.set([...this.nodes.values()], this.edges(order));
+    this.mark();
+  }
+
+  /** Gives each box that can be seen its place. */
+  arrange() {
     const order = this.order();
     const depth = new Map([[0, 0]]);
     for (const box of order) {
@@ -125,13 +173,12 @@ class Objects {
       });
     }
     tidy(this.nodes.get(0), { x: 76, y: 18 });
-    this.canvas.set([...this.nodes.values()], this.edges(order));
-    this.mark();
+    return order;
   }
 
   node(box) {
     const rows = shownRows(box);
-    const more = rows.length < box.rows.length;
+    const more = rows.length > 0 && rows.length < box.rows.length;
     const name = nameOf(box);
     const head = textWidth(titleOf(box), TITLE) + (name && name !== titleOf(box) ? textWidth(`&${name}`, MONO) + 12 : 0) + (box.shared ? 40 : 0);
     box.keys = Math.min(Math.max(0, ...rows.map(row => textWidth(cut(row.key, 40), MONO))) + 12, 240);
@@ -176,8 +223,8 @@ class Objects {
       head.append(make("span", "module", subtitleOf(box)));
       element.append(...this.rows(box));
     }
-    if (box.below.length) {
-      const sign = box.open ? "−" : `+${box.below.length}`;
+    if (canTurn(box)) {
+      const sign = box.open && box.below.length ? "−" : `+${box.below.length || box.rows.length}`;
       element.append(button("fold", sign, box.open ? "fold" : "unfold", () => this.toggle(box)));
     }
     return element;
@@ -199,7 +246,7 @@ class Objects {
       }
       return element;
     });
-    if (rows.length < box.rows.length) {
+    if (rows.length && rows.length < box.rows.length) {
       elements.push(button("more", `${box.rows.length - rows.length} more`, "show all", () => this.toggle(box, true)));
     }
     return elements;
@@ -215,11 +262,23 @@ class Objects {
     const item = this.selected;
     const box = item && (isBox(item) ? item : item.owner);
     const element = box && this.canvas.drawn.get(box.id);
+    this.markWritten(item && isTemplate(item) ? item : null);
     if (element) {
       const row = isRow(item) ? element.querySelector(`[data-row="${(item.outer || item).at}"]`) : null;
       (row || element).classList.add("on");
     }
     this.canvas.trace(box ? box.id : null);
+  }
+
+  /** Marks what a template wrote. */
+  markWritten(template) {
+    for (const element of this.canvas.layer.querySelectorAll(".written")) element.classList.remove("written");
+    if (!template) return;
+    for (const element of this.canvas.layer.children) {
+      const box = boxes[element.dataset.id];
+      element.classList.toggle("written", box.id !== 0 && wroteIt(template, box));
+      for (const row of element.querySelectorAll(".row")) row.classList.toggle("written", wroteIt(template, box.rows[row.dataset.row]));
+    }
   }
 
   /** Opens what hides a box or a row, and brings it into view. */
@@ -228,7 +287,7 @@ class Objects {
     const box = row ? row.owner : item;
     if (row && row.at >= shownRows(box).length) box.whole = true;
     for (let above = box.uses[0] || box.home; above; above = above.owner.uses[0] || above.owner.home) {
-      above.owner.open = true;
+      if (!above.owner.open) Object.assign(above.owner, { open: true, most: null });
       if (above.at >= shownRows(above.owner).length) above.owner.whole = true;
     }
     this.layout();

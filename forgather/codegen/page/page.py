@@ -15,7 +15,7 @@ from typing import Any
 _HERE = Path(__file__).parent
 # In this order they make one script; each speaks only of those before it, but for what `main.js` joins.
 SCRIPTS = ("model.js", "dom.js", "layout.js", "canvas.js", "objects.js", "templates.js", "text.js", "panel.js",
-           "search.js", "main.js")  # fmt: skip
+           "search.js", "notice.js", "main.js")  # fmt: skip
 _UNSAFE = re.compile("[<>&\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 
 

@@ -1,6 +1,8 @@
 // What is known about the thing that was clicked: paths, constructor, lines, and what was written before.
 
 const LONG = 600; // characters of a value that are shown before "show all"
+const isNote = found => found.severity === "note";
+const isFinding = found => !isNote(found);
 const MANY = 40; // values of a box that are listed before "show all"
 
 class Panel {
@@ -33,7 +35,8 @@ class Panel {
     this.open(titleOf(box), box.id === 0 ? data.project : box.calls || box.kind, ...this.aboutBox(box));
   }
 
-  aboutBox(box) {
+  /** What there is to say of a box, less what its row, if that was chosen, says already. */
+  aboutBox(box, row = null) {
     const name = nameOf(box);
     const facts = [
       ["kind", `${box.kind === "config" ? "" : box.kind + ": "}${KINDS[box.kind]}`],
@@ -43,11 +46,12 @@ class Panel {
     if (box.id === 0 && data.overrides.length) facts.push(["--set", data.overrides.join("\n")]);
     return [
       this.facts(facts),
-      box.id === 0 ? null : this.paths(box),
-      this.source(box, "written at"),
-      box.home && box.home.was ? this.history(box.home) : null,
+      box.id === 0 ? null : this.paths(limit => pathsOf(box, limit), box),
+      row && placeOf(row) === placeOf(box) ? null : this.source(box, "written at"),
+      box.home && box.home.was && box.home !== row ? this.history(box.home) : null,
       this.values(box),
-      box.id === 0 ? this.findings() : null,
+      box.id === 0 ? this.findings("findings", isFinding) : null,
+      box.id === 0 ? this.findings("notes", isNote) : null,
     ];
   }
 
@@ -58,15 +62,15 @@ class Panel {
     this.open(
       row.key, `in ${row.owner.id === 0 ? data.config : titleOf(row.owner)}`,
       value,
-      this.facts([kind ? ["kind", kind] : null, row.alias ? ["written as", row.alias === "<<" ? "a merged key" : `*${row.alias}`] : null]),
-      this.section("path", this.pathLink(row)),
+      this.facts([row.value ? ["the number", row.value] : null, kind ? ["kind", kind] : null, row.alias ? ["written as", row.alias === "<<" ? "a merged key" : `*${row.alias}`] : null]),
+      below ? null : this.paths(limit => pathsOfRow(row, limit), row),
       row.same !== undefined ? this.section("one value, also at", ...sameValue.get(row.same).filter(other => other !== row).slice(0, MANY).map(other => this.pathLink(other))) : null,
       this.source(row, "written at"),
       this.history(row),
       row.rows.length ? this.values(row) : null,
       below ? make("h3", "rule", "what it is") : null,
       below ? this.section("box", this.link(titleOf(below), below)) : null,
-      ...(below ? this.aboutBox(below) : []),
+      ...(below ? this.aboutBox(below, row) : []),
     );
   }
 
@@ -87,15 +91,15 @@ class Panel {
   }
 
   showFindings() {
-    this.open("Findings", `of ${data.config}`, this.findings());
+    this.open("Findings", `of ${data.config}`, this.findings("", isFinding), this.findings("notes", isNote));
   }
 
-  findings() {
-    if (!data.findings.length) return null;
-    return this.section("findings", ...data.findings.map(found => make("div", `finding ${found.severity}`,
+  findings(title, wanted) {
+    const found = data.findings.filter(wanted);
+    return found.length ? this.section(title, ...found.map(found => make("div", `finding ${found.severity}`,
       make("b", "", `${found.severity} ${found.code}`), make("p", "", found.message),
       found.hint ? make("p", "hint", found.hint) : null,
-      found.at === undefined ? null : this.excerpt("", found.at))));
+      found.at === undefined || fileOf(found.at) === COMMAND ? null : this.excerpt("", found.at)))) : null;
   }
 
   // parts
@@ -132,11 +136,12 @@ class Panel {
     return button("link line-link", `line ${line} of the text`, "", () => this.line(line));
   }
 
-  paths(box) {
-    const shown = pathsOf(box, 12);
-    const all = pathsOf(box, 400);
+  /** All paths of a thing: the first dozen, and how many more there are. */
+  paths(find, item) {
+    const shown = find(12);
+    const all = find(400);
     const more = all.length > shown.length ? make("p", "dim", `and ${all.length >= 400 ? "many" : all.length - shown.length} more`) : null;
-    return this.section(shown.length > 1 ? "paths" : "path", ...shown.map(path => make("div", "path", button("link", path, "", () => this.go(resolve(path) || box)))), more);
+    return this.section(shown.length > 1 ? "paths" : "path", ...shown.map(path => make("div", "path", button("link", path, "", () => this.go(resolve(path) || item)))), more);
   }
 
   /** The line of a template, with two around it. */
@@ -169,7 +174,10 @@ class Panel {
 
   source(item, title) {
     if (item.origin === undefined) return null;
-    const section = this.origin(item.origin, title);
+    const change = fromCommand(item) ? changeOf(item) : null;
+    const section = fromCommand(item)
+      ? this.section("set on the command line", make("div", "where", change ? cut(`--set ${change}`, LONG) : COMMAND))
+      : this.origin(item.origin, title);
     if (item.line) section.append(this.lineLink(item.line));
     if (item.now !== undefined && placeOf(item) !== data.origins[item.now].at) section.append(...this.origin(item.now, "its value").children);
     return section;

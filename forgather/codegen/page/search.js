@@ -2,6 +2,12 @@
 
 const MOST = 500;
 
+/** Whether a word means a file: what lies in a file is found by it, and by no other word of the file's name. */
+function isFileLike(word) {
+  const name = word.replace(/:\d*$/, "");
+  return (word.includes("/") || /\.[a-z]\w*$/.test(name)) && data.files.some(file => file.toLowerCase().includes(name));
+}
+
 class Search {
   /** go(item): selects and reveals a find; leave(): gives the keyboard back. */
   constructor(go, leave) {
@@ -39,24 +45,26 @@ class Search {
     }
   }
 
-  /** All that can be found: [item, its text in small letters, what it is called]. */
+  /** All that can be found: [item, its text in small letters, what it is called, its place]. */
   get index() {
     if (this.known) return this.known;
-    const place = item => (placeOf(item) === null ? "" : placeName(placeOf(item)));
+    const place = item => (placeOf(item) === null ? "" : placeName(placeOf(item)).toLowerCase());
     const known = [];
     const row = item => {
-      const text = item.box === undefined && !item.rows.length ? item.text : "";
-      known.push([item, `${pathOf(item)}\n${text}\n${place(item)}`.toLowerCase(), [item.key.toLowerCase()]]);
+      // The text of a list is that of its items, which are found for themselves.
+      const inside = item.box !== undefined || ["list", "dict"].includes(item.kind) && item.rows.length;
+      const text = inside ? "" : `${item.text}\n${item.value || ""}\n${aliasText(item)}`;
+      known.push([item, `${pathsOfRow(item, 4).join("\n")}\n${text}`.toLowerCase(), [item.key.toLowerCase().replace(/^\./, "")], place(item)]);
       item.rows.forEach(row);
     };
     for (const box of boxes) {
       if (box.id) {
         const paths = pathsOf(box, 4).join("\n");
-        known.push([box, `${paths}\n${box.calls || box.kind}\n${nameOf(box)}\n${place(box)}`.toLowerCase(), [titleOf(box).toLowerCase(), box.home.key.toLowerCase()]]);
+        known.push([box, `${paths}\n${box.calls || box.kind}\n${nameOf(box)}`.toLowerCase(), [titleOf(box).toLowerCase(), box.home.key.toLowerCase()], place(box)]);
       }
       for (const item of box.rows) if (item.box === undefined || boxes[item.box].home !== item) row(item);
     }
-    for (const template of data.templates) known.push([template, `${template.name}\n${placeName(template.at)}`.toLowerCase(), [template.name.toLowerCase()]]);
+    for (const template of data.templates) known.push([template, template.name.toLowerCase(), [template.name.toLowerCase()], placeName(template.at).toLowerCase()]);
     return (this.known = known);
   }
 
@@ -65,11 +73,13 @@ class Search {
     this.at = -1;
     this.found = [];
     if (words.length) {
-      const ranked = [[], [], [], []];
-      for (const [item, text, names] of this.index) {
-        if (!words.every(word => text.includes(word))) continue;
+      const ranked = [[], [], [], [], []];
+      const files = new Set(words.filter(isFileLike));
+      for (const [item, text, names, place] of this.index) {
+        if (!words.every(word => text.includes(word) || (files.has(word) && place.includes(word)))) continue;
         const same = names.includes(words[0]);
-        ranked[same ? (isBox(item) ? 0 : 1) : names.some(name => name.includes(words[0])) ? 2 : 3].push(item);
+        const rank = same ? (isBox(item) ? 0 : 1) : names.some(name => name.includes(words[0])) ? 2 : text.includes(words[0]) ? 3 : 4;
+        ranked[rank].push(item);
       }
       this.found = ranked.flat().slice(0, MOST);
     }

@@ -7,6 +7,8 @@ class Templates {
   constructor(host) {
     this.canvas = new Canvas(host, (node, far) => this.element(node.template, far));
     this.selected = null;
+    this.smallest = 0.78; // the cards say less than boxes do, and stand in more columns
+    this.canvas.onnew = () => this.mark();
     for (const [id, template] of data.templates.entries()) Object.assign(template, { id, kids: [], open: true });
     for (const template of data.templates) if (template.parent !== undefined) data.templates[template.parent].kids.push(template);
     if (data.templates.length > 150) for (const template of data.templates) template.open = template.why !== "include";
@@ -16,14 +18,14 @@ class Templates {
     this.nodes = new Map();
     const edges = [];
     const build = template => {
-      const wide = Math.max(textWidth(template.name, TITLE), textWidth(wholeName(template.at), MONO), 120) + 34;
+      const wide = Math.max(textWidth(template.name, TITLE), textWidth(wholeName(template.at), MONO), 120) + 40;
       const node = { key: template.id, template, kids: [], w: Math.round(Math.min(wide, 360)), h: CARD, entry: CARD / 2 };
       this.nodes.set(template.id, node);
       if (template.open) node.kids = template.kids.map(kid => ({ node: build(kid), at: CARD / 2 }));
       return node;
     };
     const root = build(data.templates[0]);
-    tidy(root, { x: 70, y: 14 });
+    tidy(root, { x: 36, y: 14 });
     for (const node of this.nodes.values()) {
       for (const { node: kid } of node.kids) {
         edges.push(edgeOf(node.key, kid.key, node.x + node.w, node.y + CARD / 2, kid.x, kid.y + CARD / 2, `held ${kid.template.why}`, `${node.key}/${kid.key}`));
@@ -36,7 +38,7 @@ class Templates {
   setAll(open) {
     for (const template of data.templates) template.open = open || template.id === 0;
     this.layout();
-    this.canvas.fit(open ? 0.35 : SMALLEST);
+    this.canvas.fit(open ? 0.35 : this.smallest);
   }
 
   element(template, far) {
@@ -62,10 +64,26 @@ class Templates {
   }
 
   mark() {
-    for (const element of this.canvas.layer.querySelectorAll(".on")) element.classList.remove("on");
-    const template = this.selected?.kids && this.selected.why ? this.selected : null;
-    if (template) this.canvas.drawn.get(template.id)?.classList.add("on");
-    this.canvas.trace(template ? template.id : null);
+    for (const element of this.canvas.layer.querySelectorAll(".on, .earlier")) element.classList.remove("on", "earlier");
+    const { now, before } = this.writers(this.selected);
+    for (const template of before) this.canvas.drawn.get(template.id)?.classList.add("earlier");
+    for (const template of now) this.canvas.drawn.get(template.id)?.classList.add("on");
+    this.canvas.trace(now.length ? now[0].id : null);
+  }
+
+  /** The templates that wrote a thing, and those that wrote what it replaced. */
+  writers(item) {
+    if (!item) return { now: [], before: [] };
+    if (isTemplate(item)) return { now: [item], before: [] };
+    const now = [...new Set(placesOf(item).flatMap(templatesAt))];
+    return { now, before: [...new Set(placesBefore(item).flatMap(templatesAt))].filter(template => !now.includes(template)) };
+  }
+
+  /** Brings the template that wrote what is selected into view. */
+  revealWriter() {
+    const { now, before } = this.writers(this.selected);
+    const first = now[0] || before[0];
+    if (first) this.reveal(first);
   }
 
   reveal(template) {

@@ -6,8 +6,14 @@ const KEY = /^(\s*(?:- )*)((?:"[^"]*"|'[^']*'|[^\s#&*!"'[{][^:#]*?))(:)(?=\s|$)/
 
 class Sheet {
   constructor(host) {
-    Object.assign(this, { host, made: false, rows: [] });
-    this.over = new Map(data.over);
+    Object.assign(this, { host, made: false, rows: [], given: [] });
+    this.over = new Map(data.over.map(([line, by]) => [line, `overridden by line ${by}`]));
+    const note = row => {
+      const old = row.was?.[0];
+      if (old?.line && !old.alias && fromCommand(row)) this.over.set(old.line, "overridden on the command line");
+      row.rows.forEach(note);
+    };
+    if (data.overrides.length) for (const box of boxes) box.rows.forEach(note);
   }
 
   build() {
@@ -15,7 +21,12 @@ class Sheet {
     this.made = true;
     const sheet = make("div", "sheet");
     if (data.overrides.length) {
-      sheet.append(make("p", "note", `The text before --set, which changes the graph: ${cut(data.overrides.join(", "), 300)}`));
+      sheet.append(make("p", "note", "Set on the command line, after the text below was read:"));
+      this.given = data.overrides.map(change => {
+        const margin = make("span", "place", make("span", "file", "command line"));
+        return make("div", "line given", margin, make("span", "number", ""), make("code", "", cut(`--set ${change}`, 2000)));
+      });
+      sheet.append(...this.given);
     }
     let last = "";
     for (let first = 0; first < data.lines.length; first += PART) {
@@ -47,20 +58,33 @@ class Sheet {
     row.append(code);
     if (this.over.has(number)) {
       row.classList.add("overridden");
-      row.append(make("span", "by", `overridden by line ${this.over.get(number)}`));
+      row.append(make("span", "by", this.over.get(number)));
     }
     return row;
   }
 
   select(item) {
     for (const row of this.host.querySelectorAll(".line.on")) row.classList.remove("on");
-    const line = item && lineNumber(item);
-    if (line && this.rows[line - 1]) this.rows[line - 1].classList.add("on");
+    for (const row of this.linesOf(item)) row.classList.add("on");
   }
 
-  reveal(line) {
+  /** The elements of the lines that a thing was written in. */
+  linesOf(item) {
+    if (!item) return [];
+    if (isTemplate(item)) {
+      return this.rows.filter((_, at) => {
+        const origin = data.lines[at][1];
+        return origin !== undefined && templatesAt(data.origins[origin].at).includes(item);
+      });
+    }
+    const given = !item.number && fromCommand(item) ? this.given[data.overrides.indexOf(changeOf(item))] : null;
+    return [given || this.rows[lineNumber(item) - 1]].filter(Boolean);
+  }
+
+  /** Brings the first line of a thing into view. */
+  reveal(item) {
     this.build();
-    this.rows[line - 1]?.scrollIntoView({ block: "center" });
+    this.linesOf(item)[0]?.scrollIntoView({ block: "center" });
   }
 }
 
