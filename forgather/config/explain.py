@@ -212,7 +212,9 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
         f"({places.span(neighbour, other + 1)}) by {other}"
     )
     hint = "give both lines the same indent"
-    if symbol := re.search(r":\s+([\w./-]+:[A-Za-z_][\w.]*)\s*$", _line(lines, neighbour)):
+    if statement := places.moved_by(number):
+        hint = f"the blanks before {statement!r} move the line behind it: begin {statement!r} at column 0"
+    elif symbol := re.search(r":\s+([\w./-]+:[A-Za-z_][\w.]*)\s*$", _line(lines, neighbour)):
         hint = f"is a tag missing, as in `!singleton:{symbol[1]}`?"
     elif indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
         hint += f", or move the value of {_name(_line(lines, neighbour))} off its line"

@@ -87,8 +87,25 @@ class Places:
 
     def rendered_line(self, line: int) -> str:
         """Returns a line of the rendered text."""
-        lines = self._rendered.text.split("\n", line)
-        return lines[line - 1] if line <= len(lines) else ""
+        return self._lines[line - 1] if line <= len(self._lines) else ""
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self._rendered.text.split("\n")
+
+    def moved_by(self, line: int) -> str | None:
+        """Returns the statement whose blanks moved a line to the right, where that is so."""
+        text = self.rendered_line(line)
+        indent = len(text) - len(text.lstrip(" "))
+        origin = self.at(line, indent + 1)
+        source = self._rendered.sources.get(origin.span.file) if origin and not origin.approximate else None
+        if origin is None or source is None or origin.span.line < 2:
+            return None
+        own, above = source.line(origin.span.line), source.line(origin.span.line - 1)
+        blanks = len(above) - len(above.lstrip(" "))
+        is_moved = blanks and own.lstrip(" ") == text.lstrip(" ") and indent == blanks + len(own) - len(own.lstrip(" "))
+        statement = above.strip()
+        return statement if is_moved and statement.startswith("{%") and statement.endswith("%}") else None
 
     def opens_line(self, event: Event) -> bool:
         """Says whether nothing stands before `event` on its line."""

@@ -1,5 +1,7 @@
+import time
+
 import pytest
-from documents import hazards
+from documents import graph_of, hazards
 
 BASE = """args:
 -- block args
@@ -84,3 +86,20 @@ def test_texts_of_several_lines_with_dashes_are_fine(found):
 def test_deeper_lines_and_documents_of_one_blank_are_fine(found):
     assert [] == found("[args]", SUPER, "    more:", "      a: 1", "    most:", "        b: 1")
     assert [] == found(base="a:\n b:\n  c: 1\nd:\n e:\n  f: 1\n")
+
+
+def test_blanks_before_a_statement_move_the_line_behind_it(tmp_path):
+    lines = ("args:", "    new: 1", "    {% if true %}", "    more: 1", "    {% endif %}", "")
+    (text,) = hazards(tmp_path, main="\n".join(lines))
+    assert text == (
+        "main.yaml:4: [FG201] 'more' is indented by 8, its neighbour 'new' (main.yaml:2) by 4 "
+        "(the blanks before '{% if true %}' move the line behind it: begin '{% if true %}' at column 0)"
+    )
+
+
+def test_thousands_of_findings_are_made_at_once():
+    started = time.process_time()
+    rows = 20_000
+    graph = graph_of("x:\n" + "".join(f"  k{i}: 10k\n" for i in range(rows)))
+    assert rows == len(graph.diagnostics)
+    assert time.process_time() - started < 5
