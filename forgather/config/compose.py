@@ -22,7 +22,7 @@ from forgather.config.forms import (
     tagged_scalar,
     tagged_sequence,
 )
-from forgather.config.graph import ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
 from forgather.config.indents import Indents
 from forgather.config.lookalikes import FIRST, WORDS, lookalike
 from forgather.config.merge import MERGE_KEY, Repeat, settle
@@ -39,7 +39,10 @@ _ODD_BLANKS = tuple("\u00a0\u1680\u2000\u2002\u2003\u2007\u2009\u200b\u202f\u205
 # What stands where a template's statement was meant; after a `- ` the dashes are read already.
 _STATEMENT = re.compile(
     r"--?(include|extends|import|from)\s+(?:['\"]|[\w-]+[./])|--(set)\s+\w+\s*=|--(block|if|for|end\w+)\b"
+    r"|(super)(?:\(\))?$|(set)\s+\w+\.\w+\s*="
 )
+_CALLS = frozenset(f"!{word}" for word, kind in TAGS.items() if isinstance(kind, CallKind))
+_CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*(?:@\w+)?")
 _LISTED_STATEMENT = re.compile(r"(include|extends|import|from)\s+(['\"])[\w.-]+[./][\w./-]*\2\s*$")
 
 
@@ -206,7 +209,7 @@ class Composer:
             event,
             f"{self._places.rendered_line(event.line).strip()[:60]!r} is read as text, not as a statement",
             "FG200",
-            f"did you mean `-- {word}`? Put a text in quotes",
+            f"did you mean `{'== super()' if word == 'super' else f'-- {word}'}`? Put a text in quotes",
         )
 
     def _tagged_scalar(self, event: Event, origin: Origin | None) -> Node:
@@ -214,8 +217,12 @@ class Composer:
             tag = parse_tag(event.tag or "")
         except Refusal as refusal:
             if event.plain and ":" in event.value:
-                message = f"a space inside the tag: {event.tag!r} ends at the space before {event.value[:60]!r}"
-                raise Refusal("FG211", message, "a tag holds no spaces; rename what it points at") from None
+                behind = event.value.split()[0]
+                message = f"a space inside the tag: {event.tag!r} ends at the space before {behind[:60]!r}"
+                hint = "a tag holds no spaces; rename what it points at"
+                if event.tag in _CALLS and _CONSTRUCTOR.fullmatch(behind):
+                    hint = f"write ':' for the space: {event.tag}:{behind}"
+                raise Refusal("FG211", message, hint) from None
             raise refusal from None
         return tagged_scalar(tag, event, origin, self._budget.max_integer_digits)
 

@@ -40,6 +40,7 @@ def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
         or _open_quote(problem, lines)
         or _no_key(problem, lines)
         or _indent(problem, lines, places)
+        or _item(problem, lines)
         or _known(problem, lines)
     )
     return places.fault(finding.message, finding.line, finding.column, code=finding.code, hint=finding.hint)
@@ -169,6 +170,10 @@ def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 _NO_KEY_HINTS = (
+    (r"(?:-{1,2}|=|=>|<<|>>)?\s*super\b\s*(?:\(\s*\))?$", "did you mean `== super()`?"),
+    (r"-?\s*(include|extends|import|from)\s+['\"]", "did you mean `-- {0}`?"),
+    (r"-?\s*(set|do|if|elif|for|block|end(?:if|for|block|set|macro))\s+\w", "did you mean `-- {0}`?"),
+    (r"-?\s*(else|end(?:if|for|block|set|macro))$", "did you mean `-- {0}`?"),
     (r"(<{7}|={7}|>{7}|\|{7})(\s|$)", "a mark of a merge conflict: choose one side and remove it"),
     (r"--(\w+)", "a statement has a space after its mark: -- {0}"),
     (r"-(include|extends|import|from|set|block)\s", "did you mean `-- {0}`?"),
@@ -236,6 +241,20 @@ def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
         if width < indent:
             return best
     return best
+
+
+def _item(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    """An item of a list among the keys of a mapping."""
+    line = _line(lines, problem.line)
+    item = re.match(r"\s*- +(.*?)\s*$", line)
+    if item is None or "expected key" not in problem.problem:
+        return None
+    symbol = re.search(r":(?:[\w.]+\.)?([A-Za-z_]\w*)(?:@\w+)?\s*$", item[1]) if item[1].startswith("!") else None
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", symbol[1]).lower() if symbol else "name"
+    hint = f"what it stands in is a mapping: write `{name}: {item[1]}`"
+    return _Finding(
+        "FG200", "a '- item' among the 'key: value' lines of a mapping", hint, problem.line, _width(line) + 1
+    )
 
 
 _WORDS = (

@@ -22,6 +22,8 @@ from forgather.source import Origin, Site, SourceMap, Span
 
 _FORBIDDEN = re.compile("[\x85\u2028\u2029\ud800-\udfff]|\r(?!\n)")
 COMMAND_LINE = "<command line>"
+# What is printed in the block above explains whatever is wrong with the text.
+_NEARLY_HEADER = "FG138"
 
 
 def load(rendered: RenderedText) -> Graph:
@@ -109,13 +111,15 @@ def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
     if not errors:
         return fault
     first, *rest = errors
+    if first.code != _NEARLY_HEADER:
+        rest += [fault.diagnostic, *fault.others]
     return LoadError(
         first.message,
         code=first.code,
         span=first.span,
         hint=first.hint,
         context=first.context,
-        others=(*rest, fault.diagnostic, *fault.others),
+        others=rest,
     )
 
 

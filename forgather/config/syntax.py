@@ -19,6 +19,7 @@ _WORD = re.compile(r"\{%[-+]?\s*(\w*)")
 _ALONE_INCLUDE = re.compile(r"[ \t]*\{%[-+]?\s*include\b(?:(?!%\}|\{%).)*?(?<![-+])%\}[ \t]*")
 _POINTS = re.compile(r"\{\{|\{%|\{#|#|['\"]")
 _STRING = r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)"
+_CLOSED = re.compile(r"(['\"])(?:(?!\1)[^\\]|\\.)*\1", re.S)
 _CODE = re.compile(_STRING + r"|[-+]?[}%]\}|[()\[\]{}]|\s##", re.S)
 _ENDRAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}|^[ \t]*--[ \t]+endraw[ \t]*$", re.M)
 _TOKEN_START = re.compile(r"(?:^|[\[{(,]|[:?-][ \t])[ \t]*(?:[!&][^ \t]*[ \t]+)*$")
@@ -349,6 +350,23 @@ def _end_of(block: _Open) -> str:
         # Trimming takes the line end before the block's end with it; what follows is a line of its own.
         return f"{{%- endblock {block.name} %}}{{{{ '\\n' }}}}"
     return f"{{% endblock {block.name} %}}"
+
+
+def unclosed_quote(line: str) -> str | None:
+    """Returns the quote that the statement of a line opens and does not close.
+
+    Example:
+        >>> unclosed_quote('-- set name = "Tiny')
+        '"'
+    """
+    statement = _MARK.fullmatch(line)
+    for token in _CODE.finditer(statement[2]) if statement else ():
+        found = token.group()
+        if found.endswith("##") and found[0] not in "'\"":
+            return None
+        if found[0] in "'\"" and not _CLOSED.fullmatch(found):
+            return found[0]
+    return None
 
 
 def _is_set_block(rest: str) -> bool:

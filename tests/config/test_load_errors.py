@@ -57,7 +57,7 @@ HOSTILE = {
     ),
     "item where a key should stand": (
         "a: 1\n- b\n",
-        "LoadError /project/t.yaml:2: [FG200] a line that is no 'key: value' of the mapping above (give it the indent of its neighbours)",
+        "LoadError /project/t.yaml:2: [FG200] a '- item' among the 'key: value' lines of a mapping (what it stands in is a mapping: write `name: b`)",
     ),
     "tab in the indentation": (
         "a:\n\tb: 1\n",

@@ -27,10 +27,12 @@ def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[
     for template in environment.templates:
         parents = _parents(template, environment, by_use)
         if parents:
+            headers = list(_near_headers(template, parents, environment))
             for item in (
+                *headers,
                 *_idle_blocks(template, parents, environment),
                 *_swallowed_blocks(template, parents, environment),
-                *_outside(template, parents, environment),
+                *_outside(template, parents, environment, {header.span for header in headers}),
                 *replaced_blocks(template, parents, environment),
             ):
                 found.setdefault((item.code, item.span), item)
@@ -114,11 +116,62 @@ def _blocks_hint(known: list[str]) -> str | None:
     return "blocks of the parents: " + ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
 
 
-def _outside(
+def _near_headers(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
+) -> Iterator[Diagnostic]:
+    """Yields an error for each line that is a header but for a bracket or a blank, of a block that a parent has."""
+    known = {name for parent in parents for name in parent.blocks}
+    before = ""
+    for number, line in enumerate(template.definition.text.split("\n"), start=1):
+        text = re.split(r"\s##", line, maxsplit=1)[0].rstrip()
+        header = _NEARLY_HEADER.fullmatch(text)
+        # Behind an open bracket or a key it is a part of a value.
+        if header and header["name"] in known and not before.endswith(_OPEN) and (fault := _header_fault(header)):
+            yield Diagnostic(
+                code="FG138",
+                message=f"a block header {fault}: [{header['name']}]",
+                severity=Severity.ERROR,
+                span=template.definition.span(number),
+                hint=f"write '[{header['name']}]' alone on its line",
+                context=(environment.library.story(template.use),),
+            )
+        before = text or before
+
+
+_OPEN = (":", ",", "[", "(", "{", "|", ">")
+_NEARLY_HEADER = re.compile(
+    r"(?P<open>[\[({]*)[ \t]*(?P<name>[A-Za-z_]\w*)!?[ \t]*(?P<close>[])}]*)(?P<colon>[ \t]*:)?"
+)
+
+
+def _header_fault(header: re.Match[str]) -> str | None:
+    """Returns what keeps a line from being a header; None for one that is a header, or a word."""
+    opening, closing = header["open"], header["close"]
+    if not opening and not closing:
+        return None
+    if not opening:
+        return "lacks its opening bracket"
+    if not closing:
+        return "lacks its closing bracket"
+    if len(opening) + len(closing) > 2:
+        return "has a bracket too many"
+    if opening + closing != "[]":
+        return "has brackets of another kind"
+    if header["colon"]:
+        return "has a ':' behind it"
+    return "has blanks inside" if re.search(r"\[[ \t]|[ \t]\]", header[0]) else None
+
+
+def _outside(
+    template: LoadedTemplate,
+    parents: list[LoadedTemplate],
+    environment: RunEnvironment,
+    told: Collection[Span | None],
 ) -> Iterator[Diagnostic]:
     known = {name for parent in parents for name in parent.blocks}
     for line, text in template.dropped.items():
+        if template.definition.span(line) in told:
+            continue
         shown = f": {text[:60]!r}" if text else ""
         key = re.match(r"(\w+)\s*:(\s|$)", text or "")
         is_block = key is not None and key[1] in known

@@ -288,6 +288,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             if not isinstance(value, Undefined):
                 known = (name for name, item in self.globals.items() if item is value)
                 name = next(known, None) or getattr(value, "name", "it")
+                name = "super" if isinstance(value, SuperReference) else name
                 raise RenderError(f"'{name}' is a function, and has no text", code="FG118", hint=f"call it: {name}()")
         self.account.weigh(value) if not isinstance(value, Undefined) else None
         return str(value)

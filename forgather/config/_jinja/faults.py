@@ -19,6 +19,7 @@ from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Definition, Library
 from forgather.config._jinja.nearby import Frames, near_argument, near_attribute, near_export, near_variable
+from forgather.config._jinja.opened import open_block, open_quote, open_tag
 from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement
 from forgather.config._jinja.values import PlacedMessage
 from forgather.config.syntax import desugar
@@ -77,8 +78,8 @@ _ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’�
 }  # fmt: skip
 _ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+(?:[./][\w./-]*)?)")
 _NAME = re.compile(r"\w+")
+_NEARLY_EXTENDS = re.compile(r"\s*(?:-{1,2}|-\s+-|=+)?\s*(extends\s+['\"][^'\"]+['\"])\s*(?:##.*)?$")
 _LITERAL = re.compile(r"^found '?(?:integer|float|string)'?")
-_BLOCK_TAG = re.compile(r"\{%[-+]?\s*(block|endblock)\b\s*(\w*)")
 _FAILING = (
     (re.compile(r".*\bstr\b"), "`~` joins values of any kind into a text, `| int` and `| float` make numbers of texts"),
     (re.compile(r".*not iterable"), "a loop needs a list, a mapping or a text: `[3]`, `range(3)`"),
@@ -102,7 +103,10 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
     if isinstance(error, UnknownStatement):
         return _unknown(error, span)
     if isinstance(error, TemplateSyntaxError):
-        opened = _open_tag(desugar(found.text))
+        if quoted := open_quote(found.text.split("\n"), error.lineno):
+            ending = f"end the text with {quoted[0]} on its own line"
+            return SyntaxFault("the quote is not closed", code="FG101", span=found.span(quoted[1]), hint=ending)
+        opened = open_tag(desugar(found.text))
         if opened and opened[1] <= error.lineno:
             mark, at = opened
             return SyntaxFault(
@@ -115,7 +119,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
         if name and "'end of statement block', got" in (error.message or ""):
             text = f"'endblock {name[1]}' stands where another block is open"
             return SyntaxFault(text, span=span, hint="name the block that it closes, or write `-- endblock` alone")
-        if opened_block := _open_block(desugar(found.text)):
+        if opened_block := open_block(desugar(found.text)):
             tag, at = opened_block
             return SyntaxFault(
                 f"block '{tag}' is not closed before the block that it stands in ends",
@@ -139,27 +143,6 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
     if "integer string conversion" in str(error):
         return SyntaxFault("a number has more than 4,300 digits", code="FG101", span=span, hint="write it as a float")
     return SyntaxFault(f"it cannot be read: {_first_line(error)}", code="FG101", span=span)
-
-
-def _open_tag(source: str) -> tuple[str, int] | None:
-    """Returns the mark and line of the last tag of a source, where nothing ends it."""
-    mark, begin = max(("{{", source.rfind("{{")), ("{%", source.rfind("{%")), key=lambda item: item[1])
-    if begin < 0 or source.find("}}" if mark == "{{" else "%}", begin) >= 0:
-        return None
-    return mark, source.count("\n", 0, begin) + 1
-
-
-def _open_block(source: str) -> tuple[str, int] | None:
-    """Returns the name and line of a block of a source in which the end of another one stands."""
-    opened: list[tuple[str, int]] = []
-    for tag in _BLOCK_TAG.finditer(source):
-        if tag[1] == "block":
-            opened.append((tag[2], source.count("\n", 0, tag.start()) + 1))
-        elif opened and tag[2] not in ("", opened[-1][0]):
-            return opened[-1] if tag[2] in (name for name, _ in opened) else None
-        elif opened:
-            opened.pop()
-    return None
 
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
@@ -344,11 +327,7 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
     if match := re.match(r"parameter '(.*)' was not provided", message):
         return RenderError(f"the macro is called without '{match.group(1)}'", code="FG111", hint="give it a value")
     if match := re.match(r"there is no parent block called '(.*)'", message):
-        return RenderError(
-            f"'super()' has nothing to print: no parent has a block '{match.group(1)}'",
-            code="FG119",
-            hint="remove `super()`, or check the name of the block",
-        )
+        return _nothing_above(match.group(1), frames, library)
     if match := re.match(r"access to attribute '(.*)' of '(.*)' object is unsafe", message):
         return RenderError(
             f"a template may not use '{match.group(1)}' of {match.group(2).replace('Traced', '')}",
@@ -365,6 +344,29 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
         hint = near or hint
         return RenderError(f"'{name}' is not defined in this {kind}", code="FG111", found=name, hint=hint)
     return RenderError(message, code="FG111")
+
+
+def _nothing_above(block: str, frames: Frames, library: Library) -> RenderError:
+    """Returns the error for a `super()` without a parent: none has the block, or there is none."""
+    template = frames[-1][0] if frames else None
+    if template is None or any(use.why == "extends" and use.parent == template.use for use in library.uses):
+        return RenderError(
+            f"'super()' has nothing to print: no parent has a block '{block}'",
+            code="FG119",
+            hint="remove `super()`, or check the name of the block",
+        )
+    made = RenderError(
+        "'super()' has nothing to print: this template extends nothing",
+        code="FG119",
+        hint="begin with `-- extends '...'`, or remove `super()`",
+    )
+    for number, line in enumerate(template.definition.text.split("\n"), start=1):
+        if meant := _NEARLY_EXTENDS.match(line):
+            made.message = "this template extends nothing: the line is read as text"
+            made.span = template.definition.span(number)
+            made.hint = f"did you mean `-- {meant[1]}`?"
+            break
+    return made
 
 
 def _unquoted_template(name: str, near: str, template: LoadedTemplate, line: int) -> str | None:
