@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from forgather.config.environment import ConfigEnvironment
@@ -142,3 +144,11 @@ def test_a_loop_variable_and_an_argument_of_a_macro_read_nothing_from_outside(re
 def test_the_names_that_templates_read_are_told(rendered):
     reads = rendered(main=main("-- set x = joinpath", "[model]", "-- for i in y | default([])", "-- endfor")).reads
     assert {"ns", "namespace", "trainer", "joinpath", "y"} == reads
+
+
+def test_thousands_of_sets_in_one_block_are_judged_at_once(rendered):
+    started = time.process_time()
+    sets = "".join(f"-- set v{i} = {i}\n" for i in range(1500))
+    reads = "".join(f"  k{i}: {{{{ v{i} }}}}\n" for i in range(1500))
+    assert () == tuple(rendered(main=f"-- block a\n{sets}x:\n{reads}-- endblock\n").diagnostics)
+    assert time.process_time() - started < 5

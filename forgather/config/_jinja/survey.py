@@ -7,6 +7,7 @@ name counts as a read of it, so that a name which is in no table is read by noth
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from jinja2 import nodes
 
@@ -94,22 +95,41 @@ def _reads_part(around: nodes.Node) -> bool:
     return isinstance(around, nodes.Getattr) or (isinstance(around, nodes.Getitem) and _text(around.arg) is not None)
 
 
-def _sets(node: nodes.Node, scope: nodes.Node | None) -> Iterator[tuple[str, int, str, str]]:
+class _Scope:
+    """A part of a template that forgets at its end what is set inside; each question is answered once."""
+
+    def __init__(self, node: nodes.Node) -> None:
+        self._node = node
+
+    @cached_property
+    def reads(self) -> set[str]:
+        """Names that it reads."""
+        return _reads(self._node)
+
+    @cached_property
+    def shows(self) -> bool:
+        """Whether other templates see its names."""
+        seen_by = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Block)
+        return next(self._node.find_all(seen_by), None) is not None
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What it is, and its name."""
+        word = next((word for kind, word in _SCOPE_WORDS.items() if isinstance(self._node, kind)), "statement")
+        return word, getattr(self._node, "name", "")
+
+
+def _sets(node: nodes.Node, scope: _Scope | None) -> Iterator[tuple[str, int, str, str]]:
     for child in node.iter_child_nodes():
         if isinstance(child, nodes.Assign | nodes.AssignBlock) and isinstance(child.target, nodes.Name):
             name = child.target.name
-            if scope is None or _shows(scope):
+            if scope is None or scope.shows:
                 kind: tuple[str, str] | None = ("", "")
             else:
-                kind = None if name in _reads(scope) else _kind(scope)
+                kind = None if name in scope.reads else scope.kind
             if kind and not name.startswith("_") and not _acts(child):
                 yield name, child.lineno, *kind
-        yield from _sets(child, child if isinstance(child, _SCOPES) else scope)
-
-
-def _kind(scope: nodes.Node) -> tuple[str, str]:
-    word = next((word for kind, word in _SCOPE_WORDS.items() if isinstance(scope, kind)), "statement")
-    return word, getattr(scope, "name", "")
+        yield from _sets(child, _Scope(child) if isinstance(child, _SCOPES) else scope)
 
 
 def _acts(node: nodes.Node) -> bool:
@@ -119,9 +139,3 @@ def _acts(node: nodes.Node) -> bool:
         if isinstance(base, nodes.Name) and base.name in ("super", "self", "caller"):
             return True
     return False
-
-
-def _shows(scope: nodes.Node) -> bool:
-    """Says whether other templates see the names of a scope."""
-    seen_by = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Block)
-    return next(scope.find_all(seen_by), None) is not None

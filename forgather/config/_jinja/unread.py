@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
+from functools import cached_property
 
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.loader import read_text
@@ -42,6 +44,7 @@ def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Ite
 def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
     """Yields a finding for each `set` of the project's own templates that nothing reads."""
     project = environment.globals.get("project_dir")
+    files = _ProjectFiles(environment)
     for template in environment.templates:
         tables = template.namespace
         if not (tables["fg_sets"] or tables["fg_set_fields"]) or not is_own(template, project):
@@ -53,13 +56,13 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
                 yield _forgotten(environment, template, name, line, place, missed=missed)
             elif not _is_read(name, environment) and not _is_imported(template, name, environment):
                 near = _near(name, _free_names(environment), tables["fg_written"])
-                if near or not _is_elsewhere(name, template, environment):
+                if near or not files.hold(name, template):
                     yield _unread(environment, template, name, line, near)
         for base, field, line in tables["fg_set_fields"]:
             if is_field_read(base, field, environment):
                 continue
             near = _near(field, _fields_of(base, environment), tables["fg_written"])
-            if near or not _is_elsewhere(field, template, environment):
+            if near or not files.hold(field, template):
                 yield _unread(environment, template, f"{base}.{field}", line, f"{base}.{near}" if near else None)
 
 
@@ -128,26 +131,30 @@ def _near(name: str, known: set[str], own: Collection[str]) -> str | None:
     return next(iter(get_close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
 
 
-def _is_elsewhere(name: str, template: LoadedTemplate, environment: RunEnvironment) -> bool:
-    """Says whether another file of the project holds the name: a template that several configs share sets for all."""
-    library = environment.library
-    config = library.uses[0].file
-    if template.definition.file == config:
-        return False
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    project = environment.globals.get("project_dir")
-    for root in library.roots:
-        if isinstance(project, str) and not os.path.join(root, "").startswith(os.path.join(project, "")):
-            continue
-        for path in _files(root):
-            if path == template.definition.file:
-                continue
-            try:
-                if word.search(read_text(path)):
-                    return True
-            except ForgatherError:
-                continue
-    return False
+class _ProjectFiles:
+    """The templates of a project, which are read once, and only where a question needs them."""
+
+    def __init__(self, environment: RunEnvironment) -> None:
+        self._library = environment.library
+        project = environment.globals.get("project_dir")
+        self._project = os.path.join(project, "") if isinstance(project, str) else None
+
+    def hold(self, name: str, template: LoadedTemplate) -> bool:
+        """Says whether a file beside that of a template holds a name: one that several configs share sets for all."""
+        file = template.definition.file
+        return file != self._library.uses[0].file and any(
+            name in words for path, words in self._words.items() if path != file
+        )
+
+    @cached_property
+    def _words(self) -> dict[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for root in self._library.roots:
+            if self._project is None or os.path.join(root, "").startswith(self._project):
+                for path in _files(root):
+                    with suppress(ForgatherError):
+                        found[path] = frozenset(re.findall(r"\w+", read_text(path)))
+        return found
 
 
 def _files(root: str) -> Iterator[str]:
