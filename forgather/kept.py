@@ -93,8 +93,12 @@ def keep(file: str, form: int, facts: dict[str, Any]) -> None:
     with suppress(OSError):
         content = json.dumps({"form": form, "facts": facts}).encode()
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), delete=False) as stream:
-            stream.write(sealed(content))
-        os.replace(stream.name, file)
+            try:
+                stream.write(sealed(content))
+                stream.flush()
+                os.replace(stream.name, file)
+            except OSError:
+                os.unlink(stream.name)
 
 
 def _is_foreign(facts: os.stat_result) -> bool:

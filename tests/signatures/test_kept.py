@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forgather.kept import sealed
+from forgather.kept import keep, sealed
 from forgather.signatures import UNKNOWN, Callee, Reader, Unknown
 
 SOURCE = "def build(size: int, ratio=0.5, shape=(1, 2), other=print, *, name: 'str | None' = None, **rest): ...\n"
@@ -122,6 +122,12 @@ def test_an_entry_that_others_may_write_is_not_believed(project, cache, monkeypa
 def test_the_folder_may_go_away_at_any_time(project, cache):
     reader = Reader(str(project), cache_dir=str(cache / "gone"))
     assert isinstance(reader.read("model.py:build"), Callee)
+
+
+def test_an_entry_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path):
+    (tmp_path / "entry.json" / "taken").mkdir(parents=True)
+    keep(str(tmp_path / "entry.json"), 1, {"a": 1})
+    assert ["entry.json"] == [entry.name for entry in tmp_path.iterdir()]
 
 
 def test_two_processes_may_fill_one_folder(project, cache):
