@@ -6,17 +6,17 @@ where it fits; a value that is shared is told once, with its other places.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forgather.cli.origins import Labels, options_first
 from forgather.config.difference import Change, Difference, Side
-from forgather.config.graph import Scalar
 from forgather.config.path import GraphPath, format_path
-from forgather.source import Origin, Span
+from forgather.config.show import value_facts
+from forgather.source import Origin, Site, variable_of
 
-Places = tuple[Callable[[str], str], Callable[[str], str]]
+Places = tuple[Labels, Labels]
 _TWO_VALUES = {Change.VALUE, Change.CONSTRUCTOR, Change.KIND, Change.NAME, Change.ORDER}
 _MARKS = {Change.ADDED: "+", Change.REMOVED: "-"}
 _WIDTH = 72
@@ -53,8 +53,8 @@ def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath
         return
     yield f"  ~ {format_path(item.path[1:]) or 'itself'}{_also(_own_places(item, elsewhere))}"
     old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
-    for mark, side, span, place in (("  ", item.old, old, places[0]), ("->", item.new, new, places[1])):
-        yield f"   {mark} {side.text}" + (f"  {place(span.file)}:{span.line}" if span else "")
+    for mark, side, site, place in (("  ", item.old, old, places[0]), ("->", item.new, new, places[1])):
+        yield f"   {mark} {side.text}" + (f"  {place.site(site)}" if site else "")
 
 
 def summary(differences: Sequence[Difference]) -> str:
@@ -80,24 +80,23 @@ def difference_facts(differences: Sequence[Difference], places: Places) -> list[
 def _fact(item: Difference, places: Places) -> dict[str, Any]:
     fact: dict[str, Any] = {"change": str(item.change), "path": format_path(item.path)}
     fact["also"] = [format_path(path) for path in item.also]
-    fact["old"], fact["new"] = _side_fact(item.old, places[0]), _side_fact(item.new, places[1])
+    causes = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    fact["old"], fact["new"] = map(_side_fact, (item.old, item.new), causes, places)
     if item.partner is not None:
         fact["partner"] = format_path(item.partner)
     return fact
 
 
-def _side_fact(side: Side, place: Callable[[str], str]) -> dict[str, Any] | None:
+def _side_fact(side: Side, cause: Site | None, labels: Labels) -> dict[str, Any] | None:
     if not side.text and side.origin is None:
         return None
     fact: dict[str, Any] = {"text": side.text}
-    if isinstance(side.node, Scalar) and not (
-        isinstance(side.node.value, float) and not math.isfinite(side.node.value)
-    ):
-        fact["value"] = side.node.value
-    if side.origin is not None:
-        fact |= {"file": place(side.origin.span.file), "line": side.origin.span.line}
+    if side.node is not None:
+        fact["value"] = value_facts(side.node)
+    if side.origin is not None and cause is not None:
+        fact |= labels.place(cause)
         if side.origin.sets:
-            fact["sets"] = [{"file": place(site.span.file), "line": site.span.line} for site in side.origin.sets]
+            fact["sets"] = [labels.place(site) for site in options_first(side.origin.sets)]
     return fact
 
 
@@ -128,20 +127,25 @@ def _what(item: Difference) -> str:
 
 def _where(item: Difference, places: Places) -> str:
     old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
-    shown = [f"{place(span.file)}:{span.line}" for span, place in zip((old, new), places, strict=True) if span]
+    shown = [place.site(site) for site, place in zip((old, new), places, strict=True) if site]
     return " -> ".join(dict.fromkeys(shown))
 
 
-def _cause(origin: Origin | None, other: Origin | None) -> Span | None:
-    """Returns the line that causes a side: where both are printed by one line, the `set` that is another one."""
+def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
+    """Returns what causes a side: an option that this side alone was given; the line that holds the value; where both
+    are printed by one line, the `set` that is another one, or the option that both were given.
+    """
     if origin is None:
         return None
+    sets = options_first(origin.sets)
+    theirs = [(site.template, site.span.line) for site in other.sets] if other is not None else []
+    own = [site for site in sets if (site.template, site.span.line) not in theirs]
+    given = [site for site in sets if variable_of(site) is not None]
+    if own and own[0] in given:
+        return own[0]
     if other is not None and origin.site.template == other.site.template and origin.span.line == other.span.line:
-        theirs = [(site.template, site.span.line) for site in other.sets]
-        for site in origin.sets:
-            if (site.template, site.span.line) not in theirs:
-                return site.span
-    return origin.span
+        return next(iter((*own, *given)), origin.site)
+    return origin.site
 
 
 def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:

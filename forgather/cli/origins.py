@@ -6,7 +6,7 @@ named as what they are; every other place is a file and a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from forgather.config.annotate import Line
 from forgather.config.blame import Blame, Writing
 from forgather.config.follow import path_text
-from forgather.config.graph import Scalar
+from forgather.config.graph import Graph, Scalar
 from forgather.config.load import COMMAND_LINE
+from forgather.config.show import value_facts
 from forgather.errors import ForgatherError
 from forgather.project.display import Display
 from forgather.source import Origin, Site, Span, variable_of
@@ -29,12 +30,19 @@ class Labels:
     """Names places of one project.
 
     Args:
-        project: whose files they are, and whose options.
+        file: gives the short name of a file.
+        declared: gives the graph in which the config declares its options; None where there is none.
     """
 
-    def __init__(self, project: Project) -> None:
-        self._project = project
-        self.file = Display(project.meta.project_dir, project.meta.workspace_root)
+    def __init__(self, file: Callable[[str], str], declared: Callable[[], Graph | None]) -> None:
+        self.file = file
+        self._declared = declared
+
+    @classmethod
+    def of(cls, project: Project) -> Labels:
+        """Returns the labels of a project's own places."""
+        file = Display(project.meta.project_dir, project.meta.workspace_root)
+        return cls(file, lambda: project.declared_graph)
 
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
@@ -42,7 +50,8 @@ class Labels:
 
         # A broken declaration is the config's own finding, and no reason to blame nothing.
         with suppress(ForgatherError):
-            return {option.variable: option for option in declared_options(self._project.declared_graph)}
+            graph = self._declared()
+            return {option.variable: option for option in declared_options(graph)} if graph is not None else {}
         return {}
 
     def span(self, span: Span) -> str:
@@ -51,16 +60,21 @@ class Labels:
             return "--set"
         return f"{self.file(span.file)}:{span.line}"
 
-    def site(self, site: Site) -> str:
-        """Returns the short name of a line, option or variable."""
+    def site(self, site: Site, *, declared: bool = False) -> str:
+        """Returns the short name of a line, option or variable.
+
+        Args:
+            site: the place.
+            declared: whether to say where an option is declared.
+        """
         variable = variable_of(site)
         if variable is None:
             return self.span(site.span)
         option = self._options.get(variable)
         if option is None:
             return f"variable {variable}"
-        declared = f", declared at {self.span(option.span)}" if option.span else ""
-        return f"option {option.names[0]}{declared}"
+        where = f", declared at {self.span(option.span)}" if declared and option.span else ""
+        return f"option {option.names[0]}{where}"
 
     def origin(self, origin: Origin | None) -> str:
         """Returns the short name of the line that holds a text; `~` marks one that a filter took apart."""
@@ -77,12 +91,12 @@ class Labels:
         if writing.origin is None:
             return
         for word, sites in (
-            ("set", writing.origin.sets),
+            ("set", options_first(writing.origin.sets)),
             ("with", writing.origin.parts),
             ("via", writing.origin.sites[-2::-1]),
         ):
             for site in sites:
-                yield word, self.site(site), site.span
+                yield word, self.site(site, declared=True), site.span
 
     def notes(self, line: Line) -> str:
         """Returns what became of the values on a line, for a comment behind it."""
@@ -98,7 +112,7 @@ class Labels:
             if note.writing.through and isinstance(note.writing.node, Scalar):
                 found.append(f"is {note.writing.text}, {self.origin(note.writing.origin)}")
             elif note.writing.origin is not None:
-                found += [f"set at {self.site(site)}" for site in note.writing.origin.sets]
+                found += [f"set at {self.site(site)}" for site in options_first(note.writing.origin.sets)]
         return "; ".join(dict.fromkeys(found))
 
     def where(self, writing: Writing) -> str:
@@ -121,26 +135,27 @@ class Labels:
             "path": path_text(blamed.path),
             **self._writing(blamed.now),
             "was": [self._writing(writing) for writing in blamed.was],
-            "around": [{"alias": name, **self._place(origin.site)} for name, origin in blamed.around],
+            "around": [{"alias": name, **self.place(origin.site)} for name, origin in blamed.around],
         }
 
     def _writing(self, writing: Writing) -> dict[str, object]:
         origin = writing.origin
-        fact: dict[str, object] = {"value": writing.text}
+        fact: dict[str, object] = {"value": value_facts(writing.node), "text": writing.text}
         if origin is not None:
-            fact |= self._place(origin.site) | {"template": origin.site.template, "approximate": origin.approximate}
+            fact |= self.place(origin.site) | {"template": origin.site.template, "approximate": origin.approximate}
         if writing.alias is not None:
-            fact |= {"alias": writing.alias, "through": [self._place(item.site) for item in writing.through]}
+            fact |= {"alias": writing.alias, "through": [self.place(item.site) for item in writing.through]}
         if origin is not None:
-            fact |= {"sets": self._places(origin.sets), "via": self._places(origin.sites[-2::-1])}
+            fact |= {"sets": self._places(options_first(origin.sets)), "via": self._places(origin.sites[-2::-1])}
             if origin.parts:
                 fact["with"] = self._places(origin.parts)
         return fact
 
     def _places(self, sites: Iterable[Site]) -> list[dict[str, object]]:
-        return [self._place(site) for site in sites]
+        return [self.place(site) for site in sites]
 
-    def _place(self, site: Site) -> dict[str, object]:
+    def place(self, site: Site) -> dict[str, object]:
+        """Returns a line, option or variable as plain data."""
         variable = variable_of(site)
         if variable is not None:
             option = self._options.get(variable)
@@ -148,3 +163,8 @@ class Labels:
         if site.span.file == COMMAND_LINE:
             return {"file": COMMAND_LINE, "line": 1}
         return {"file": self.file(site.span.file), "line": site.span.line}
+
+
+def options_first(sites: Iterable[Site]) -> list[Site]:
+    """Returns places in their order, but what the command line gave before the lines that passed it on."""
+    return sorted(sites, key=lambda site: variable_of(site) is None)

@@ -162,7 +162,18 @@ def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple
 def _writing(node: Node, entry: Entry | None) -> Writing:
     if entry is None:
         return Writing(node, value_text(node), node.origin)
-    return Writing(node, value_text(node), node.origin, entry.alias, entry.through)
+    return Writing(node, value_text(node), _origin(node, entry), entry.alias, entry.through)
+
+
+def _origin(node: Node, entry: Entry) -> Origin | None:
+    """Returns who wrote a value: for a container below its key that is who wrote the key, not its first member."""
+    own, key = node.origin, entry.origin
+    if not isinstance(node, (Sequence, Mapped)) or node.tagged or entry.alias is not None:
+        return own
+    if own is None or key is None or isinstance(entry.key, int):
+        return own
+    same_line = own.site.template == key.site.template and own.span.line == key.span.line
+    return own if same_line else key
 
 
 def value_text(node: Node) -> str:

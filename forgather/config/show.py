@@ -47,6 +47,30 @@ def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | No
     return {"config": config, "targets": {name: writer.value(entry.value) for name, entry in graph.targets.items()}}
 
 
+def value_facts(node: Node) -> Any:
+    """Returns a value as plain data by itself: itself where it is plain data, else what kind of thing it is.
+
+    Example:
+        >>> value_facts(Sequence(kind=ContainerKind.LIST, items=(Scalar(value=0.9), Scalar(value="a"))))
+        [0.9, 'a']
+    """
+    if isinstance(node, Scalar):
+        return _plain(node.value)
+    if isinstance(node, Call):
+        return {"kind": str(node.kind), "constructor": node.constructor}
+    if isinstance(node, (Var, Env)):
+        return {"kind": _kind(node), "name": node.variable}
+    if isinstance(node, Calc):
+        return {"kind": "calc", "expression": node.expression}
+    if isinstance(node, (Sequence, Mapped)):
+        members = [child for _, child in children(node)]
+        plain = not node.tagged and node.kind in (ContainerKind.LIST, ContainerKind.DICT)
+        if not plain or not all(isinstance(child, Scalar) for child in members):
+            return {"kind": str(node.kind), "size": len(members)}
+        return _JsonWriter(Graph(targets={}), str).value(node)
+    raise TypeError(f"unknown node {type(node).__name__}")
+
+
 class _Drawing:
     def __init__(self, anchors: dict[int, str]) -> None:
         self._anchors = anchors

@@ -41,6 +41,7 @@ class Compared:
         code: digest of each Python file of the project that the graph names, by the name it has in constructors.
         defaults: defaults of the constructors, where they are known and to be compared.
         notes: what is to be told of this side.
+        declared: a graph that declares the options of the config; None where it is not known.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Compared:
     code: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults = field(default_factory=dict)
     notes: tuple[Diagnostic, ...] = ()
+    declared: Graph | None = None
 
 
 def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
@@ -100,7 +102,7 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
     display = Display(meta.project_dir, meta.workspace_root)
     graph = project.graph
     code = code_digests(graph, meta.project_dir)
-    return Compared(title=config, graph=graph, place=display, config=config, code=code)
+    return Compared(title=config, graph=graph, place=display, config=config, code=code, declared=graph)
 
 
 def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:

@@ -7,7 +7,7 @@ options, and nothing in it is constructed; the default stays with the template a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, Sequence
@@ -61,9 +61,9 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
     taken: dict[str, str] = dict.fromkeys(reserved, "the command line")
     options: list[DeclaredOption] = []
     faults: list[ProjectError] = []
-    for key, node in _records(entry):
+    for key, node, span in _records(entry):
         try:
-            option = _option(key, node)
+            option = replace(_option(key, node), span=span)
             _refuse_taken(option, taken)
         except ProjectError as fault:
             faults.append(fault)
@@ -95,14 +95,16 @@ def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterat
         )
 
 
-def _records(entry: Entry) -> Iterator[tuple[str | None, Node]]:
+def _records(entry: Entry) -> Iterator[tuple[str | None, Node, Span | None]]:
     node = entry.value
     if isinstance(node, Sequence):
-        yield from ((None, item) for item in node.items)
+        yield from ((None, item, item.span) for item in node.items)
     elif isinstance(node, Mapped):
         for item in node.entries:
             if not (isinstance(item.value, Scalar) and item.value.value is None):
-                yield (item.key if isinstance(item.key, str) else None), item.value
+                # An alias is declared where it stands.
+                span = item.value.span if item.alias is not None or item.value.span is None else item.span
+                yield (item.key if isinstance(item.key, str) else None), item.value, span
     elif not (isinstance(node, Scalar) and node.value is None):
         raise _malformed(f"{TARGET!r} is neither a list nor a mapping of options", node)
 

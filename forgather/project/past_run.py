@@ -96,10 +96,9 @@ class PastRun:
     @cached_property
     def graph(self) -> Graph:
         """The graph that was built, each value at the line of the template that wrote it, where that is known."""
-        try:
-            again = self._rendered_again()
-        except (ForgatherError, ValueError, TypeError, KeyError):
+        if self.rendered_again is None:
             return self.built
+        again = without_options(self.rendered_again)
         return again if same_graph(again, self.built) else self.built
 
     @cached_property
@@ -208,11 +207,15 @@ class PastRun:
         workspace = self.facts.get("workspace_root")
         return Display(self.project_dir, workspace, relative_to_cwd=False, library=self._library)
 
-    def _rendered_again(self) -> Graph:
-        variables, overrides = self.changes
-        template = str(self.facts.get("template") or f"configs/{self.config}")
-        graph = override(load(render(self.environment(), template, variables)), list(overrides))
-        return without_options(graph)
+    @cached_property
+    def rendered_again(self) -> Graph | None:
+        """What the kept templates give, the declaration of options included; None where that fails."""
+        try:
+            variables, overrides = self.changes
+            template = str(self.facts.get("template") or f"configs/{self.config}")
+            return override(load(render(self.environment(), template, variables)), list(overrides))
+        except (ForgatherError, ValueError, TypeError, KeyError):
+            return None
 
 
 def is_run_folder(folder: str) -> bool:

@@ -56,6 +56,7 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
             place=lambda file: display(tree.real(file)),
             config=config,
             code=code_digests(project.graph, meta.project_dir),
+            declared=project.graph,
         )
 
 

@@ -36,6 +36,7 @@ def open_past(folder: str) -> Compared:
         code=code_digests(run.graph, run.archive),
         defaults=run.defaults,
         notes=run.notes,
+        declared=run.rendered_again,
     )
 
 
@@ -65,6 +66,7 @@ def config_now(folder: str) -> Compared:
         config=config,
         code=code_digests(project.graph, meta.project_dir),
         defaults=read_defaults(project.graph, meta),
+        declared=project.graph,
     )
 
 

@@ -61,14 +61,14 @@ args.learning_rate = 3e-4  templates/configs/fast.yaml:4
 
 def test_a_container_prints_what_is_in_it_and_repeats_nothing(out):
     assert """\
-args = {...} (3)           templates/base.yaml:10
+args = {...} (3)           templates/base.yaml:8
 args.learning_rate = 3e-4  templates/configs/fast.yaml:4
   was 1e-3                 templates/project.yaml:4
   was 5e-5                 templates/base.yaml:7
     alias *lr              templates/base.yaml:10
 args.betas = [0.8, 0.9]    templates/betas.yaml:2
   via                      templates/configs/fast.yaml:5
-  was [0.9, 0.95]          templates/base.yaml:12
+  was [0.9, 0.95]          templates/base.yaml:11
 args.steps = 3             templates/base.yaml:14
 """ == out("blame", "args")
 
@@ -151,17 +151,47 @@ def test_a_path_that_does_not_exist_gets_the_nearest(out, path, message, hint):
 
 def test_blame_as_json(out):
     (value,) = json.loads(out("blame", "args.learning_rate", "--json"))["values"]
-    assert ("args.learning_rate", "3e-4", "templates/configs/fast.yaml", 4) == (
+    assert ("args.learning_rate", 3e-4, "templates/configs/fast.yaml", 4) == (
         value["path"],
         value["value"],
         value["file"],
         value["line"],
     )
-    assert [("1e-3", 4), ("5e-5", 7)] == [(was["value"], was["line"]) for was in value["was"]]
+    assert [("1e-3", 4), ("5e-5", 7)] == [(was["text"], was["line"]) for was in value["was"]]
     assert ("lr", [{"file": "templates/base.yaml", "line": 10}]) == (
         value["was"][1]["alias"],
         value["was"][1]["through"],
     )
+
+
+def test_values_as_json_are_what_they_are(out):
+    values = {value["path"]: value for value in json.loads(out("blame", "--json"))["values"]}
+    assert {"kind": "dict", "size": 3} == values["args"]["value"]
+    assert {"kind": "singleton", "constructor": "dict"} == values["main"]["value"]
+    assert [0.8, 0.9] == values["args.betas"]["value"]
+    assert "[0.8, 0.9]" == values["args.betas"]["text"]
+    long = json.loads(out("blame", "args.steps", "--set", f"args.steps={'word ' * 40}", "--json"))["values"][0]
+    assert ("word " * 40).strip() == long["value"]
+    assert long["text"].endswith("...")
+
+
+def test_every_item_of_a_list_on_lines_of_its_own_is_printed(tmp_path, monkeypatch, out):
+    text = "prompts:\n  - one of them\n  - another\nmain: {a: 1}\n"
+    monkeypatch.chdir(make_project(tmp_path / "lists", {"templates/configs/a.yaml": text}))
+    assert """\
+prompts = [one of them, another]  templates/configs/a.yaml:1
+prompts[0] = one of them          templates/configs/a.yaml:2
+prompts[1] = another              templates/configs/a.yaml:3
+main = {a: 1}                     templates/configs/a.yaml:4
+""" == out("blame")
+
+
+def test_a_source_line_that_is_cut_says_so(tmp_path, monkeypatch, out):
+    text = f"main: {'word ' * 40}\n"
+    monkeypatch.chdir(make_project(tmp_path / "long", {"templates/configs/a.yaml": text}))
+    (source,) = [line for line in out("blame", "-v").splitlines() if line.startswith("      |")]
+    assert source.endswith("...")
+    assert 128 == len(source)
 
 
 def test_an_option_as_json(out):
@@ -181,7 +211,7 @@ templates/base.yaml:6         |   steps: {names: --steps, type: int}
 templates/base.yaml:7         | .lr: &lr 5e-5
 templates/base.yaml:8         | args: &args
 templates/base.yaml:10        x   learning_rate: *lr  # overridden by templates/configs/fast.yaml:4; is 5e-5, templates/base.yaml:7
-templates/base.yaml:11        |   betas:
+templates/base.yaml:11        x   betas:  # overridden by templates/betas.yaml:2
 templates/base.yaml:12        x     - 0.9  # overridden by templates/betas.yaml:2
 templates/base.yaml:13        x     - 0.95  # overridden by templates/betas.yaml:2
 templates/base.yaml:14        |   steps: 3
@@ -209,8 +239,8 @@ def test_annotations_as_json(out):
     loser = next(line for line in lines if "1e-3" in line["text"])
     winner = next(line for line in lines if "3e-4" in line["text"])
     assert (False, True) == (loser["counts"], winner["counts"])
-    assert ("3e-4", 4) == (loser["values"][0]["overridden_by"]["value"], loser["values"][0]["overridden_by"]["line"])
-    assert ["1e-3", "5e-5"] == [was["value"] for was in winner["values"][0]["was"]]
+    assert (3e-4, 4) == (loser["values"][0]["overridden_by"]["value"], loser["values"][0]["overridden_by"]["line"])
+    assert [1e-3, 5e-5] == [was["value"] for was in winner["values"][0]["was"]]
 
 
 def test_on_a_terminal_what_does_not_count_stands_back(out, monkeypatch):

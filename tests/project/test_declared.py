@@ -92,7 +92,7 @@ def test_an_option_that_no_template_reads_is_a_finding_where_it_is_declared(tmp_
     )
     folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
     (found,) = Project("a", folder).diagnostics
-    assert ("FG246", Severity.LINT, 3) == (found.code, found.severity, found.span.line)
+    assert ("FG246", Severity.LINT, 2) == (found.code, found.severity, found.span.line)
     assert "the option '--depht' has no effect: no template of this config reads 'depht'" == found.message
     assert "did you mean 'depth'?" == found.hint
 

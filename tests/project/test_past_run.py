@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from forgather.cli.main import main
 from forgather.config.equality import same_graph
 from forgather.config.path import format_path
 from forgather.errors import ProjectError
@@ -319,3 +320,15 @@ def test_a_run_is_called_by_a_path_that_can_be_typed(bench, monkeypatch):
     (bench / "elsewhere").mkdir()
     monkeypatch.chdir(bench / "elsewhere")
     assert run == open_sides(run, None, None, None)[0].title
+
+
+def test_an_option_that_two_runs_were_given_is_named(bench, capsys):
+    runs = [recorded(bench, lr=lr) for lr in (0.5, 0.7)]
+
+    assert 1 == main(["diff", *runs])
+    assert "  ~ lr: 0.5 -> 0.7  option --lr\n" in capsys.readouterr().out
+    assert 1 == main(["diff", *runs, "--json"])
+    ((old, new),) = [(item["old"], item["new"]) for item in json.loads(capsys.readouterr().out)["differences"]]
+    assert (0.5, 0.7, "--lr", "--lr") == (old["value"], new["value"], old["option"], new["option"])
+    assert 1 == main(["diff", runs[0], "a"])
+    assert "  ~ lr: 0.5 -> 0.1  option --lr -> templates/base.yaml:7\n" in capsys.readouterr().out

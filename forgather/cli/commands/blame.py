@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import write_json, write_lines
+from forgather.cli.output import in_brief, write_json, write_lines
 
 if TYPE_CHECKING:
     from forgather.cli.origins import Labels
@@ -53,7 +53,7 @@ def run(invocation: Invocation) -> int:
 
     options = invocation.options
     project = invocation.open_project()
-    labels = Labels(project)
+    labels = Labels.of(project)
     found = list(_blamed(project, options.paths, options.depth))
     if options.json:
         facts = [labels.facts(blamed) for blamed in found]
@@ -140,7 +140,7 @@ class _Drawing:
         self._rows.append((text, place, dim))
         source = self._sources.get(span.file) if self._sources is not None and span is not None else None
         if source is not None and span is not None:
-            self._rows.append((f"      | {source.line(span.line).strip()[:_SOURCE]}", "", True))
+            self._rows.append((f"      | {in_brief(source.line(span.line).strip(), _SOURCE)}", "", True))
 
     def lines(self) -> Iterator[tuple[str, bool]]:
         width = max((len(text) for text, place, _ in self._rows if place and len(text) <= _WIDEST), default=0)

@@ -7,6 +7,7 @@ import argparse
 from forgather.cli.differences import difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
+from forgather.cli.origins import Labels
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.project.compared import compare
 from forgather.project.sides import open_sides
@@ -38,7 +39,7 @@ def run(invocation: Invocation) -> int:
     old, new = open_sides(options.a, options.b, invocation.config, invocation.project_dir)
     print_findings([*old.notes, *new.notes], invocation.project_dir)
     differences = compare(old, new)
-    places = (old.place, new.place)
+    places = Labels(old.place, lambda: old.declared), Labels(new.place, lambda: new.declared)
     if options.json:
         facts = {"a": old.title, "b": new.title, "same": not differences}
         write_json({**facts, "differences": difference_facts(differences, places)}, options.output)

@@ -7,6 +7,7 @@ import argparse
 from forgather.cli.differences import Places, difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
+from forgather.cli.origins import Labels
 from forgather.cli.output import near_path, print_error, write_json, write_text
 from forgather.project.display import Display
 from forgather.project.golden import Judged, State, judge, update
@@ -37,16 +38,16 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     meta = load_meta(find_project(invocation.project_dir))
     judged = judge(meta, options.configs)
-    display = Display(meta.project_dir, meta.workspace_root)
+    labels = Labels(Display(meta.project_dir, meta.workspace_root), lambda: None)
     changed = [item for item in judged if update(item)] if options.update else []
     if options.json:
         write_json(
-            {"project": meta.name, "goldens": [_fact(item, item in changed, (display, display)) for item in judged]}
+            {"project": meta.name, "goldens": [_fact(item, item in changed, (labels, labels)) for item in judged]}
         )
     elif options.update:
         write_text("\n".join([*(_done(item) for item in changed), _counts(changed, "changed")]))
     else:
-        write_text("\n".join([*_report(judged, (display, display)), _verdict(judged)]), paint=paint)
+        write_text("\n".join([*_report(judged, (labels, labels)), _verdict(judged)]), paint=paint)
     broken = [item for item in judged if item.state is State.BROKEN and item not in changed]
     for item in broken:
         if item.error is not None:
@@ -57,7 +58,7 @@ def run(invocation: Invocation) -> int:
 def _fact(item: Judged, changed: bool, places: Places) -> dict[str, object]:
     return {
         "config": item.config,
-        "file": places[0](item.file),
+        "file": places[0].file(item.file),
         "state": str(item.state),
         "updated": changed,
         "differences": difference_facts(item.differences, places),

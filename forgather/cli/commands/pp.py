@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
@@ -68,7 +69,7 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
     from forgather.cli.origins import Labels
     from forgather.config.annotate import annotate
 
-    labels = Labels(project)
+    labels = Labels.of(project)
     lines = annotate(project.rendered, project.graph, project.overrides)
     if options.json:
         facts = [{**fact, **labels.line(line)} for fact, line in zip(_lines(project, labels.file), lines, strict=True)]
@@ -86,7 +87,7 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
     write_lines(rows, options.output)
 
 
-def _lines(project: Project, display: Display) -> list[dict[str, object]]:
+def _lines(project: Project, display: Callable[[str], str]) -> list[dict[str, object]]:
     facts: list[dict[str, object]] = []
     for line, origin in project.rendered.source_map.lines():
         fact: dict[str, object] = {"text": line}
