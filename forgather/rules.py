@@ -56,6 +56,9 @@ class Rules(NamedTuple):
         without_effect: settings that mean nothing, with the reason, and the one value (`only`) that may be given.
         elsewhere: constructor that has further settings; here they may be given with their default values alone.
         instead: what to do in place of such a setting.
+        arguments: what becomes of arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
+            how to call them: `as`), `object` (what is called, where a class would only be built), `items` (what a list
+            must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder).
     """
 
     about: tuple[str, ...]
@@ -69,6 +72,7 @@ class Rules(NamedTuple):
     without_effect: Mapping[str, Mapping[str, Any]] = _NOTHING
     elsewhere: str | None = None
     instead: Mapping[str, str] = _NOTHING
+    arguments: Mapping[str, Mapping[str, Any]] = _NOTHING
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.declared import declared_options
 from forgather.project.elsewhere import judge_projects
+from forgather.project.handed import judge_handed
 from forgather.project.locations import cache_dir
 from forgather.project.project import Project
 from forgather.project.settings import judge_settings
@@ -84,6 +85,7 @@ def check_project(
     elsewhere, unread = judge_projects(graph, project)
     found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
+    found += judge_handed(judgement.calls)
     found += _taken_options(graph, reserved)
     context = project.lineage
     placed = [finding if finding.context else replace(finding, context=context) for finding in found]

@@ -60,7 +60,7 @@ class _Settings:
 
     def of(self, called: Called) -> Iterator[Diagnostic]:
         """Yields what is wrong with the settings of one call."""
-        for rules in _rules_about(called):
+        for rules in rules_about(called):
             given, settings, found = self._settings(called, rules)
             facts = {**settings, **self._inner(called, rules)}
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
@@ -79,7 +79,7 @@ class _Settings:
 
     def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Breach]]:
         """Returns which settings are given, all of them by present names, and what is wrong with the names."""
-        written = {name: self._value(node) for name, node in _arguments(called).items()}
+        written = {name: self._value(node) for name, node in arguments_of(called).items()}
         given, found = written, list[Breach]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
@@ -89,11 +89,11 @@ class _Settings:
     def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
         """Returns the settings of calls that are given as arguments, as `args.lr`, as far as rules speak of them."""
         facts: dict[str, Any] = {}
-        for name, node in _arguments(called).items():
+        for name, node in arguments_of(called).items():
             inner = self._calls.get(id(node))
             if inner is None or not rules.reads(name) or inner.node.kind in (CallKind.META, CallKind.PARTIAL):
                 continue
-            theirs = _rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
+            theirs = rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
             _, settings, _ = self._settings(inner, theirs[0])
             facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
         return facts
@@ -139,7 +139,7 @@ class _Settings:
 
 def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
     """Yields the texts among the arguments that are one of the words of their setting, or stand for such a text."""
-    for name, node in _arguments(called).items():
+    for name, node in arguments_of(called).items():
         present = rules.renamed.get(name, name)
         rule = rules.settings.get(present)
         if rule is None or not isinstance(node, Scalar) or not isinstance(node.value, str):
@@ -157,7 +157,8 @@ def _unknown(values: Iterable[Any]) -> bool:
     return any(value is UNKNOWN or value is SOMETHING for value in values)
 
 
-def _rules_about(called: Called) -> tuple[Rules, ...]:
+def rules_about(called: Called) -> tuple[Rules, ...]:
+    """Returns the rules about what is called, or about the class that it derives from."""
     rules = shipped_rules()
     if called.node.constructor in rules:
         return rules[called.node.constructor]
@@ -165,7 +166,7 @@ def _rules_about(called: Called) -> tuple[Rules, ...]:
     return next((rules[word[9:]] for word in gives or () if word.removeprefix("instance:") in rules), ())
 
 
-def _arguments(called: Called) -> dict[str, Node]:
+def arguments_of(called: Called) -> dict[str, Node]:
     """Returns the arguments of a call by the names of its parameters."""
     values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.latent_args)}
     for signature in called.callee.signatures if called.callee else ():

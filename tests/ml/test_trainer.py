@@ -1,5 +1,6 @@
 """What a trainer does with models, data and mistakes."""
 
+import functools
 import math
 import os
 import pickle
@@ -271,6 +272,19 @@ def test_a_mistake_is_one_line_with_a_hint(settings, code, parts, given):
     assert code == caught.value.code
     assert "\n" not in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("callback", "hint"),
+    [
+        ("callbacks.py:Shout", "write !singleton:callbacks.py:Shout"),
+        (functools.partial(Recorder), "write !singleton in its place"),
+    ],
+)
+def test_what_a_config_gives_in_place_of_a_callback_is_told_how_to_write_it(settings, callback, hint):
+    with pytest.raises(TrainingError, match=r"FG815.*is not a callback") as caught:
+        Trainer(tiny_llama(), settings(), train_dataset=rows(), callbacks=[callback])
+    assert hint in caught.value.hint
 
 
 def test_an_iterable_that_ends_for_good_is_an_error(settings):

@@ -7,6 +7,7 @@ nothing; a callback's own exception passes through with a note that names the ca
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,7 +38,7 @@ class CallbackDispatcher:
             raise TrainingError(
                 f"{type(built).__name__} is not a callback: it has no method {missing!r}",
                 code="FG815",
-                hint="derive it from transformers.TrainerCallback, which answers every event",
+                hint=_remedy(built),
             )
         self.callbacks.append(built)
         self._listeners.clear()
@@ -73,6 +74,15 @@ class CallbackDispatcher:
                 raise
             control = control if answer is None else answer
         return control
+
+
+def _remedy(found: object) -> str:
+    if isinstance(found, str):
+        named = found if ":" in found else "callbacks.py:MyCallback"
+        return f"a callback is an object, and this is the text {found[:60]!r}: write !singleton:{named[:60]}"
+    if isinstance(found, functools.partial):
+        return "a !partial is called later, and a callback is an object: write !singleton in its place"
+    return "derive it from transformers.TrainerCallback, which answers every event"
 
 
 def _listens(callback: TrainerCallback, event: str) -> bool:

@@ -1,0 +1,86 @@
+"""What becomes of arguments: partials that lack what never comes, lists of callbacks, files."""
+
+import pytest
+
+from forgather.project.checking import check_project
+from forgather.project.project import Project
+from tests.project.workbench import make_project
+
+TRAINER = """\
+main: !call:forgather.ml:Trainer
+  model: !call:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]
+  train_dataset: [1]
+  args: !call:forgather.ml:TrainingArguments
+    output_dir: out
+"""
+
+
+@pytest.fixture
+def told(tmp_path):
+    def told(text, **files):
+        files = {f"{name}.py": source for name, source in files.items()}
+        folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text, **files})
+        found = check_project(Project("a.yaml", str(folder))).findings
+        return [(one.code, one.span.line, one.hint) for one in found if one.severity != "lint"]
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "hint"),
+    [
+        ("lr_scheduler_factory: !partial:torch.optim.lr_scheduler:StepLR", "FG208", "add step_size"),
+        ("optimizer_factory: !partial:own.py:optimizer", "FG208", "add momentum"),
+        ("loss_fn: !partial:torch.nn:CrossEntropyLoss", "FG240", "!singleton:torch.nn:CrossEntropyLoss"),
+        ("callbacks: ['callbacks.py:Shout']", "FG242", "write !singleton:callbacks.py:Shout"),
+        ("callbacks: [shout]", "FG242", "as !singleton:callbacks.py:MyCallback"),
+        ("callbacks: [!partial:transformers:ProgressCallback ]", "FG240", "!singleton:transformers:ProgressCallback"),
+        ("callbacks: {mine: !call:transformers:ProgressCallback }", "FG242", "!dlist"),
+        ("callbacks: !dlist {mine: 3}", "FG242", "give callbacks"),
+    ],
+)
+def test_what_the_trainer_cannot_use_is_found(told, argument, code, hint):
+    (found,) = told(TRAINER + f"  {argument}\n", own="def optimizer(params, lr, momentum): ...\n")
+    assert (code, 6) == found[:2]
+    assert hint in found[2]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "lr_scheduler_factory: !partial:torch.optim.lr_scheduler:StepLR {step_size: 2}",
+        "lr_scheduler_factory: !partial:transformers:get_linear_schedule_with_warmup",
+        "lr_scheduler_factory: !partial:own.py:schedule",
+        "optimizer_factory: !partial:torch.optim:SGD",
+        "optimizer_factory: !partial:own.py:optimizer {momentum: 0.9}",
+        "optimizer_factory: !partial:own.py:optimizer {latent_args: {momentum: 0.9}}",
+        "loss_fn: !singleton:torch.nn:CrossEntropyLoss",
+        "loss_fn: !partial:torch.nn.functional:cross_entropy",
+        "callbacks: [!call:transformers:ProgressCallback ]",
+        "callbacks: !dlist {mine: !call:transformers:ProgressCallback , other: ~}",
+        "callbacks: [!call:own.py:made , !var {name: more, default: ~}]",
+    ],
+)
+def test_what_it_can_use_or_may_be_able_to_is_not(told, argument):
+    own = (
+        "def optimizer(params, lr, momentum): ...\n"
+        "def schedule(first, optimizer, num_training_steps): ...\n"
+        "def made(): ...\n"
+    )
+    assert [] == told(TRAINER + f"  {argument}\n", own=own)
+
+
+def test_files_and_folders_that_are_written_out_and_not_there_are_found(told, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    here = tmp_path.as_posix()
+    text = (
+        f"good: !call:forgather.ml.data:text_files [['{here}/in', '{here}/in/*.txt', '{here}/**/a.txt']]\n"
+        f"none: !call:forgather.ml.data:text_files [['{here}/in/a.txt', '{here}/in/*.text']]\n"
+        f"kind: !call:forgather.ml.data:parquet {{paths: '{here}/in'}}\n"
+        "later: !call:forgather.ml.data:parquet [!var {name: folder, default: x}]\n"
+        "args: !call:forgather.ml:TrainingArguments {output_dir: out, resume_from_checkpoint: 'runs/no'}\n"
+        "auto: !call:forgather.ml:TrainingArguments {output_dir: out, resume_from_checkpoint: auto}\n"
+        "main: 1\n"
+    )
+    assert [("FG456", 2), ("FG456", 3), ("FG456", 5)] == [found[:2] for found in told(text)]
