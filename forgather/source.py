@@ -59,6 +59,11 @@ def variable_of(site: Site) -> str | None:
     return file[10:-1] if file.startswith("<variable ") else None
 
 
+def option_place(name: str) -> str:
+    """Returns the pseudo file of an option of the command line."""
+    return f"<option {name}>"
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who wrote a piece of rendered text.

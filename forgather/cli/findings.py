@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from forgather.cli.output import findings_of, in_brief, source_line, write_json
+from forgather.cli.output import NO_LINES, findings_of, in_brief, source_line, write_json
 from forgather.errors import BuildNote, Diagnostic, ForgatherError
 from forgather.project.display import Display
 
@@ -27,16 +27,20 @@ def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
         files.setdefault(finding.span.file if finding.span else "", []).append(finding)
     lines: list[str] = []
     for file, found in files.items():
-        lines += [display(file)] if file else []
-        width = max(len(str(finding.span.line)) if finding.span else 0 for finding in found)
+        lines += [file[1:-1] if file.startswith(NO_LINES) else display(file)] if file else []
+        width = max(len(_line(finding)) for finding in found)
         for finding in found:
             lines += _entry(finding, display, width if file else 0)
         lines.append("")
     return lines
 
 
+def _line(finding: Diagnostic) -> str:
+    return str(finding.span.line) if finding.span and not finding.span.file.startswith(NO_LINES) else ""
+
+
 def _entry(finding: Diagnostic, display: Display, width: int) -> list[str]:
-    number = str(finding.span.line) if finding.span else ""
+    number = _line(finding)
     first, *more = in_brief(display.shorten(finding.message)).split("\n")
     margin = " " * (width + 4 if width else 2)
     head = f"{number:>{width + 2}}  " if width else ""

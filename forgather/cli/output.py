@@ -26,6 +26,8 @@ _WIDTH = 160
 _MAX_READ = 1_000_000
 _COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "lint": "\x1b[1;36m"}
 _DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+# What has no lines: an option, or a variable that was given in Python.
+NO_LINES = ("<option ", "<variable ")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -38,10 +40,11 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
         see_all: the command that shows those that do not fit.
     """
     lines: list[str] = []
-    told: set[tuple[str, ...]] = set()
+    told: set[str] = set()
     for position, finding in enumerate(findings):
-        block = _block(finding if finding.context not in told else replace(finding, context=()), display)
-        told.add(finding.context)
+        fresh = tuple(part for part in finding.context if part not in told)
+        block = _block(replace(finding, context=fresh), display)
+        told.update(fresh)
         remaining = len(findings) - position
         if lines and len(lines) + len(block) + (remaining > 1) > MAX_LINES:
             lines.append(f"  ... and {remaining} more" + (f": '{see_all}' shows all" if see_all else ""))
@@ -68,6 +71,8 @@ def _block(finding: Diagnostic, display: Display) -> list[str]:
 
 
 def _place(span: Span, display: Display) -> list[str]:
+    if span.file.startswith(NO_LINES):
+        return [f"  --> {span.file[1:-1]}"]
     lines = [f"  --> {display(span.file)}:{span.line}"]
     text = source_line(span)
     if text is not None and text.strip():

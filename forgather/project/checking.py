@@ -22,6 +22,7 @@ from forgather.project.handed import judge_handed
 from forgather.project.locations import cache_dir
 from forgather.project.project import Project
 from forgather.project.settings import judge_settings
+from forgather.project.written import Writers
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
@@ -88,7 +89,8 @@ def check_project(
     found += judge_handed(judgement.calls)
     found += _taken_options(graph, reserved)
     context = project.lineage
-    placed = [finding if finding.context else replace(finding, context=context) for finding in found]
+    writers = Writers(project)
+    placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
 
 

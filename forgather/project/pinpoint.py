@@ -1,23 +1,28 @@
 """The place in a config that an error of a constructor or a run speaks of.
 
-Takes an error that names a setting and the graph that holds it, gives the error a place. Keeps true: a place that is
-already there stays; nothing is guessed from words that are no setting of the call.
+Takes an error that names a setting and the project whose graph holds it, gives the error a place. Keeps true: a place
+that is already there stays; nothing is guessed from words that are no setting of the call.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from forgather.config.graph import Call, Entry, Graph
 from forgather.config.path import GraphPath, Key, format_path, parse_path
 from forgather.config.traverse import walk
 from forgather.errors import BuildNote, ForgatherError, GraphError, UnknownTargetError
+from forgather.project.written import Writers
+
+if TYPE_CHECKING:
+    from forgather.project.project import Project
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def pinpoint(error: ForgatherError, graph: Graph) -> None:
+def pinpoint(error: ForgatherError, project: Project) -> None:
     """Gives an error without a place that of the setting that it names.
 
     An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
@@ -26,11 +31,12 @@ def pinpoint(error: ForgatherError, graph: Graph) -> None:
     if error.span is not None or isinstance(error, UnknownTargetError):
         return
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
-    settings = dict(_settings(graph, notes[0].path if notes else None))
+    settings = dict(_settings(project.graph, notes[0].path if notes else None))
     for word in _WORD.findall(error.message):
         if word in settings and (notes or "_" in word):
             path, entry = settings[word]
-            error.span, error.path = entry.span, format_path(path)
+            error.path = format_path(path)
+            error.span = Writers(project).span(entry.span, error.path)
             return
 
 

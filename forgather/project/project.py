@@ -247,7 +247,7 @@ class Project:
         except ForgatherError as error:
             from forgather.project.pinpoint import pinpoint
 
-            pinpoint(error, self.graph)
+            pinpoint(error, self)
             error.context = self._context(error.context) or self.lineage
             raise
 

@@ -262,3 +262,46 @@ def test_a_text_that_is_asked_for_looks_like_nothing_else(checked, call, lines):
     code = "def f(*, word='off', name: str = '', maybe: str | None = None, size: int | str = '1M', plain=None): ...\n"
     text = f"args: &args !call:{call}\nmain: *args\n"
     assert lines == sum(found.code == "FG222" for found in checked(text, {"parts.py": code}.items()).findings)
+
+
+VALUE = "main: !call:toy.py:make\n    size: {}\n"
+TOY = "def make(size: int = 1):\n    return size\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "sets", "place"),
+    [
+        ("{{ size | default(1) }}", "-- set size = 'x'\n", ("a.yaml", 1)),
+        ("{{ ns.size }}", "-- set ns = namespace(size=2)\n-- set ns.size = 'x'\n", ("a.yaml", 2)),
+        ("{{ 'x' if size else 2 }}", "-- set size = 1\n", ("a.yaml", 1)),
+        ("{{ size ~ other }}", "-- set size = 'x'\n-- set other = 'y'\n", ("base.yaml", 2)),
+        ("x", "-- set size = 1\n", ("base.yaml", 2)),
+    ],
+)
+def test_a_finding_about_a_value_stands_where_the_project_wrote_it(printed, sets, place, checked):
+    child = f"{sets}-- extends 'base.yaml'\n"
+    found = checked(
+        child,
+        {
+            "../other/base.yaml": VALUE.format(printed),
+            "meta.yaml": "name: Bench\nsearchdir: [templates, ../other]\n",
+            "toy.py": TOY,
+        },
+    ).findings
+    [one] = [one for one in found if one.code == "FG242"]
+    assert place == (one.span.file.rpartition("/")[2], one.span.line)
+    assert (place[0] == "a.yaml") == any(part.startswith("printed at ") for part in one.context)
+
+
+def test_a_finding_about_an_option_stands_at_the_option(tmp_path):
+    folder = make_project(
+        tmp_path / "bench",
+        {
+            "templates/configs/a.yaml": "-- extends 'base.yaml'\n",
+            "../other/base.yaml": "dynamic_args:\n    n: {names: --size}\n" + VALUE.format("{{ n | default(1) }}"),
+            "meta.yaml": "name: Bench\nsearchdir: [templates, ../other]\n",
+            "toy.py": TOY,
+        },
+    )
+    [one] = [one for one in check_project(Project("a", str(folder), n="x")).findings if one.code == "FG242"]
+    assert "<option --size>" == one.span.file
