@@ -68,6 +68,10 @@ class Comparison:
         if isinstance(a, _CALLABLE) and isinstance(b, _CALLABLE):
             if self._is_new(a, b, path):
                 self._callables.append((path, a, b))
+                # What a library may ask a function for that stands for a partial.
+                asked = getattr(b, "keywords", {}) if isinstance(b, FunctionType) else {}
+                for word, value in asked.items():
+                    yield a.keywords.get(word), value, f"{path}.keywords[{word!r}]"
             return
         if type(a) is not type(b):
             raise Unequal(path, self._shown(a), self._shown(b))

@@ -37,6 +37,7 @@ MUTATIONS = {
         "[Block(norm), Block(norm)]", "[Block(norm)] * 2", "main.blocks[1], expected an object of its own"),
     "a parameter": ("width=width", "width=8", "main.width, expected a call of the variable width, found 8"),
     "the environment": ('os.environ["TOKEN"]', '"secret"', "main.token, expected 'value of TOKEN', found 'secret'"),
+    "what a partial is asked for": ('"norm": norm}', '"norm": 0}', "main.make.keywords['norm'], expected"),
     "a factory built once": ("Block(norm) if", "built if", "main.make()"),
     "an argument more": ("print(norm)", "print(norm, 1)", "main.first, expected 1 positional arguments"),
     "an item": ('data["train"]', 'data["test"]', "main.train, expected 'train', found 'test'"),
