@@ -71,7 +71,7 @@ class Comparison:
                 # What a library may ask a function for that stands for a partial.
                 asked = getattr(b, "keywords", {}) if isinstance(b, FunctionType) else {}
                 for word, value in asked.items():
-                    yield a.keywords.get(word), value, f"{path}.keywords[{word!r}]"
+                    yield getattr(a, "keywords", {}).get(word), value, f"{path}.keywords[{word!r}]"
             return
         if type(a) is not type(b):
             raise Unequal(path, self._shown(a), self._shown(b))
