@@ -298,10 +298,10 @@ def test_a_finding_about_an_option_stands_at_the_option(tmp_path):
         tmp_path / "bench",
         {
             "templates/configs/a.yaml": "-- extends 'base.yaml'\n",
-            "../other/base.yaml": "dynamic_args:\n    n: {names: --size}\n" + VALUE.format("{{ n | default(1) }}"),
+            "../other/base.yaml": "dynamic_args: [{names: --size}]\n" + VALUE.format("{{ size | default(1) }}"),
             "meta.yaml": "name: Bench\nsearchdir: [templates, ../other]\n",
             "toy.py": TOY,
         },
     )
-    [one] = [one for one in check_project(Project("a", str(folder), n="x")).findings if one.code == "FG242"]
+    [one] = [one for one in check_project(Project("a", str(folder), size="x")).findings if one.code == "FG242"]
     assert "<option --size>" == one.span.file
