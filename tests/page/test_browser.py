@@ -181,6 +181,10 @@ def test_one_selection_is_marked_in_all_views(opened):
     page.keys("2")
     assert ["configs/small.yaml"] == page.marked(".template.on .title")
     assert ["base.yaml"] == page.marked(".template.earlier .title")
+    page.js("location.hash = '#main.args.rate'")
+    page.keys("2")
+    assert ["base.yaml"] == page.marked(".template.on .title")
+    page.js("location.hash = '#main.args.steps'")
     page.keys("3")
     assert ["    steps: 20"] == page.marked(".line.on code")
     page.keys("1")
@@ -228,7 +232,8 @@ def test_notes_are_no_findings(opened):
     page = opened(overrides=[("main.tokenizer.size", "99")])
     assert "1 note" == page.browser.find_element("id", "findings").text
     page.click("#findings")
-    assert "notes\nnote FG314" in page.panel.text
+    assert page.panel.text.startswith("Notes\nof small.yaml")
+    assert "note FG314" in page.panel.text
 
 
 def test_a_large_config_begins_with_what_runs_and_its_arguments_in_view(opened):
@@ -327,6 +332,10 @@ def test_a_change_of_the_command_line_says_where_it_came_from(opened):
     assert ["--set main.args.steps=99"] == page.marked(".line.on code")
     (old,) = [row for row in page.browser.find_elements("css selector", ".overridden") if "steps: 20" in row.text]
     assert "overridden on the command line" in old.text
+    page.keys("\ue00c")
+    page.click(".line.given")
+    assert "#main.args.steps" == page.address
+    assert ["--set main.args.steps=99"] == page.marked(".line.on code")
 
 
 def test_an_environment_variable_stays_a_name(opened, monkeypatch):

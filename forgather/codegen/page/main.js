@@ -130,6 +130,7 @@ function listen() {
   byId("text").addEventListener("click", event => {
     const line = event.target.closest(".line");
     if (!line || String(getSelection())) return;
+    if (text.given.includes(line)) return select(itemOf(data.overrides[text.given.indexOf(line)]));
     const number = Number(line.dataset.line);
     select(linesOf.get(number) || { number });
     text.select({ number });
@@ -168,7 +169,7 @@ function click(event, name) {
 
 function hover(event, name) {
   const element = event.target.closest(".box");
-  const chosen = selected && (name === "templates" ? (isTemplate(selected) ? selected.id : null) : isBox(selected) ? selected.id : isRow(selected) ? selected.owner.id : null);
+  const chosen = selected && (name === "templates" ? (templates.writers(selected).now[0]?.id ?? null) : tracedBy(selected));
   views[name].canvas.trace(element ? element.dataset.id ?? element.dataset.template : chosen);
 }
 

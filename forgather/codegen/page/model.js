@@ -151,13 +151,11 @@ function sourceAround(place) {
 const COMMAND = "<command line>";
 const fromCommand = item => placeOf(item) !== null && fileOf(placeOf(item)) === COMMAND;
 
-/** The places that a thing was written at: its key, and its value where that stands elsewhere. */
+/** The places that a thing was written at: its key, its value where that stands elsewhere, and what was printed there. */
 function placesOf(item) {
-  if (item.number) {
-    const origin = data.lines[item.number - 1]?.[1];
-    return origin === undefined ? [] : [data.origins[origin].at];
-  }
-  return [item.origin, item.now].filter(origin => origin !== undefined).map(origin => data.origins[origin].at);
+  const origins = item.number ? [data.lines[item.number - 1]?.[1]] : [item.origin, item.now];
+  const found = origins.filter(origin => origin !== undefined).map(origin => data.origins[origin]);
+  return found.flatMap(({ at, sets }) => [at, ...(sets || [])]);
 }
 
 /** The places of what a thing replaced. */
@@ -183,11 +181,14 @@ function findTemplates(place) {
   return here.filter(({ at }) => lineOf(at) === first);
 }
 
+const pathOfChange = change => change.slice(0, change.indexOf("="));
+const itemOf = change => resolve(pathOfChange(change));
+
 /** The change of the command line that made a thing what it is. */
 function changeOf(item) {
   const paths = isBox(item) ? pathsOf(item, 400) : pathsOfRow(item, 400);
   return data.overrides.findLast(change => {
-    const named = change.slice(0, change.indexOf("="));
+    const named = pathOfChange(change);
     return paths.some(path => path.startsWith(named) && (path.length === named.length || ".[".includes(path[named.length])));
   });
 }

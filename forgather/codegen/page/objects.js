@@ -7,6 +7,7 @@ const ROWS = 24; // rows that a box shows at first
 const MANY_USES = 12; // edges to one box, above which only their beginning is drawn
 const LONGEST = 8000; // height of an edge, above which only its beginning is drawn
 const SMALLEST = 0.85; // scale at which the page begins, where all would be smaller
+const LOW = 0.7; // scale at which it begins in a low window
 const START = 70; // boxes that the page shows at first, where all of them fit
 const FEW = 8; // boxes below which the page goes on to the next level
 const FILLED = [ROWS, 8, 5, 3]; // rows that a folded box shows at first: the most that there is room for
@@ -52,6 +53,13 @@ function subtitleOf(box) {
   return (module || "builtin") + (hidesRows(box) ? ` · ${values}` : "");
 }
 
+/** The box whose edges show while a thing is selected: of a row, those of what it leads to. */
+function tracedBy(item) {
+  if (!item || !(isBox(item) || isRow(item))) return null;
+  if (isBox(item)) return item.id;
+  return item.box ?? (item.owner.id || null);
+}
+
 const nameOf = box => (box.id === 0 ? "" : box.anchor || box.name || "");
 
 class Objects {
@@ -88,7 +96,7 @@ class Objects {
           box.most = 0;
         }
       }
-    }
+    } else if (this.fits(LOW)) this.smallest = LOW;
     this.layout();
   }
 
@@ -101,11 +109,11 @@ class Objects {
   }
 
   /** Whether what is open can be read without moving. */
-  fits() {
+  fits(scale = SMALLEST) {
     this.arrange();
     const { left, top, right, bottom } = boundsOf([...this.nodes.values()]);
     const { clientWidth, clientHeight } = this.canvas.host;
-    const room = length => (length - 2 * MARGIN) / SMALLEST;
+    const room = length => (length - 2 * MARGIN) / scale;
     return right - left <= room(clientWidth) && bottom - top <= room(clientHeight);
   }
 
@@ -267,7 +275,7 @@ class Objects {
       const row = isRow(item) ? element.querySelector(`[data-row="${(item.outer || item).at}"]`) : null;
       (row || element).classList.add("on");
     }
-    this.canvas.trace(box ? box.id : null);
+    this.canvas.trace(tracedBy(item));
   }
 
   /** Marks what a template wrote. */

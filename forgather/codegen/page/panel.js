@@ -91,7 +91,7 @@ class Panel {
   }
 
   showFindings() {
-    this.open("Findings", `of ${data.config}`, this.findings("", isFinding), this.findings("notes", isNote));
+    this.open(data.findings.some(isFinding) ? "Findings" : "Notes", `of ${data.config}`, this.findings("", isFinding), this.findings(data.findings.some(isFinding) ? "notes" : "", isNote));
   }
 
   findings(title, wanted) {

@@ -55,7 +55,8 @@ class Search {
       const inside = item.box !== undefined || ["list", "dict"].includes(item.kind) && item.rows.length;
       const text = inside ? "" : `${item.text}\n${item.value || ""}\n${aliasText(item)}`;
       known.push([item, `${pathsOfRow(item, 4).join("\n")}\n${text}`.toLowerCase(), [item.key.toLowerCase().replace(/^\./, "")], place(item)]);
-      item.rows.forEach(row);
+      // A variable that has no default says so by itself.
+      item.rows.filter(inner => item.kind !== "var" || inner.kind !== "null").forEach(row);
     };
     for (const box of boxes) {
       if (box.id) {
