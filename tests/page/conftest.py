@@ -57,12 +57,17 @@ def browser(tmp_path_factory):
 def opened(browser, tmp_path):
     """Opens the page of a config in the browser; at the end, nothing may stand in the browser's log."""
 
+    from selenium.webdriver.support.ui import WebDriverWait
+
     def open_page(files=FILES, *, config=None, address="", **settings):
         folder = make_project(tmp_path / "project", files, meta="name: Bench\n")
         file = tmp_path / "page.html"
         file.write_text(config_page(Project(config, folder, **settings)), encoding="utf-8")
         browser.get("about:blank")
         browser.get(f"{file.as_uri()}{address}")
+        # On a busy machine the browser says that a page is there before its script has run.
+        ready = "return location.protocol === 'file:' && 'ready' in document.documentElement.dataset"
+        WebDriverWait(browser, 20, poll_frequency=0.02).until(lambda browser: browser.execute_script(ready))
         return Page(browser)
 
     browser.get_log("browser")
