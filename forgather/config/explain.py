@@ -14,6 +14,7 @@ from forgather.config.places import Places
 from forgather.errors import LoadError
 
 _KEY = re.compile(r"\s*(?:- +)*(\"[^\"]*\"|'[^']*'|[^\s#:][^#:]*?)\s*:(?:\s|$)")
+_KEYED = re.compile(r"\s*[^\s#:-][^#:]*:[ \t]+[^\s#|>]")
 _BAD_TAG = re.compile(r"![^\s]*")
 
 
@@ -207,7 +208,9 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     neighbour = _neighbour(lines, number, indent)
     if neighbour is None:
         return None
-    other = _width(_line(lines, neighbour))
+    number, neighbour = _out_of_line(lines, number, neighbour, places)
+    line = _line(lines, number)
+    indent, other = _width(line), _width(_line(lines, neighbour))
     if places.builds_on(places.at(neighbour, other + 1), places.at(number, indent + 1)):
         # The line that the user's own template adds is the one to mend, not the inherited one that follows it.
         number, neighbour, indent, other = neighbour, number, other, indent
@@ -224,6 +227,33 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     elif indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
         hint += f", or move the value of {_name(_line(lines, neighbour))} off its line"
     return _Finding("FG201", message, hint, number, indent + 1)
+
+
+def _out_of_line(lines: list[str], number: int, neighbour: int, places: Places) -> tuple[int, int]:
+    """Returns the line that its neighbours on both sides do not stand in line with, where they are of one file."""
+    before = _written_above(lines, number)
+    for odd, above, below in (
+        (before, _written_above(lines, before), number),
+        (number, before, _written_below(lines, number)),
+    ):
+        around = [_line(lines, at) for at in (above, odd, below)]
+        widths = [_width(line) for line in around]
+        files = {origin.span.file if origin else None for at in (above, odd, below) if (origin := places.at(at, 1))}
+        if len(files) == 1 and widths[0] == widths[2] > widths[1] and all(map(_KEYED.match, around)):
+            return odd, above
+    return number, neighbour
+
+
+def _written_above(lines: list[str], number: int) -> int:
+    return next((at for at in range(number - 1, 0, -1) if _is_written(_line(lines, at))), 0)
+
+
+def _written_below(lines: list[str], number: int) -> int:
+    return next((at for at in range(number + 1, len(lines) + 1) if _is_written(_line(lines, at))), 0)
+
+
+def _is_written(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
