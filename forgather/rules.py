@@ -47,7 +47,9 @@ class Rules(NamedTuple):
     Args:
         about: the constructors, as configs name them.
         settings: by name, what a value must be, as `type`, `minimum`, `choices` and so on; see `misfit`.
-        conflicts: conditions that must not hold, with code, message, hint and the setting to point at.
+        conflicts: conditions that must not hold, with code, message, hint and the setting to point at. With `after`,
+            only where the user wrote that setting, and no child of it the setting `after`; with `beside`, only where no
+            option of the command line gives the setting `beside`.
         derived: values of settings that follow from others: `when` and `value`, by name.
         defaults: values of settings that are not given.
         closed: a name outside `settings` is a mistake.
@@ -151,7 +153,12 @@ class Rules(NamedTuple):
         return whole
 
     def broken(
-        self, settings: Mapping[str, Any], given: Collection[str] = (), *, main: bool = True
+        self,
+        settings: Mapping[str, Any],
+        given: Collection[str] = (),
+        *,
+        main: bool = True,
+        stands: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> Iterator[Breach]:
         """Yields the conflicts that hold.
 
@@ -159,10 +166,13 @@ class Rules(NamedTuple):
             settings: every setting, defaults included; what is missing counts as unknown.
             given: the settings that the user wrote.
             main: True where the object is what a run runs, which some rules are about.
+            stands: tells whether the user wrote the setting of a rule with `after` or `beside`; None leaves these out.
         """
         facts = {**settings, "given": tuple(given)}
         for rule in self.conflicts:
             if rule.get("main_only") and not main:
+                continue
+            if _is_of_origins(rule) and (stands is None or not stands(rule)):
                 continue
             if holds(rule["when"], facts) is True:
                 yield Breach(
@@ -182,7 +192,7 @@ class Rules(NamedTuple):
         """Returns the names of unknown settings that keep a conflict from being judged."""
         names: dict[str, None] = {}
         for rule in self.conflicts:
-            if holds(rule["when"], {"given": (), **settings}) is UNKNOWN:
+            if not _is_of_origins(rule) and holds(rule["when"], {"given": (), **settings}) is UNKNOWN:
                 for name in names_of(rule["when"]):
                     value = settings.get(name, UNKNOWN)
                     if name != "given" and (value is UNKNOWN or value is SOMETHING):
@@ -200,6 +210,11 @@ def _rules(facts: dict[str, Any]) -> Rules:
     for name in ("about", "conflicts", "quietly"):
         facts[name] = tuple(facts.get(name, ()))
     return Rules(**facts)
+
+
+def _is_of_origins(rule: Mapping[str, Any]) -> bool:
+    """Says whether a rule hangs on who wrote the setting, which is known before a run alone."""
+    return "after" in rule or "beside" in rule
 
 
 def _owner(constructor: str | None) -> str:

@@ -120,11 +120,22 @@ def test_without_the_names_of_transformers_nothing_is_said_about_an_unknown_one(
     assert ({}, []) == rules.names({"fp16": True}, None)
 
 
+def test_a_rule_about_who_wrote_a_setting_is_judged_only_where_that_is_known():
+    rules = rules_about("forgather.ml:TrainingArguments")
+    facts = rules.complete({"eval_steps": 3})
+    assert "FG457" not in [breach.code for breach in rules.broken(facts)]
+    found = [breach for breach in rules.broken(facts, stands=lambda rule: True) if breach.code == "FG457"]
+    assert [("eval_steps", Severity.WARNING)] == [(breach.argument, breach.severity) for breach in found]
+
+
 def test_saving_without_a_folder_is_a_warning():
     rules = rules_about("forgather.ml:TrainingArguments")
     found = [breach for breach in rules.broken(rules.complete({}), ()) if breach.code == "FG826"]
     assert [Severity.WARNING] == [breach.severity for breach in found]
     assert [] == [breach for breach in rules.broken(rules.complete({}), ("output_dir",)) if breach.code == "FG826"]
+
+
+_OF_A_PARTIAL = {"sets": ("a",), "takes": ("a",), "calls": "module:name", "lr_scheduler_type": "linear"}
 
 
 @pytest.mark.parametrize(("name", "rules"), ALL, ids=[f"{name}-{rules.about[0]}" for name, rules in ALL])
@@ -134,11 +145,13 @@ def test_the_data_is_sound(name, rules):
         misfit(object(), rule)
     for conflict in rules.conflicts:
         assert {"code", "argument", "when", "message", "hint"} <= set(conflict)
+        assert not {"after", "beside"} & set(conflict) or Severity.WARNING == conflict["severity"]
         names = set(names_of(conflict["when"])) - {"given"}
         assert not rules.closed or names <= known
-        facts = dict.fromkeys(names, 1)
+        facts = {name: _OF_A_PARTIAL.get(name.rpartition(".")[2], 1) for name in names}
         assert holds(conflict["when"], facts | {"given": ()}) in (True, False)
-        shown = Rules(about=("m:C",), conflicts=({**conflict, "when": "1 == 1"},)).broken(facts)
+        shown = Rules(about=("m:C",), conflicts=({**conflict, "when": "1 == 1"},))
+        shown = shown.broken(facts, stands=lambda rule: True)
         assert "{" not in next(iter(shown)).message
 
 

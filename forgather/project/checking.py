@@ -20,6 +20,7 @@ from forgather.project.declared import declared_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.locations import cache_dir
+from forgather.project.precedence import Precedence
 from forgather.project.project import Project
 from forgather.project.settings import judge_settings
 from forgather.project.written import Writers
@@ -82,7 +83,7 @@ def check_project(
     graph = project.graph
     reader = reader or reader_for(project)
     judgement = judge(graph, reader)
-    settings, undecided, words = judge_settings(graph, judgement, reader)
+    settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project))
     elsewhere, unread = judge_projects(graph, project)
     found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
@@ -92,6 +93,10 @@ def check_project(
     writers = Writers(project)
     placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
+
+
+def _precedence(project: Project) -> Precedence:
+    return Precedence(project.meta.project_dir, (use.file for use in project.rendered.templates))
 
 
 def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from forgather.conditions import SOMETHING, UNKNOWN
@@ -17,6 +18,7 @@ from forgather.config.constructors import Called, Judgement, Unchecked
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.precedence import Precedence
 from forgather.rules import Breach, Rules, misfit, read_rules
 from forgather.signatures.values import Callee, Default
 
@@ -38,10 +40,10 @@ def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
 
 
 def judge_settings(
-    graph: Graph, judgement: Judgement, reader: Reader
+    graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence
 ) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
     """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for."""
-    judge = _Settings(graph, judgement, reader)
+    judge = _Settings(graph, judgement, reader, precedence)
     findings: list[Diagnostic] = []
     for called in judgement.calls.values():
         if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
@@ -50,11 +52,12 @@ def judge_settings(
 
 
 class _Settings:
-    def __init__(self, graph: Graph, judgement: Judgement, reader: Reader) -> None:
+    def __init__(self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence) -> None:
         main = graph.targets.get("main")
         self._main = main.value if main else None
         self._calls = judgement.calls
         self._reader = reader
+        self._precedence = precedence
         self.unchecked: list[Unchecked] = []
         self.texts: list[Scalar] = []
 
@@ -69,13 +72,23 @@ class _Settings:
             # What is wrong by itself is no part of a contradiction.
             wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
             facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
-            found += rules.broken(facts, given, main=called.node is self._main)
+            stands = partial(self._stands, called.node, rules)
+            found += rules.broken(facts, given, main=called.node is self._main, stands=stands)
             for breach in found:
                 yield _finding(breach, called, rules)
             undecided = rules.undecided(facts)
             if undecided:
                 reason = f"rules about {', '.join(undecided)}: known only when it is built"
                 self._leave(called, reason)
+
+    def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
+        """Returns whether the user wrote the setting of a rule, and nothing nearer to the config the other one."""
+        argument = str(rule["argument"])
+        _, setting = _written(node, argument, rules)
+        if setting is None or setting.key != argument.rpartition(".")[2]:
+            return False
+        _, other = _written(node, str(rule.get("after") or rule["beside"]), rules)
+        return self._precedence.stands(setting, other, given_only="beside" in rule)
 
     def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Breach]]:
         """Returns which settings are given, all of them by present names, and what is wrong with the names."""
@@ -91,11 +104,24 @@ class _Settings:
         facts: dict[str, Any] = {}
         for name, node in arguments_of(called).items():
             inner = self._calls.get(id(node))
-            if inner is None or not rules.reads(name) or inner.node.kind in (CallKind.META, CallKind.PARTIAL):
+            if inner is None or not rules.reads(name) or inner.node.kind is CallKind.META:
+                continue
+            if inner.node.kind is CallKind.PARTIAL:
+                facts |= {f"{name}.{fact}": value for fact, value in self._of_partial(inner).items()}
                 continue
             theirs = rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
             _, settings, _ = self._settings(inner, theirs[0])
             facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
+        return facts
+
+    def _of_partial(self, called: Called) -> dict[str, Any]:
+        """Returns what a partial `calls`, `takes` and `sets`, and the values that it sets."""
+        values = {name: self._value(node) for name, node in arguments_of(called).items()}
+        facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
+        if called.callee is not None and len(called.callee.signatures) == 1:
+            parameters = called.callee.signatures[0].parameters.values()
+            if any(p.kind is not Parameter.VAR_KEYWORD for p in parameters):
+                facts["takes"] = tuple(p.name for p in parameters)
         return facts
 
     def _elsewhere(self, called: Called, rules: Rules, written: Iterable[str]) -> Mapping[str, Any] | None:
