@@ -121,7 +121,7 @@ def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
     by_path = _config_of_file(word)
     if by_path is not None:
         return by_path
-    folder = folder or _project_above(word)
+    folder = folder or project_of_path(word)
     try:
         meta = load_meta(find_project(folder))
         return meta, choose_config(meta, word or None)
@@ -146,7 +146,7 @@ def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
     return None
 
 
-def _project_above(word: str) -> str | None:
+def project_of_path(word: str) -> str | None:
     """Returns the project that a path of no existing file would be in."""
     if os.sep not in word or os.path.isfile(META_FILE):
         return None

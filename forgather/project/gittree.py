@@ -131,7 +131,8 @@ def _toplevel(folder: str) -> str:
         raise ProjectError(
             f"{folder!r} is in no Git repository that can be read",
             code="FG433",
-            hint=f"git says: {found}" if found else "a revision needs a repository: git init",
+            hint=(f"git says: {found}" if found else "a revision needs a repository: git init")
+            + "; two configs or runs are compared without Git: fgcli diff A B",
         )
     return os.path.realpath(os.fsdecode(done.stdout).rstrip("\n"))
 

@@ -218,6 +218,13 @@ class PastRun:
             return None
 
 
+def runs_of(project_dir: str) -> list[str]:
+    """Returns the folders of the runs below a project's usual output folders, newest first."""
+    models = _listed(os.path.join(project_dir, "output_models"))
+    found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
+    return sorted(found, key=os.path.basename, reverse=True)
+
+
 def is_run_folder(folder: str) -> bool:
     """Whether a folder looks like that of a run."""
     return os.path.isfile(os.path.join(folder, FACTS)) and os.path.isfile(os.path.join(folder, GRAPH))

@@ -27,6 +27,8 @@ from forgather.project.surroundings import surroundings
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_project, find_workspace
 from forgather.source import Span
 
+_LAST = "HEAD"
+
 
 def open_revision(word: str, revision: str, folder: str | None, now: datetime) -> Compared:
     """Returns a config as it was at a revision.
@@ -67,12 +69,23 @@ def _project_in(tree: Tree, start: str, word: str) -> str:
         if tree.has(os.path.join(folder, META_FILE)):
             return folder
         if os.path.isfile(os.path.join(folder, META_FILE)):
+            if tree.revision == _LAST:
+                raise _not_committed(tree, folder)
             break
         folder = os.path.dirname(folder)
     raise ProjectError(
         f"{word or os.path.relpath(start, tree.top)!r} is in no project at {tree.revision}",
         code="FG436",
         hint=f"no {META_FILE!r} there at that revision; 'git log -- DIR' tells when it came",
+    )
+
+
+def _not_committed(tree: Tree, project_dir: str) -> ProjectError:
+    file = os.path.relpath(os.path.join(project_dir, META_FILE), tree.top)
+    return ProjectError(
+        f"the project is not in Git yet: the last commit has no {file!r}",
+        code="FG436",
+        hint="commit it, or compare two configs or runs: fgcli diff A B",
     )
 
 
@@ -117,8 +130,8 @@ def _told(tree: Tree) -> Iterator[None]:
     except ForgatherError as error:
         error.message = error.message.replace(tree.folder, tree.top)
         error.hint = error.hint and error.hint.replace(tree.folder, tree.top)
-        at = f"at revision {tree.revision}"
-        error.context = (*(part.replace(tree.folder, tree.top) for part in error.context), at)
+        context = [part.replace(tree.folder, tree.top) for part in error.context]
+        error.context = tuple(context if error.code == "FG436" else [*context, f"at revision {tree.revision}"])
         if error.span is not None and error.span.file.startswith(tree.folder):
             file = os.path.relpath(error.span.file, tree.folder)
             error.span = Span(f"{file}@{tree.revision}", error.span.line, error.span.column)

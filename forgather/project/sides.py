@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import datetime
+from difflib import get_close_matches
 
-from forgather.errors import ForgatherError
-from forgather.project.compared import Compared, named_config, open_config, without_options
-from forgather.project.workspace import META_FILE
+from forgather.errors import ForgatherError, ProjectError
+from forgather.project.compared import Compared, named_config, open_config, project_of_path, without_options
+from forgather.project.metastore import load_meta
+from forgather.project.workspace import META_FILE, find_project
+
+_LISTED = 3
 
 
 def open_sides(a: str | None, b: str | None, config: str | None, folder: str | None) -> tuple[Compared, Compared]:
@@ -84,13 +88,34 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
     return name, revision
 
 
+def _nothing_named(word: str, folder: str | None, error: ProjectError) -> ProjectError:
+    """Returns the error for a word that is neither a config nor a run of the project."""
+    if error.code != "FG405" or error.span is not None:
+        return error
+    from forgather.project.past_run import runs_of
+
+    meta = load_meta(find_project(folder or project_of_path(word)))
+    runs = {os.path.basename(run): os.path.relpath(run) for run in runs_of(meta.project_dir)}
+    hint = error.hint or "'fgcli ls' lists the configs"
+    near = get_close_matches(os.path.basename(word.rstrip(os.sep)), list(runs), n=_LISTED, cutoff=0.7)
+    if near:
+        hint = "did you mean " + " or ".join(runs[name] for name in near) + "?"
+    elif runs:
+        hint += f"; runs, newest first: {', '.join([*runs.values()][:_LISTED])}"
+    return ProjectError(f"project {meta.name!r} has no config or run {word!r}", code="FG405", hint=hint, found=word)
+
+
 def _opened(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
     if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
         from forgather.project.past_run import open_run
 
         open_run(word)  # it is none: the error names the runs that are near
     if revision is None:
-        return open_config(*named_config(word, folder), now)
+        try:
+            found = named_config(word, folder)
+        except ProjectError as error:
+            raise _nothing_named(word, folder, error) from None
+        return open_config(*found, now)
     from forgather.project.revision import open_revision
 
     return open_revision(word, revision, folder, now)

@@ -94,11 +94,11 @@ def test_a_long_value_has_a_line_of_its_own(tmp_path, monkeypatch, out):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("a", "d"), "FG405", "has no config 'd'"),
+        (("a", "d"), "FG405", "has no config or run 'd'"),
         (("a", "broken"), "FG200", "a '[' that is not closed"),
         (("a", "templates"), "FG437", "'templates' is no folder of a run: it holds no 'run.json' and no 'graph.yaml'"),
         (("a", "meta.yaml"), "FG430", "'meta.yaml' is a file, but no config"),
-        (("a", "templates/configs/d.yaml"), "FG405", "has no config 'templates/configs/d.yaml'"),
+        (("a", "templates/configs/d.yaml"), "FG405", "has no config or run 'templates/configs/d.yaml'"),
     ],
 )
 def test_trouble_has_a_status_of_its_own(bench, capsys, arguments, code, words):

@@ -159,9 +159,10 @@ def test_nothing_of_a_revision_is_left_behind(repository, private_folders):
         ("a@^HEAD", "FG434", "there is no revision '^HEAD'", "did you mean 'HEAD'?"),
         ("a@HEAD:work", "FG434", "there is no revision 'HEAD:work'", "'HEAD:work' is no commit: name the commit alone, HEAD"),
         ("a@-odd", "FG434", "there is no revision '-odd'", "git takes it for something else; write it in full"),
-        ("nosuch", "FG405", "has no config 'nosuch'", "one of: a, b, new"),
+        ("nosuch", "FG405", "has no config or run 'nosuch'", "one of: a, b, new"),
         ("c@v1", "FG405", "has no config 'c'", "one of: a, b"),
         ("templates/configs/new.yaml@v1", "FG436", "is no config of project 'Bench' at v1", "configs there: a.yaml, b.yaml"),
+        ("../new", "FG436", "the project is not in Git yet: the last commit has no 'work/new/meta.yaml'", "commit it"),
         ("../new@v1", "FG436", "'../new' is in no project at v1", "no 'meta.yaml' there at that revision"),
     ],
 )  # fmt: skip
@@ -317,3 +318,16 @@ def test_a_tree_lays_out_what_is_asked_for_and_no_more(repository):
         assert not tree.is_folder(str(folder / "data"))
         assert str(top / "work") == tree.real(str(folder / "work"))
     assert not folder.exists()
+
+
+def test_the_name_of_a_run_alone_names_its_folder(repository, monkeypatch):
+    run = repository / "output_models/bench/runs/20250102T030405Z-a"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "graph.yaml").write_text("{}")
+    monkeypatch.chdir(repository)
+    place = os.path.relpath(run)
+    for word, hint in ((run.name, f"did you mean {place}?"), ("zzz", f"one of: a, b; runs, newest first: {place}")):
+        with pytest.raises(ProjectError) as caught:
+            told(word)
+        assert ("FG405", hint) == (caught.value.code, caught.value.hint)
