@@ -55,7 +55,7 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     imports = Imports(names, setting.system_path)
     imports.take(node for _, node in reach.nodes if isinstance(node, Call))
     parameters = parameters_of(graph, wanted, reach, names)
-    body = Body(graph, reach, imports, names, parameters)
+    body = Body(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
     built = []
     for target in wanted:
         expression = body.build(graph.target(target).value, (Key(target),))

@@ -1,4 +1,5 @@
 import json
+import runpy
 import shlex
 
 import pytest
@@ -194,6 +195,46 @@ def test_code_that_may_have_been_edited_is_replaced_by_force_alone(bench, capsys
     assert 0 == main(["code", "-o", "train.py", "--force"])
     assert "wrote train.py\n" == capsys.readouterr().err
     assert "def build():" in (bench / "train.py").read_text()
+
+
+LISTS = """\
+meta: {output_dir: {{ project_dir }}/out}
+main: !call:dict
+  out: {{ project_dir }}/out/models
+  root: {{ project_dir }}
+  odd: {{ project_dir }}/a//b
+  callbacks:
+    - !call:app:Short
+    - !call:app:Long {one: 'a text that is rather long', two: 'another text that is rather long', three: 'and one more'}
+    - !call:app:Short {x: 1}
+    - 7
+"""
+
+
+def test_paths_of_the_project_begin_at_its_folder_and_items_of_a_list_are_written_alike(bench, capsys):
+    (bench / "templates/configs/lists.yaml").write_text(LISTS)
+    assert 0 == main(["-t", "lists", "code", "--verify", "-o", "train.py"])
+    text = (bench / "train.py").read_text()
+    assert 'out=os.path.join(PROJECT_DIR, "out", "models"),' in text
+    assert f'root="{bench}",' in text
+    assert f'odd="{bench}/a//b",' in text
+    assert "Its folders begin at `PROJECT_DIR`." in text
+    assert "    callbacks_2 = Short()\n    callbacks = Long(" in text
+    assert "    callbacks_3 = Short(x=1)\n" in text
+    assert "callbacks=[callbacks_2, callbacks, callbacks_3, 7]" in text
+
+
+def test_a_module_that_was_moved_away_from_its_project_says_what_to_change(bench, tmp_path, capsys):
+    (bench / "toy.py").write_text("class Toy: pass\n")
+    (bench / "templates/configs/file.yaml").write_text("main: !call:toy.py:Toy\n")
+    assert 0 == main(["-t", "file", "code", "-o", "train.py"])
+    moved = tmp_path / "elsewhere.py"
+    moved.write_text((bench / "train.py").read_text())
+    with pytest.raises(
+        ModuleNotFoundError, match=f"no 'toy' in {tmp_path}: PROJECT_DIR, above, has to be the project's"
+    ):
+        runpy.run_path(str(moved))
+    assert "Toy" in str(runpy.run_path(str(bench / "train.py"))["build"]())
 
 
 def test_a_proof_on_the_terminal_prints_the_verdict_alone(bench, capsys):

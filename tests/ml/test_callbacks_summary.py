@@ -70,6 +70,7 @@ def test_the_model_is_named_where_this_run_wrote_it_and_else_its_last_checkpoint
         (0, 10, {}, r"10 steps in \d+\.\d s\n"),
         (0, 10, {"tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(median 1.20k tokens/s\)\n"),
         (0, 10, {"train_tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(1.20k tokens/s\)\n"),
+        (9, 10, {}, r"1 step \(number 10\) in \d+\.\d s\n"),
         (8, 10, {}, r"2 steps \(9 to 10\) in \d+\.\d s\n"),
         (10, 10, {"train_runtime": 0.3}, r"nothing was trained, the run stands at step 10\n"),
     ],
@@ -81,6 +82,19 @@ def test_the_summary_counts_the_steps_of_this_run_alone(tmp_path, first, last, l
     callback.on_log(arguments(tmp_path), state(last), control(), logs=logs)
     callback.on_train_end(arguments(tmp_path), state(last), control())
     assert re.search(f"run finished: {expected}", screen.getvalue())
+
+
+def test_a_loss_says_which_step_it_is_of_and_places_are_short(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    callback, screen = begun(tmp_path)
+    callback.on_log(arguments(tmp_path), state(1), control(), logs={"loss": 7.0})
+    callback.on_log(arguments(tmp_path), state(3), control(), logs={"eval_loss": 6.0})
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert {"loss": 1, "eval_loss": 3} == summary(tmp_path)["final_steps"]
+    assert "  loss       7.0000  (logged at step 1)\n" in screen.getvalue()
+    assert "(perplexity 403.4, logged at step 3)\n" in screen.getvalue()
+    assert "  report     report.html\n" in screen.getvalue()
+    assert str(tmp_path) not in screen.getvalue()
 
 
 def test_the_speed_is_the_median_of_the_logs(tmp_path):

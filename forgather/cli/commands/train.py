@@ -106,6 +106,7 @@ def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:
 
 
 def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    ending = _told_ending(outcome.run_dir)
     if as_json:
         write_json(
             {
@@ -114,10 +115,12 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
                 "run_dir": outcome.run_dir,
                 "model_dir": outcome.model_dir,
                 "checkpoint": outcome.checkpoint,
+                "step": ending.get("step"),
+                "max_steps": ending.get("max_steps"),
+                "metrics": ending.get("final", {}),
             }
         )
         return
-    ending = _told_ending(outcome.run_dir)
     if outcome.interrupted and (ending.get("status") != "interrupted" or "checkpoint" not in ending["places"]):
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
         print_note(f"interrupted; {saved or 'nothing was saved'}")

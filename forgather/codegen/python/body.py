@@ -8,7 +8,6 @@ is needed only in some cases is built only then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf, isnan
 
 from forgather.codegen.python.faults import cannot
@@ -16,6 +15,7 @@ from forgather.codegen.python.fresh import FreshWriter
 from forgather.codegen.python.imports import Imports, is_file, split, static_folders
 from forgather.codegen.python.names import Names, is_identifier, is_named, wish
 from forgather.codegen.python.parameters import Parameter
+from forgather.codegen.python.parts import DEEPEST, Part, below, room
 from forgather.codegen.python.passes import unused
 from forgather.codegen.python.reach import Reach, is_null
 from forgather.codegen.python.short import PARAMETERS, expanded
@@ -40,36 +40,24 @@ from forgather.config.tags import SHORT_NAMES
 
 LONGEST_INLINE = 80
 _LONGEST_TWICE = 60
-LONGEST_STRING, _LONGEST_KEY, _DEEPEST = 60, 24, 4
-
-
-@dataclass(slots=True)
-class Part:
-    """One value among others that are built in a row.
-
-    Args:
-        before: what stands before it: `lr=`, `"key": `.
-        make: builds it.
-        wish: what a variable that holds it would be called.
-        expression: what it became.
-        dropped: True where only the building counts: another value takes its place.
-    """
-
-    before: str
-    make: Callable[[], Expression]
-    wish: str
-    expression: Expression = name("None")
-    dropped: bool = False
+_LONGEST_KEY = 24
 
 
 class Body:
     """The statements of one generated function, as they grow."""
 
     def __init__(
-        self, graph: Graph, reach: Reach, imports: Imports, names: Names, parameters: dict[str, Parameter]
+        self,
+        graph: Graph,
+        reach: Reach,
+        imports: Imports,
+        names: Names,
+        parameters: dict[str, Parameter],
+        *,
+        project_dir: str = "",
     ) -> None:
         self.graph, self.reach, self.imports, self.names = graph, reach, imports, names
-        self.parameters = parameters
+        self.parameters, self._project_dir = parameters, project_dir
         self.block: list[Statement] = []
         self.top = self.block
         self.uncertain = 0
@@ -193,7 +181,7 @@ class Body:
         if expression.constant:
             return False
         long = width(expression.text) > LONGEST_INLINE
-        return expression.depth > _DEEPEST or (long and (isinstance(node, Call) or is_named(self.graph, node)))
+        return expression.depth > DEEPEST or (long and (isinstance(node, Call) or is_named(self.graph, node)))
 
     # plain values
 
@@ -206,8 +194,12 @@ class Body:
             return self.keep(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
         if not isinstance(value, str):
             return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
+        if path and (parts := below(self._project_dir, value)):
+            self.imports.use("os")
+            self.imports.use("PROJECT_DIR")
+            return Expression(f"os.path.join(PROJECT_DIR, {', '.join(map(quoted, parts))})", constant=True)
         literal = Expression(quoted(value), constant=True)
-        if width(literal.text) <= (_room(path) if longest is None else longest):
+        if width(literal.text) <= (room(path) if longest is None else longest):
             return literal
         return self.bind(literal, wish(self.graph, Scalar(value=value), path) if path else "text", value)
 
@@ -230,6 +222,15 @@ class Body:
             done.append(part)
         return done
 
+    def _alike(self, items: Iterable[Part]) -> list[Part]:
+        """Builds the items of a list; where one has become a variable, so do the others that call something."""
+        start = len(self.block)
+        parts = self.sequence(items)
+        made = {statement.before for statement in self.block[start:]}
+        if any(f"{part.expression.text} = " in made for part in parts):
+            self.settle(parts, len(self.block))
+        return parts
+
     def settle(self, parts: list[Part], at: int) -> None:
         """Gives a variable to each part that calls something, in statements from position `at` on."""
         for part in parts:
@@ -250,12 +251,12 @@ class Body:
         """Returns a container's display; `of` builds its members."""
         if isinstance(node, Sequence):
             members = [(Index(position), value) for position, value in enumerate(node.items)]
-            parts = self.sequence(self._part("", value, (*path, step), of) for step, value in members)
+            parts = self._alike(self._part("", value, (*path, step), of) for step, value in members)
             opening, closing = "()" if node.kind is ContainerKind.TUPLE else "[]"
             return bracketed(opening, [("", part.expression) for part in parts], closing, pure=True)
         if node.kind is ContainerKind.DLIST:
             entries = [entry for entry in node.entries if not is_null(entry.value)]
-            parts = self.sequence(self._part("", entry.value, (*path, Key(entry.key)), of) for entry in entries)
+            parts = self._alike(self._part("", entry.value, (*path, Key(entry.key)), of) for entry in entries)
             return bracketed("[", [("", part.expression) for part in parts], "]", pure=True)
         keys = [entry.key for entry in node.entries]
         texts = [f"{self.key(key).text}: " for key in keys]
@@ -387,12 +388,3 @@ class Body:
         inner.append(Statement(f"{variable} = ", expression))
         self.block += [Statement(f"{variable} = ", given), Statement(heads=(f"if {test}:",), body=inner)]
         return name(variable)
-
-
-def _room(path: GraphPath) -> int:
-    """Returns how wide a string at a path may be: the deeper it may be indented, the less."""
-    if not path:
-        return LONGEST_STRING
-    step = path[-1]
-    key = len(str(step.name)) if isinstance(step, Key) else 0
-    return max(104 - 4 * min(len(path), _DEEPEST + 1) - key, 20)

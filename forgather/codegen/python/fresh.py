@@ -21,7 +21,8 @@ from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children
 
 if TYPE_CHECKING:
-    from forgather.codegen.python.body import Body, Part
+    from forgather.codegen.python.body import Body
+    from forgather.codegen.python.parts import Part
 
 
 @dataclass(frozen=True, slots=True)

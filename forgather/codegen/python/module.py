@@ -31,7 +31,13 @@ def import_file(source, folders=()):
         spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
         spec.submodule_search_locations = places
         sys.modules[package] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(package + source)'''
+    try:
+        return importlib.import_module(package + source)
+    except ModuleNotFoundError as error:
+        if error.name != package + source:
+            raise
+        text = f"no {source[1:]!r} in {', '.join(places)}: PROJECT_DIR, above, has to be the project's folder"
+        raise ModuleNotFoundError(text, name=error.name) from None'''
 _GIVEN = '''\
 def given(value, variable):
     """Returns the value of a variable that has to be given."""
@@ -111,7 +117,8 @@ def _docstring(setting: Setting, targets: list[str], imports: Imports) -> list[s
     if any(fact.startswith("forgather") and fact.endswith(":from_project") for fact in imports.facts()):
         lines += ["", "`from_project` reads another config when it is called, from a folder below the working folder."]
     if "PROJECT_DIR" in imports.own:
-        lines += ["", "It imports files of the project, from `PROJECT_DIR`."]
+        what = "It imports files of the project, from" if "import_file" in imports.own else "Its folders begin at"
+        lines += ["", f"{what} `PROJECT_DIR`."]
     return [lines[0] + '"""'] if len(lines) == 1 else [*lines, '"""']
 
 

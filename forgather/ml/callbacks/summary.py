@@ -56,6 +56,7 @@ class RunSummaryCallback(TrainerCallback):
         self.console = console
         self._summary: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._steps: dict[str, int] = {}
         self._speeds: list[float] = []
         self._begin = (0.0, 0)
         self._model_before: tuple[int, int] | None = None
@@ -67,7 +68,7 @@ class RunSummaryCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
-        self._last, self._speeds = {}, []
+        self._last, self._steps, self._speeds = {}, {}, []
         self._model_before, self._checkpoint = written_model(args), None
         self._summary = {
             "name": self.name,
@@ -86,6 +87,7 @@ class RunSummaryCallback(TrainerCallback):
         """Remembers the last value of each metric."""
         if logs and state.is_world_process_zero:
             self._last |= logs
+            self._steps |= dict.fromkeys(logs, state.global_step)
             if "tokens_per_second" in logs:
                 self._speeds.append(float(logs["tokens_per_second"]))
 
@@ -113,6 +115,7 @@ class RunSummaryCallback(TrainerCallback):
             "steps_per_second": (state.global_step - first_step) / seconds if seconds else None,
             "tokens_per_second": self._speed(),
             "final": self._last,
+            "final_steps": {name: step for name, step in self._steps.items() if name in ("loss", "eval_loss")},
             "best": {"metric": state.best_metric, "step": state.best_global_step},
         }
         folder = run_folder(args, self.run_dir)
@@ -170,10 +173,25 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     final = summary["final"]
     if "eval_loss" in final:
         perplexity = figure(math.exp(min(final["eval_loss"], 700.0)))
-        lines.append(f"  eval loss  {final['eval_loss']:.4f}  (perplexity {perplexity})")
+        lines.append(
+            f"  eval loss  {final['eval_loss']:.4f}  (perplexity {perplexity}{_at(summary, 'eval_loss', ', ')})"
+        )
     if "loss" in final:
-        lines.append(f"  loss       {final['loss']:.4f}")
-    return lines + [f"  {name:<10} {place}" for name, place in summary["places"].items() if place]
+        at = _at(summary, "loss")
+        lines.append(f"  loss       {final['loss']:.4f}" + (f"  ({at})" if at else ""))
+    return lines + [f"  {name:<10} {_near(place)}" for name, place in summary["places"].items() if place]
+
+
+def _at(summary: Mapping[str, Any], name: str, before: str = "") -> str:
+    """Returns which step the last value of a metric is of; "" where that is not known."""
+    step = summary.get("final_steps", {}).get(name)
+    return "" if step is None else f"{before}logged at step {step}"
+
+
+def _near(place: str) -> str:
+    """Returns a path as one would type it here: relative below the working folder."""
+    relative = os.path.relpath(place)
+    return place if relative.startswith(os.pardir) else relative
 
 
 def _extent(summary: Mapping[str, Any]) -> str:
@@ -181,7 +199,9 @@ def _extent(summary: Mapping[str, Any]) -> str:
     step, first_step = summary["step"], summary.get("first_step", 0)
     if step == first_step > 0:
         return f"nothing was trained, the run stands at step {step}"
-    own = f"{step - first_step} steps" + (f" ({first_step + 1} to {step})" if first_step else "")
+    taken = step - first_step
+    which = f"{first_step + 1} to {step}" if taken > 1 else f"number {step}"
+    own = f"{taken} step{'' if taken == 1 else 's'}" + (f" ({which})" if first_step else "")
     speed = summary.get("tokens_per_second")
     kind = "median " if "tokens_per_second" in summary["final"] else ""
     return f"{own} in {duration(summary['seconds'])}" + (f" ({kind}{count(speed)} tokens/s)" if speed else "")

@@ -208,9 +208,10 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
     if newest is None and skipped:
+        several = f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; of the newest, "
+        only = f"the only checkpoint in {str(output_dir)!r} is not intact: "
         raise CheckpointError(
-            f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; "
-            f"of the newest, {skipped[0].message}",
+            f"{several if len(skipped) > 1 else only}{skipped[0].message}",
             code="FG607",
             hint="remove them to begin anew, or give resume_from_checkpoint: false",
         )
