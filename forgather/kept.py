@@ -13,7 +13,10 @@ import os
 import stat
 import tempfile
 from contextlib import suppress
+from functools import cache
 from typing import Any, BinaryIO
+
+from forgather import __version__
 
 _MAX_ENTRY_BYTES = 5_000_000
 _CHUNK = 1 << 20
@@ -70,6 +73,16 @@ def digest_of(content: bytes) -> str:
 def sealed(body: bytes) -> bytes:
     """Returns an entry's body behind its digest."""
     return digest_of(body).encode() + b"\n" + body
+
+
+@cache
+def edition(*folders: str) -> str:
+    """Returns what changes whenever the code in these folders does: in a checkout, one version has many sources."""
+    states: list[tuple[str, int]] = []
+    for folder in folders:
+        with os.scandir(folder) as files:
+            states += [(file.path, file.stat().st_mtime_ns) for file in files if file.name.endswith(".py")]
+    return f"{__version__} {digest_of(repr(sorted(states)).encode())}"
 
 
 def read_kept(file: str, form: int) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 Takes facts as plain data, gives them back while all they were made from still holds: the digest of every file that
 was read, names that were looked for in vain, environment variables. Keeps true: an entry that is corrupt, foreign,
-open to others or of another version is as good as none; without a cache folder nothing is kept.
+open to others or made by other code than that of now is as good as none; without a cache folder nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from forgather import __version__
-from forgather.kept import Digests, digest_of, keep, read_kept
+from forgather.kept import Digests, digest_of, edition, keep, read_kept
 from forgather.project.locations import cache_dir, config_dir, library_dir
 
 FORM = 1
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# The code that makes the facts.
+_CODE = tuple(os.path.join(_PACKAGE, *part) for part in ((), ("config",), ("config", "_jinja"), ("project",)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +68,5 @@ def _entry_file(part: str, name: str) -> str | None:
     if folder is None:
         return None
     host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
-    key = "\0".join((str(FORM), __version__, library_dir(), config_dir(), host, name))
+    key = "\0".join((edition(*_CODE), library_dir(), config_dir(), host, name))
     return os.path.join(folder, digest_of(os.fsencode(key)) + ".json")

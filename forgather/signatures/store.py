@@ -11,16 +11,15 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
-from forgather import __version__
-from forgather.kept import Digests, digest_of, keep, read_kept
+from forgather.kept import Digests, digest_of, edition, keep, read_kept
 from forgather.signatures.finding import Finder
 from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
 from forgather.source import Span
 
 FORM = 1
+_CODE = os.path.dirname(__file__)
 _SCALARS = (type(None), bool, int, float, str)
 _KINDS = tuple(inspect._ParameterKind)
 
@@ -62,16 +61,8 @@ class Store:
 
     def _file(self, name: str) -> str:
         path = [os.path.abspath(folder) for folder in self._finder.path]
-        key = "\0".join((_edition(), sys.version, *path, name))
+        key = "\0".join((edition(_CODE), sys.version, *path, name))
         return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
-
-
-@cache
-def _edition() -> str:
-    """Returns what changes whenever the reader does: in a checkout, one version has many readers."""
-    with os.scandir(os.path.dirname(__file__)) as files:
-        states = sorted((file.name, file.stat().st_mtime_ns) for file in files if file.name.endswith(".py"))
-    return f"{__version__} {states}"
 
 
 def _plain(answer: Callee | Unknown) -> dict[str, Any]:

@@ -47,6 +47,14 @@ def test_a_change_is_noticed(bench, reads, change):
     assert 2 == len(reads)
 
 
+def test_what_other_code_has_kept_is_read_anew(bench, reads, monkeypatch):
+    load_meta(str(bench))
+    monkeypatch.setattr("forgather.project.kept.edition", lambda *_: "another")
+    load_meta(str(bench))
+
+    assert 2 == len(reads)
+
+
 def test_a_parent_template_that_appears_nearer_is_noticed(tmp_path, private_folders):
     folder = private_folders / "config" / "forgather" / "templates"
     folder.mkdir(parents=True)
