@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forgather.cli.invocation import Invocation
@@ -77,20 +78,19 @@ def construction_variables(invocation: Invocation) -> dict[str, object]:
 
 
 def path_and_value(text: str) -> tuple[str, str]:
-    """Splits `path=value` at the first `=` that stands outside brackets.
+    """Returns path and value of `path=value`, for argparse.
 
     Example:
         >>> path_and_value("optimizer.lr=3e-4")
         ('optimizer.lr', '3e-4')
     """
-    depth = 0
-    for position, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
-        if char == "=" and depth == 0:
-            path = text[:position].strip()
-            if path.strip("+"):
-                return path, text[position + 1 :]
-            break
+    from forgather.config.override import split_assignment
+    from forgather.errors import GraphError
+
+    with suppress(GraphError):
+        path, value = split_assignment(text)
+        if path.strip("+"):
+            return path, value
     raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
 
 

@@ -26,17 +26,6 @@ def check(graph: Graph) -> list[Diagnostic]:
     ]
 
 
-def variable_names(graph: Graph) -> list[str]:
-    """Returns the names that a construction may give values to: those of `!var` and those in `!calc`."""
-    names: dict[str, None] = {}
-    for _, node in walk(roots(graph)):
-        if isinstance(node, Var):
-            names[node.variable] = None
-        elif isinstance(node, Calc):
-            names.update(dict.fromkeys(_calc_reads(node)))
-    return list(names)
-
-
 def _repeated_names(nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
     first: dict[str, GraphPath] = {}
     for path, node in nodes:

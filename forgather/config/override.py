@@ -45,7 +45,7 @@ _ORIGIN = Origin((Site(Span(COMMAND_LINE, 1), COMMAND_LINE),))
 
 
 def split_assignment(text: str) -> tuple[str, str]:
-    """Returns path and value of `path=value`; an `=` inside a quoted key belongs to the key.
+    """Returns path and value of `path=value`; an `=` inside brackets belongs to the path.
 
     Raises:
         GraphError: there is no `=`.
@@ -54,16 +54,19 @@ def split_assignment(text: str) -> tuple[str, str]:
         >>> split_assignment("optimizer.lr=3e-4")
         ('optimizer.lr', '3e-4')
     """
-    inside = escaped = False
+    depth, quote, escaped = 0, "", False
     for position, char in enumerate(text):
         if escaped:
             escaped = False
-        elif inside and char == "\\":
-            escaped = True
-        elif char == "'":
-            inside = not inside
-        elif char == "=" and not inside:
+        elif quote:
+            escaped = char == "\\"
+            quote = "" if char == quote else quote
+        elif depth > 0 and char in "'\"":
+            quote = char
+        elif char == "=" and depth <= 0:
             return text[:position].strip(), text[position + 1 :]
+        else:
+            depth += (char == "[") - (char == "]")
     raise GraphError(f"{text!r} is no assignment: there is no '='", code="FG313", hint="write path=value")
 
 

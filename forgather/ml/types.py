@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,16 +77,3 @@ class Topology:
     world_size: int
     device: torch.device
     is_writer: bool
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything that a checkpoint holds."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything needed to go on from here."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from `state_dict`."""
-        ...

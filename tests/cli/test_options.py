@@ -14,6 +14,9 @@ from forgather.cli.options import path_and_value
         ("a=b=c", ("a", "b=c")),
         ("+a.b=[1, 2]", ("+a.b", "[1, 2]")),
         ("a['x=y'].b=1", ("a['x=y'].b", "1")),
+        ("a['x['].b=1", ("a['x['].b", "1")),
+        ("a['x]=y']=1", ("a['x]=y']", "1")),
+        ("it's=1", ("it's", "1")),
     ],
 )
 def test_a_setting_is_split_at_the_first_equals_sign_outside_brackets(text, pair):

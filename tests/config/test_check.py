@@ -2,7 +2,7 @@ import time
 
 from documents import graph_of
 
-from forgather.config.check import check, variable_names
+from forgather.config.check import check
 
 
 def findings(text):
@@ -40,11 +40,6 @@ def test_names_in_calc_that_the_config_does_not_have():
 
 def test_an_expression_that_is_none():
     assert ["error FG305 1 '1 +' is not an expression"] == findings("a: !calc 1 +\n")
-
-
-def test_the_variables_that_a_construction_may_give():
-    graph = graph_of("a: !var x\nb: {c: !var {name: y, default: !var z}}\nd: !calc x + w\ne: !calc 1 +\n")
-    assert ["x", "y", "z", "w"] == variable_names(graph)
 
 
 def test_targets_that_are_computed_from_one_another_are_one_error():

@@ -179,6 +179,8 @@ def test_a_value_may_not_nest_the_config_too_deep():
 def test_an_equals_sign_in_a_quoted_key_belongs_to_the_key():
     assert ("a['x=y']", "1") == split_assignment("a['x=y']=1")
     assert ("a['it\\'s=']", "=") == split_assignment("a['it\\'s=']==")
+    assert ("a['x]=[']", "1") == split_assignment("a['x]=[']=1")
+    assert ("a[key ('x', \"it's=\")]", "1") == split_assignment("a[key ('x', \"it's=\")]=1")
 
 
 def test_how_to_add_a_keyword_stands_before_a_long_list():
