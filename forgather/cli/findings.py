@@ -30,7 +30,8 @@ def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
         lines += [file[1:-1] if file.startswith(NO_LINES) else display(file)] if file else []
         width = max(len(_line(finding)) for finding in found)
         for finding in found:
-            lines += _entry(finding, display, width if file else 0)
+            margin = "  " if file.startswith(NO_LINES) else ""
+            lines += [margin + line for line in _entry(finding, display, width if file else 0)]
         lines.append("")
     return lines
 
@@ -50,6 +51,8 @@ def _entry(finding: Diagnostic, display: Display, width: int) -> list[str]:
         lines.append(f"{margin}| {in_brief(text.rstrip(), _SOURCE_WIDTH)}")
     if finding.path:
         lines.append(f"{margin}in {in_brief(finding.path, _SOURCE_WIDTH)}")
+    # A value that a template prints was perhaps set somewhere else.
+    lines += [f"{margin}{in_brief(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
     if finding.hint:
         lines.append(f"{margin}help: {in_brief(display.shorten(finding.hint))}".replace("\n", " "))
     return lines
