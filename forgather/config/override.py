@@ -10,7 +10,7 @@ definition) changes it for every alias; setting it where an alias stands changes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, n
 from forgather.source import Origin, Site, Span
 
 _MAX_DEPTH = 100
-_LISTED = 3
+_LISTED = 2
 _COUNTED = 100
 _ORIGIN = Origin((Site(Span(COMMAND_LINE, 1), COMMAND_LINE),))
 
@@ -101,9 +101,9 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     _judge_presence(edit, holder, present)
     if present is not None and _is_home(graph, holder, step, present):
         swaps = {id(present): edit.value}
-        return _announced(_rebuilt(graph, swaps, edit, edit.moved), edit, _places(graph, swaps))
+        return _announced(_rebuilt(graph, swaps, edit, edit.moved), edit, _others(graph, edit, swaps))
     swaps = {id(holder): _added(edit, holder) if present is None else _set(holder, step, edit)}
-    return _announced(_rebuilt(graph, swaps, edit), edit, _places(graph, swaps, (step,)))
+    return _announced(_rebuilt(graph, swaps, edit), edit, _others(graph, edit, swaps, (step,)))
 
 
 def _value(text: str, value: str, anchors: Mapping[str, Node]) -> Node:
@@ -273,7 +273,7 @@ def _assign_root(graph: Graph, edit: _Edit) -> Graph:
         targets={key: new if old is entry else old for key, old in graph.targets.items()},
         definitions=tuple(new if old is entry else old for old in graph.definitions),
     )
-    return _announced(_rebuilt(changed, swaps, edit, edit.moved), edit, _places(graph, swaps))
+    return _announced(_rebuilt(changed, swaps, edit, edit.moved), edit, _others(graph, edit, swaps))
 
 
 def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved = with_value) -> Graph:
@@ -314,19 +314,57 @@ def _refuse_depth(level: list[Node], edit: _Edit) -> None:
     raise GraphError(message, code="FG220", path=edit.text, hint="flatten the value")
 
 
-def _places(graph: Graph, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
-    tops = [((Key(name),), entry.value) for name, entry in graph.targets.items()]
-    return [format_path((*path, *behind)) for path in paths_to(tops, set(changed), limit=_COUNTED)]
+def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
+    """Returns the other places that change with what is set.
+
+    A place that is reached through another target is not told again, nor is the one place that uses the target whose
+    value is set: that is what targets are there for.
+
+    Args:
+        graph: the graph before the change.
+        edit: what is set.
+        changed: ids of the nodes that change.
+        behind: what the path of a place has after such a node.
+    """
+    names: dict[int, str] = {}
+    for name, entry in graph.targets.items():
+        names.setdefault(id(entry.value), name)
+    wanted = set(changed)
+    target = graph.targets.get(str(edit.path[0].name)) if isinstance(edit.path[0], Key) else None
+    own = id(target.value) if target is not None else None
+    inside: list[tuple[GraphPath, Node]] = [
+        ((Key(name), step), child) for key, name in names.items() if key not in wanted
+        for step, child in children(graph.targets[name].value)
+    ]  # fmt: skip
+    uses: list[GraphPath] = []
+    places: list[GraphPath] = [(Key(name), *behind) for key, name in names.items() if key in wanted and key != own]
+    for path, node in _ends(inside, wanted | set(names)):
+        if id(node) == own:
+            uses.append((*path, *edit.path[1:]))
+        elif id(node) in wanted:
+            places.append((*path, *behind))
+    places = [path for path in places if path != edit.path]
+    # A definition is nothing but the places that use it: one of them is no surprise.
+    told = len(uses) > 1 or len(places) > (own is None)
+    return [format_path(path) for path in (*uses, *places)] if told else []
 
 
-def _announced(graph: Graph, edit: _Edit, places: list[str]) -> Graph:
-    """Returns the graph with a finding that names the places, where there is more than one."""
-    if len(places) < 2:
+def _ends(tops: list[tuple[GraphPath, Node]], wanted: set[int]) -> Iterator[tuple[GraphPath, Node]]:
+    """Yields where nodes with the ids `wanted` are reached, at most a hundred, each with the node."""
+    for path in paths_to(tops, wanted, limit=_COUNTED):
+        at, node = next((len(top), node) for top, node in tops if path[: len(top)] == top)
+        for step in path[at:]:
+            node = next(child for other, child in children(node) if other == step)
+        yield path, node
+
+
+def _announced(graph: Graph, edit: _Edit, others: list[str]) -> Graph:
+    """Returns the graph with a finding that names the places that change, too, where there are any."""
+    if not others:
         return graph
-    others = [place for place in places if place != format_path(edit.path)]
     shown = ", ".join(others[:_LISTED])
     if len(others) > _LISTED:
-        shown += f" and {'at least ' if len(places) >= _COUNTED else ''}{len(others) - _LISTED} more"
+        shown += f" and {'at least ' if len(others) >= _COUNTED - 1 else ''}{len(others) - _LISTED} more"
     found = Diagnostic(
         code="FG314",
         message=f"{edit.text} is shared with {shown}",
