@@ -19,6 +19,7 @@ from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.declared import declared_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
+from forgather.project.imports import judge_imports
 from forgather.project.locations import cache_dir
 from forgather.project.precedence import Precedence
 from forgather.project.project import Project
@@ -88,6 +89,8 @@ def check_project(
     found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
+    named = (called.node for called in judgement.calls.values())
+    found += judge_imports(named, project.meta.project_dir, reader)
     found += _taken_options(graph, reserved)
     context = project.lineage
     writers = Writers(project)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
-from forgather.errors import ForgatherError
+from forgather.errors import ForgatherError, ResolveError
 from forgather.signatures.finding import Finder
 from forgather.signatures.store import Store
 from forgather.signatures.values import Callee, Unknown
@@ -61,6 +61,16 @@ class Reader:
         if isinstance(known, ForgatherError):
             raise copy(known)
         return known
+
+    def lacks(self, module: str) -> ResolveError | None:
+        """Returns the error that importing a library's module gives; None where it exists, or may."""
+        if self._finder.find(module) is not None:
+            return None
+        try:
+            self.read(f"{module}:_")
+        except ForgatherError as error:
+            return error if isinstance(error, ResolveError) and error.code == "FG320" else None
+        return None
 
     def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
         name = constructor

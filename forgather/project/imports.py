@@ -1,0 +1,80 @@
+"""Imports of the project's files that surely fail.
+
+Takes the calls of a graph and a reader of signatures, gives findings at lines of Python files. Keeps true: nothing is
+imported; an import inside of a condition, a `try` or a function is left alone, and so is a file that changes where
+modules are looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from forgather.config.graph import Call
+from forgather.errors import Diagnostic, Severity
+from forgather.source import Span
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+# At the margin, so that nothing guards it; `from .blocks import` is the business of whoever reads the constructor.
+_IMPORT = re.compile(r"^(?:from[ \t]+([A-Za-z_][\w.]*)[ \t]+import\b|import[ \t]+([A-Za-z_][\w.]*))", re.MULTILINE)
+_CHANGES_THE_SEARCH = re.compile(r"sys\.(?:path|modules|meta_path)|importlib|__import__|__path__|site\.")
+
+
+def judge_imports(calls: Iterable[Call], project_dir: str, reader: Reader) -> Iterator[Diagnostic]:
+    """Yields an error for each import at the margin of a project's file whose module surely does not exist."""
+    files = dict.fromkeys(_file(call.constructor, project_dir) for call in calls)
+    for file in files:
+        text = _text(file) if file else None
+        if file is None or text is None or _CHANGES_THE_SEARCH.search(text):
+            continue
+        for found in _IMPORT.finditer(text):
+            name = found[1] or found[2]
+            line = text.count("\n", 0, found.start()) + 1
+            error = reader.lacks(name)
+            if error is not None and _is_statement(text, line, name):
+                yield Diagnostic(
+                    code=error.code,
+                    message=f"{error.message}, which {os.path.basename(file)} imports",
+                    severity=Severity.ERROR,
+                    span=Span(file, line),
+                    hint=_beside(file, name) or error.hint,
+                )
+
+
+def _file(constructor: str, project_dir: str) -> str | None:
+    module = constructor.partition(":")[0]
+    return os.path.normpath(os.path.join(project_dir, module)) if module.endswith(".py") else None
+
+
+def _text(file: str) -> str | None:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _is_statement(text: str, line: int, name: str) -> bool:
+    """Says whether that line is an import of the module's own body, and no part of a text."""
+    import ast  # costs milliseconds, and is needed where something is missing alone
+
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    for statement in tree.body:
+        if statement.lineno == line:
+            if isinstance(statement, ast.Import):
+                return any(alias.name == name for alias in statement.names)
+            return isinstance(statement, ast.ImportFrom) and not statement.level and statement.module == name
+    return False
+
+
+def _beside(file: str, name: str) -> str | None:
+    """Returns the hint for a module that is a file beside the one that imports it."""
+    there = os.path.join(os.path.dirname(file), *name.split(".")) + ".py"
+    return f"for the file beside it, write `from .{name} import ...`" if os.path.isfile(there) else None
