@@ -63,8 +63,9 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
     faults: list[ProjectError] = []
     for key, node, span in _records(entry):
         try:
-            option = replace(_option(key, node), span=span)
+            option = _option(key, node)
             _refuse_taken(option, taken)
+            option = replace(option, span=span)
         except ProjectError as fault:
             faults.append(fault)
             continue

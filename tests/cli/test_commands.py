@@ -108,6 +108,13 @@ def test_pp_prints_the_text(bench, out):
     assert Project("a", bench).rendered.text + "\n" == out("pp")
 
 
+def test_pp_begins_with_text_on_a_terminal_alone(bench, out, monkeypatch):
+    (bench / "templates/configs/c.yaml").write_text("-- set a = 1\n\n\nmain: 1\n")
+    assert out("-t", "c", "pp").startswith("\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert out("-t", "c", "pp").startswith("main: 1\n")
+
+
 def test_pp_writes_to_a_file_and_says_so(bench, capsys):
     assert 0 == main(["pp", "-o", "out.yaml"])
     printed = capsys.readouterr()
@@ -382,6 +389,7 @@ def test_train_as_json(bench, capsys):
     assert 3 == main(["-t", "b", "train", "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert (3, False, None) == (facts["status"], facts["interrupted"], facts["model_dir"])
+    assert (None, None, {}) == (facts["step"], facts["max_steps"], facts["metrics"])
 
 
 def test_train_shows_warnings_and_goes_on(bench, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from forgather.cli.invocation import Invocation
@@ -53,7 +54,10 @@ def run(invocation: Invocation) -> int:
     elif options.map:
         write_text(_mapped(project, display), options.output)
     else:
-        write_text(_text(project), options.output)
+        text = _text(project)
+        # What the lines above the first text leave empty says nothing to people; a file or a program gets it as it is.
+        to_people = options.output is None and sys.stdout is not None and sys.stdout.isatty()
+        write_text(text.lstrip("\n") if to_people else text, options.output)
     return int(print_findings(findings, project.meta.project_dir))
 
 
