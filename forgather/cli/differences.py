@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forgather.cli.origins import Labels, options_first
+from forgather.cli.output import BOLD, DIM, OFF
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.path import GraphPath, format_path
 from forgather.config.show import value_facts
@@ -22,7 +23,6 @@ _MARKS = {Change.ADDED: "+", Change.REMOVED: "-"}
 _WIDTH = 72
 _SHOWN = 3
 _COLORS = {"+ ": "\x1b[32m", "- ": "\x1b[31m", "~ ": "\x1b[33m"}
-_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 def difference_lines(differences: Sequence[Difference], places: Places) -> list[str]:
@@ -68,8 +68,8 @@ def paint(line: str) -> str:
     """Returns a line with the colors of a terminal."""
     color = _COLORS.get(line[2:4] if line.startswith("  ") else "")
     if color:
-        return f"{color}{line}{_OFF}"
-    return f"{_DIM}{line}{_OFF}" if line.startswith("      ") else f"{_BOLD}{line}{_OFF}" if line[:1].strip() else line
+        return f"{color}{line}{OFF}"
+    return f"{DIM}{line}{OFF}" if line.startswith("      ") else f"{BOLD}{line}{OFF}" if line[:1].strip() else line
 
 
 def difference_facts(differences: Sequence[Difference], places: Places) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.output import visible
+from forgather.cli.output import plural, visible
 
 if TYPE_CHECKING:
     from forgather.project.declared import DeclaredOption
@@ -110,7 +110,7 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
     project = invocation.undeclared()
     options = declared_options(project.declared_graph, reserved=OWN_NAMES)
     if options and not shown:
-        names = f"{project.config_name} has {len(options)} option{'' if len(options) == 1 else 's'} of its own"
+        names = f"{project.config_name} has {plural(len(options), 'option')} of its own"
         parser.epilog = f"{parser.epilog}\n\n{names}, which count here, too: see 'fgcli train --help'"
         return []
     if options:

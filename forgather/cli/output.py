@@ -25,7 +25,7 @@ MAX_LINES = 15
 _WIDTH = 160
 _MAX_READ = 1_000_000
 _COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "lint": "\x1b[1;36m"}
-_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+DIM, BOLD, OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 # What has no lines: an option, or a variable that was given in Python.
 NO_LINES = ("<option ", "<variable ")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -176,12 +176,6 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def near_path(path: str) -> str:
-    """Returns a path as one would type it here: relative below the working folder, absolute elsewhere."""
-    relative = os.path.relpath(path)
-    return os.path.abspath(path) if relative.startswith(os.pardir) else relative
-
-
 def print_note(text: str) -> None:
     """Prints one line on the error stream, for people."""
     _print_lines([text])
@@ -203,16 +197,11 @@ def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str
     if file is None:
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
-        try:
-            # What a config says must not steer the terminal; a file or another program gets it as it is.
-            shown = visible(text) if sys.stdout.isatty() else text
-            if paint is not None and _wants_color(sys.stdout):
-                shown = "\n".join(paint(line) for line in shown.split("\n"))
-            sys.stdout.write(_encodable(shown, sys.stdout))
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _no_output(error) from None
+        # What a config says must not steer the terminal; a file or another program gets it as it is.
+        shown = visible(text) if sys.stdout.isatty() else text
+        if paint is not None and _wants_color(sys.stdout):
+            shown = "\n".join(paint(line) for line in shown.split("\n"))
+        _send(shown)
         flush_output()
         return
     try:
@@ -250,7 +239,7 @@ def write_lines(lines: Iterable[tuple[str, bool]], file: str | None = None) -> N
         return
     for text, dim in found:
         shown = visible(text)
-        _send(f"{_DIM}{shown}{_OFF}\n" if dim else f"{shown}\n")
+        _send(f"{DIM}{shown}{OFF}\n" if dim else f"{shown}\n")
     flush_output()
 
 
@@ -332,10 +321,10 @@ def _wants_color(stream: IO[str]) -> bool:
 def _colored(line: str) -> str:
     head = re.match(r"( *\d+  )?((error|warning|note|lint)(\[\w+\])?:)", line)
     if head:
-        number = f"{_DIM}{head[1]}{_OFF}" if head[1] else ""
-        return f"{number}{_COLORS[head[3]]}{head[2]}{_OFF}{_BOLD}{line[head.end() :]}{_OFF}"
+        number = f"{DIM}{head[1]}{OFF}" if head[1] else ""
+        return f"{number}{_COLORS[head[3]]}{head[2]}{OFF}{BOLD}{line[head.end() :]}{OFF}"
     label = re.match(r" +(-->|in |help:|not checked:|\d+ \||\|)", line)
-    return f"{_DIM}{label[0]}{_OFF}{line[label.end() :]}" if label else line
+    return f"{DIM}{label[0]}{OFF}{line[label.end() :]}" if label else line
 
 
 def _encodable(text: str, stream: IO[str]) -> str:

@@ -25,7 +25,8 @@ from forgather.project.locations import cache_dir, library_dir
 from forgather.project.meta import ProjectMeta
 from forgather.project.past_run import PastRun
 from forgather.project.project import Project
-from forgather.project.record import FACTS, GRAPH, OVERRIDES, overrides_text, unwritable
+from forgather.project.record import OVERRIDES, overrides_text
+from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.verify import code_is_as_then
 
 LOSS = "loss.jsonl"
@@ -67,23 +68,6 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
             hint="name another folder, or leave --output-dir out",
         )
     return folder
-
-
-def reserved(folder: str) -> str:
-    """Makes and returns a new folder of this name, with a number where another rerun has just taken it.
-
-    Raises:
-        ProjectError: it cannot be made.
-    """
-    try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        for unique in (folder, *(f"{folder}-{attempt}" for attempt in range(2, 1000))):
-            with suppress(FileExistsError):
-                os.mkdir(unique)
-                return unique
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    raise ProjectError(f"{folder!r} and 998 more of its name exist", code="FG413", hint="remove old runs")
 
 
 def place_of(run: PastRun) -> ProjectMeta:

@@ -20,9 +20,9 @@ from forgather.project.declared import declared_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.imports import judge_imports
-from forgather.project.locations import cache_dir
 from forgather.project.precedence import Precedence
 from forgather.project.project import Project
+from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
 from forgather.project.written import Writers
 
@@ -55,13 +55,6 @@ class Checked(NamedTuple):
         return tuple(found for found in self.findings if found.severity is Severity.ERROR)
 
 
-def reader_for(project: Project) -> Reader:
-    """Returns a reader of signatures for what a project names."""
-    from forgather.signatures import Reader
-
-    return Reader(project.meta.project_dir, system_path=project.meta.system_path, cache_dir=cache_dir("signatures"))
-
-
 def check_project(
     project: Project,
     reader: Reader | None = None,
@@ -82,7 +75,7 @@ def check_project(
     except ForgatherError as error:
         return Checked(_ordered([*_of(error), *_known_before(project)]))
     graph = project.graph
-    reader = reader or reader_for(project)
+    reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
     settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project))
     elsewhere, unread = judge_projects(graph, project)

@@ -19,14 +19,13 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.kept import Digests
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
-from forgather.project.declared import TARGET as OPTIONS
 from forgather.project.defaults import Defaults, changed_defaults
 from forgather.project.display import Display
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.project import Project
 from forgather.project.surroundings import surroundings
-from forgather.project.workspace import META_FILE, find_project
+from forgather.project.workspace import META_FILE, find_project, project_above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +59,6 @@ def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
     if old.defaults and new.defaults:
         found += changed_defaults(old.graph, new.graph, old.defaults, new.defaults)
     return tuple(found)
-
-
-def without_options(graph: Graph) -> Graph:
-    """Returns a graph without the options of the command line, which did their work in the templates."""
-    return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != OPTIONS})
 
 
 def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
@@ -150,12 +144,7 @@ def project_of_path(word: str) -> str | None:
     """Returns the project that a path of no existing file would be in."""
     if os.sep not in word or os.path.isfile(META_FILE):
         return None
-    folder = os.path.dirname(os.path.abspath(word))
-    while folder != os.path.dirname(folder):
-        if os.path.isfile(os.path.join(folder, META_FILE)):
-            return folder
-        folder = os.path.dirname(folder)
-    return None
+    return project_above(os.path.dirname(word))
 
 
 def _no_side(word: str) -> ProjectError:

@@ -78,6 +78,11 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
     return options
 
 
+def without_options(graph: Graph) -> Graph:
+    """Returns a graph without the options of the command line, which did their work in the templates."""
+    return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != TARGET})
+
+
 def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterator[Diagnostic]:
     """Yields a lint for each option whose variable is not among the names that the templates of the config read."""
     for option in options:

@@ -14,8 +14,8 @@ from forgather.config.graph import Call, Graph
 from forgather.config.path import Key
 from forgather.config.traverse import entries, roots, walk
 from forgather.errors import ForgatherError
-from forgather.project.locations import cache_dir
 from forgather.project.meta import ProjectMeta
+from forgather.project.reader import reader_for
 
 Defaults = Mapping[str, Mapping[str, str | None]]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -23,9 +23,9 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | None]]:
     """Returns, for each constructor, its parameters in order: the default as its source writes it, None without one."""
-    from forgather.signatures import Callee, Reader
+    from forgather.signatures import Callee
 
-    reader = Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))
+    reader = reader_for(meta)
     found: dict[str, dict[str, str | None]] = {}
     for _, node in walk(roots(graph)):
         if not isinstance(node, Call) or node.constructor in found or node.submodule_searchpath is not None:

@@ -65,6 +65,12 @@ class Display:
         return "other/" + file.strip("<>").lstrip(os.sep).replace(os.sep, "/").replace(":", "_")
 
 
+def near_path(path: str) -> str:
+    """Returns a path as one would type it here: relative below the working folder, absolute elsewhere."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith(os.pardir) else relative
+
+
 def working_folder() -> str | None:
     """Returns the working folder; None where it has been removed."""
     try:

@@ -23,12 +23,12 @@ from forgather.config.override import override
 from forgather.config.render import render
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.kept import open_regular
-from forgather.project.compared import without_options
+from forgather.project.declared import without_options
 from forgather.project.display import Display
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.plain import plain_value
-from forgather.project.record import FACTS, FORM, GRAPH, OVERRIDES, SIGNATURES
-from forgather.project.run_facts import read_facts
+from forgather.project.record import FORM, OVERRIDES, SIGNATURES
+from forgather.project.run_facts import FACTS, GRAPH, is_run_folder, read_facts
 from forgather.source import Span
 
 _LISTED = 5
@@ -223,11 +223,6 @@ def runs_of(project_dir: str) -> list[str]:
     models = _listed(os.path.join(project_dir, "output_models"))
     found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
     return sorted(found, key=os.path.basename, reverse=True)
-
-
-def is_run_folder(folder: str) -> bool:
-    """Whether a folder looks like that of a run."""
-    return os.path.isfile(os.path.join(folder, FACTS)) and os.path.isfile(os.path.join(folder, GRAPH))
 
 
 def open_run(folder: str) -> PastRun:

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 
 from forgather.codegen.emit_yaml import emit_yaml
@@ -26,16 +25,18 @@ from forgather.kept import digest_of
 from forgather.project.code_files import code_files
 from forgather.project.configs import template_name
 from forgather.project.data_files import data_facts
+from forgather.project.declared import without_options
 from forgather.project.defaults import read_defaults
 from forgather.project.display import Display
 from forgather.project.git import run_git
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
+from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.surroundings import host_facts
 from forgather.project.versions import installed_versions
 
 FORM = 2
-FACTS, GRAPH, OVERRIDES, SIGNATURES = "run.json", "graph.yaml", "overrides.yaml", "signatures.json"
+OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 
 
@@ -45,19 +46,24 @@ def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
     Raises:
         ProjectError: the folder cannot be made.
     """
-    folder = run_folder_name(output_dir, config_name, now)
+    return new_folder(run_folder_name(output_dir, config_name, now))
+
+
+def new_folder(folder: str) -> str:
+    """Makes and returns a new folder of this name, with a number where there is one already.
+
+    Raises:
+        ProjectError: it cannot be made.
+    """
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-        for attempt in range(1, 1000):
-            unique = folder if attempt == 1 else f"{folder}-{attempt}"
-            try:
+        for unique in (folder, *(f"{folder}-{attempt}" for attempt in range(2, 1000))):
+            with suppress(FileExistsError):
                 os.mkdir(unique)
-            except FileExistsError:
-                continue
-            return unique
+                return unique
     except OSError as error:
         raise unwritable(folder, error) from error
-    raise ProjectError(f"{folder!r} and 999 more of its name exist", code="FG413", hint="remove old runs")
+    raise ProjectError(f"{folder!r} and 998 more of its name exist", code="FG413", hint="remove old runs")
 
 
 def run_folder_name(output_dir: str, config_name: str, now: datetime) -> str:
@@ -107,9 +113,7 @@ def _template_files(project: Project) -> dict[str, str]:
 
 
 def _graph_text(graph: Graph) -> str:
-    # Options of the command line did their work in the templates: there is nothing left for them to change.
-    targets = {name: entry for name, entry in graph.targets.items() if name != "dynamic_args"}
-    text = emit_yaml(replace(graph, targets=targets))
+    text = emit_yaml(without_options(graph))
     head = "# What was built, overrides included: a config by itself, without templates. {% raw %}"
     return f"{head}\n{text}# {{% endraw %}}\n"
 

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
+FACTS, GRAPH = "run.json", "graph.yaml"
 _Kind = Callable[[Any], bool]
+
+
+def is_run_folder(folder: str) -> bool:
+    """Whether a folder looks like that of a run."""
+    return all(os.path.isfile(os.path.join(folder, name)) for name in (FACTS, GRAPH))
 
 
 def read_facts(text: str) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import os
 from dataclasses import replace
 
 from forgather.errors import ForgatherError
-from forgather.project.compared import Compared, code_digests, without_options
+from forgather.project.compared import Compared, code_digests
 from forgather.project.configs import choose_config
+from forgather.project.declared import without_options
 from forgather.project.defaults import read_defaults
-from forgather.project.display import Display
+from forgather.project.display import Display, near_path
 from forgather.project.metastore import load_meta
 from forgather.project.past_run import open_run
 from forgather.project.project import Project
@@ -29,7 +30,7 @@ def open_past(folder: str) -> Compared:
     """
     run = open_run(folder)
     return Compared(
-        title=_near(run.folder),
+        title=near_path(run.folder),
         graph=without_options(run.graph),
         place=run.place,
         config=run.config,
@@ -68,9 +69,3 @@ def config_now(folder: str) -> Compared:
         defaults=read_defaults(project.graph, meta),
         declared=project.graph,
     )
-
-
-def _near(folder: str) -> str:
-    """The folder as one would type it: relative below the working folder, absolute elsewhere."""
-    relative = os.path.relpath(folder)
-    return folder if relative.startswith(os.pardir) else relative

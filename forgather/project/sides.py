@@ -12,8 +12,10 @@ from datetime import datetime
 from difflib import get_close_matches
 
 from forgather.errors import ForgatherError, ProjectError
-from forgather.project.compared import Compared, named_config, open_config, project_of_path, without_options
+from forgather.project.compared import Compared, named_config, open_config, project_of_path
+from forgather.project.declared import without_options
 from forgather.project.metastore import load_meta
+from forgather.project.run_facts import is_run_folder
 from forgather.project.workspace import META_FILE, find_project
 
 _LISTED = 3
@@ -33,7 +35,7 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
         ForgatherError: one of them cannot be opened.
     """
     now = datetime.now()
-    if a is not None and _is_run(a):
+    if a is not None and is_run_folder(a):
         return _sides_of_run(a, b, folder, now)
     name, revision = split_revision(a or "", folder)
     name = name or config or ""
@@ -43,16 +45,12 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
         old = _opened(name, "HEAD" if revision is None else revision, folder, now)
         return old, new or _opened(name, None, folder, now)
     old = _opened(name, revision, folder, now)
-    if _is_run(b):
+    if is_run_folder(b):
         from forgather.project.run_sides import open_past
 
         return replace(old, graph=without_options(old.graph)), open_past(b)
     other, other_revision = split_revision(b, folder)
     return old, _opened(other or name, other_revision, folder, now)
-
-
-def _is_run(word: str) -> bool:
-    return all(os.path.isfile(os.path.join(word, name)) for name in ("run.json", "graph.yaml"))
 
 
 def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> tuple[Compared, Compared]:
@@ -61,7 +59,7 @@ def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> t
     old = open_past(a)
     if b is None:
         return old, config_now(a)
-    if _is_run(b):
+    if is_run_folder(b):
         return old, open_past(b)
     name, revision = split_revision(b, folder)
     new = _opened(name or old.config, revision, folder, now)

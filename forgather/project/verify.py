@@ -19,9 +19,9 @@ from forgather.errors import ForgatherError
 from forgather.kept import Digests
 from forgather.project.data_files import changed_data
 from forgather.project.defaults import changed_defaults, read_defaults
-from forgather.project.locations import cache_dir
 from forgather.project.meta import ProjectMeta
 from forgather.project.past_run import PastRun
+from forgather.project.reader import reader_for
 from forgather.project.record import environment_needed, git_state, runtime_facts
 from forgather.project.versions import installed_versions
 
@@ -180,9 +180,7 @@ def _names_a_checkpoint(entry: Entry) -> bool:
 
 
 def _constructors(run: PastRun, meta: ProjectMeta) -> Iterator[Row]:
-    from forgather.signatures import Reader
-
-    reader = Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))
+    reader = reader_for(meta)
     names = dict.fromkeys(
         node.constructor
         for _, node in walk(roots(run.built))

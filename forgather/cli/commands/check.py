@@ -11,13 +11,14 @@ from typing import NamedTuple
 from forgather.cli.findings import finding_facts, grouped, not_checked, unchecked_facts
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
-from forgather.cli.output import write_findings, write_json
+from forgather.cli.output import plural, write_findings, write_json
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
-from forgather.project.checking import Checked, check_project, reader_for
+from forgather.project.checking import Checked, check_project
 from forgather.project.configfiles import config_files
 from forgather.project.display import Display
 from forgather.project.metastore import load_meta
 from forgather.project.project import Project
+from forgather.project.reader import reader_for
 from forgather.project.workspace import find_project, find_projects
 from forgather.signatures import Reader
 
@@ -75,7 +76,7 @@ def _named(invocation: Invocation) -> Iterator[_Report]:
                 raise
             yield _broken(error, find_project(invocation.project_dir), "meta.yaml")
             return
-        reader = reader or reader_for(project)
+        reader = reader or reader_for(project.meta)
         yield _report(project, reader, project.config_name)
 
 
@@ -95,7 +96,7 @@ def _everywhere(invocation: Invocation) -> Iterator[_Report]:
         reader: Reader | None = None
         for name in config_files(meta.searchdir, meta.config_prefix):
             project = Project(name, os.path.join(folder, ""), overrides=invocation.options.overrides or ())
-            reader = reader or reader_for(project)
+            reader = reader or reader_for(project.meta)
             yield _report(project, reader, prefix + name)
 
 
@@ -155,9 +156,7 @@ def _counts(reports: list[_Report]) -> str:
     unchecked = sum(len(report.checked.unchecked) for report in reports)
     words = [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.NOTE, "note"), (Severity.LINT, "lint")]
     parts = [
-        f"{found[severity]} {word}{'' if found[severity] == 1 else 's'}"
-        for severity, word in words
-        if found[severity] or severity is not Severity.NOTE
+        plural(found[severity], word) for severity, word in words if found[severity] or severity is not Severity.NOTE
     ]
     return ", ".join([*parts, f"{unchecked} not checked"])
 

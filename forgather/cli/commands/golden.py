@@ -8,8 +8,8 @@ from forgather.cli.differences import Places, difference_facts, difference_lines
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.origins import Labels
-from forgather.cli.output import near_path, print_error, write_json, write_text
-from forgather.project.display import Display
+from forgather.cli.output import plural, print_error, write_json, write_text
+from forgather.project.display import Display, near_path
 from forgather.project.golden import Judged, State, judge, update
 from forgather.project.metastore import load_meta
 from forgather.project.workspace import find_project
@@ -70,7 +70,7 @@ def _done(item: Judged) -> str:
 
 
 def _counts(items: list[Judged], word: str) -> str:
-    return f"{len(items)} golden{'' if len(items) == 1 else 's'} {word}"
+    return f"{plural(len(items), 'golden')} {word}"
 
 
 def _report(judged: list[Judged], places: Places) -> list[str]:

@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.output import near_path, plural, print_findings, print_note, write_json, write_text
+from forgather.cli.output import plural, print_findings, print_note, write_json, write_text
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of, reserved
+from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
+from forgather.project.display import near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.past_run import PastRun, open_run
-from forgather.project.record import run_folder_name
+from forgather.project.record import new_folder, run_folder_name
 from forgather.project.verify import Fate, Row, verify
 
 EXECUTES = True
@@ -65,7 +66,7 @@ def run(invocation: Invocation) -> int:
     rows = verify(past, meta)
     lost = [row for row in rows if row.fate is Fate.LOST]
     if options.output_dir is None and not options.dry_run and (options.anyway or not lost):
-        output_dir = reserved(output_dir)
+        output_dir = new_folder(output_dir)
     facts = {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
     if not options.json:
         _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
@@ -74,7 +75,7 @@ def run(invocation: Invocation) -> int:
             write_json({**facts, "can_be_restored": not lost})
         return int(bool(lost))
     if lost and not options.anyway:
-        things = "1 thing that the run depends on" if len(lost) == 1 else f"{len(lost)} things that the run depends on"
+        things = f"{plural(len(lost), 'thing')} that the run depends on"
         first = ", ".join(f"{row.what} {row.name}" for row in lost[:3])
         raise ProjectError(
             f"{things} cannot be restored: {first}",

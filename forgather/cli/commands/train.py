@@ -13,12 +13,12 @@ from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
-from forgather.cli.output import near_path, print_findings, print_note, write_json, write_text
+from forgather.cli.output import print_findings, print_note, write_json, write_text
 from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.project.declared import declared_options
-from forgather.project.display import Display
+from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
 
