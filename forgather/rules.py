@@ -185,8 +185,11 @@ class Rules(NamedTuple):
 
     def reads(self, argument: str) -> bool:
         """Returns whether any rule looks into the call that is given as `argument`."""
-        names = [*self.settings, *(name for rule in self.conflicts for name in names_of(rule["when"]))]
-        return any(name.startswith(f"{argument}.") for name in names)
+        prefix = f"{argument}."
+        # Most conditions do not even hold the letters: they need no parsing.
+        conditions = [rule["when"] for rule in self.conflicts if prefix in rule["when"]]
+        names = [*self.settings, *(name for condition in conditions for name in names_of(condition))]
+        return any(name.startswith(prefix) for name in names)
 
     def undecided(self, settings: Mapping[str, Any]) -> list[str]:
         """Returns the names of unknown settings that keep a conflict from being judged."""
