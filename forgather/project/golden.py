@@ -69,7 +69,7 @@ def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
         ProjectError: there is no config of a name.
     """
     available = list(config_files(meta.searchdir, meta.config_prefix))
-    chosen = [choose_config(meta, name) for name in names] or available
+    chosen = list(dict.fromkeys(choose_config(meta, name) for name in names)) or available
     judged = [_judged(meta, config) for config in chosen]
     if not names:
         judged += [

@@ -1,6 +1,7 @@
 """`fgcli blame` and `pp --annotate`: what people and tools read."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,22 @@ def test_without_a_path_everything_is_printed_once(out):
     assert "args.steps" in paths
     assert "main.a" in paths
     assert "main.a.steps" not in paths
+
+
+def test_the_way_to_a_line_is_nearest_first_in_all_facts(out):
+    Path("templates/betas.yaml").rename("templates/deeper.yaml")
+    Path("templates/betas.yaml").write_text("-- include 'deeper.yaml'\n")
+    lines = json.loads(out("pp", "--annotate", "--json"))["lines"]
+    ways = [(line["via"], value["via"]) for line in lines for value in line.get("values", ()) if len(line["via"]) > 1]
+    assert ways
+    assert all(of_line == of_value for of_line, of_value in ways)
+
+
+def test_a_depth_that_is_no_count_is_refused(out, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["blame", "--depth", "-1"])
+    assert 2 == ended.value.code
+    assert "'-1' is no number of steps" in capsys.readouterr().err
 
 
 def test_depth_and_stars_choose(out):

@@ -70,6 +70,12 @@ def test_a_terminal_gets_no_page(bench, capsys, monkeypatch):
     assert "add -o page.html" in printed.err
 
 
+def test_two_formats_at_once_are_refused(bench, capsys):
+    assert 1 == main(["graph", "--json", "--format", "dot"])
+    assert "error[FG450]: two formats are asked for: json and dot" in capsys.readouterr().err
+    assert 0 == main(["graph", "--json", "--format", "json"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [(["--open"], "it is not written to a file"), (["--open", "--format", "dot", "-o", "a.dot"], "the format is dot")],

@@ -79,6 +79,8 @@ def test_a_golden_is_written_once_and_is_then_as_before(tmp_path):
     assert [State.MISSING, State.MISSING] == [item.state for item in judge(meta)]
     assert [True, True] == [update(item) for item in judge(meta)]
     assert [State.SAME, State.SAME] == [item.state for item in judge(meta)]
+    name = judge(meta)[0].config
+    assert [name] == [item.config for item in judge(meta, [name, name.removesuffix(".yaml")])]
     assert [False, False] == [update(item) for item in judge(meta)]
 
 

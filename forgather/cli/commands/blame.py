@@ -40,11 +40,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="value or container, as trainer_args.seed or callbacks[0]; * is one key, ** any number (default: all)",
     )
-    parser.add_argument("--depth", type=int, metavar="N", help="go N steps into containers (default: all the way)")
+    parser.add_argument("--depth", type=_steps, metavar="N", help="go N steps into containers (default: all the way)")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the source lines, too")
     add_set(parser)
     add_json(parser)
     add_output(parser)
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps, as 0 or 2")
+    return int(text)
 
 
 def run(invocation: Invocation) -> int:

@@ -57,8 +57,13 @@ def _form(options: argparse.Namespace) -> str:
     """Returns the format that is meant.
 
     Raises:
-        ProjectError: a page would go to a terminal, there is no page to open, or the name of the file tells no format.
+        ProjectError: two formats are asked for, a page would go to a terminal, there is no page to open, or the name of
+            the file tells no format.
     """
+    if options.json and options.format not in (None, "json"):
+        raise ProjectError(
+            f"two formats are asked for: json and {options.format}", code="FG450", hint="leave out --json or --format"
+        )
     form = "json" if options.json else options.format or ("html" if options.open else _told_by_name(options.output))
     if options.open and (form != "html" or not options.output):
         found = "it is not written to a file" if form == "html" else f"the format is {form}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import print_findings, print_note, write_json, write_lines, write_text
 from forgather.errors import Severity
-from forgather.project.display import Display
 from forgather.project.project import Project
+
+if TYPE_CHECKING:
+    from forgather.cli.origins import Labels
 
 CONFIG_OPTIONS = True
 DESCRIPTION = """Print what a config says, all templates applied. Nothing is imported or constructed.
@@ -41,7 +43,6 @@ def run(invocation: Invocation) -> int:
     """Prints the text and returns the exit status."""
     options = invocation.options
     project = invocation.open_project()
-    display = Display(project.meta.project_dir, project.meta.workspace_root)
     findings = [*project.meta.diagnostics, *project.rendered.diagnostics]
     if options.overrides:
         findings += [found for found in project.graph.diagnostics if found.severity is not Severity.LINT]
@@ -50,9 +51,9 @@ def run(invocation: Invocation) -> int:
     if options.annotate:
         _write_annotated(project, options)
     elif options.json:
-        write_json({"config": project.config_name, "lines": _lines(project, display)}, options.output)
+        write_json({"config": project.config_name, "lines": _lines(project)}, options.output)
     elif options.map:
-        write_text(_mapped(project, display), options.output)
+        write_text(_mapped(project), options.output)
     else:
         text = _text(project)
         # What the lines above the first text leave empty says nothing to people; a file or a program gets it as it is.
@@ -70,13 +71,12 @@ def _text(project: Project) -> str:
 
 
 def _write_annotated(project: Project, options: argparse.Namespace) -> None:
-    from forgather.cli.origins import Labels
     from forgather.config.annotate import annotate
 
-    labels = Labels.of(project)
+    labels = _labels(project)
     lines = annotate(project.rendered, project.graph, project.overrides)
     if options.json:
-        facts = [{**fact, **labels.line(line)} for fact, line in zip(_lines(project, labels.file), lines, strict=True)]
+        facts = [{**fact, **labels.line(line)} for fact, line in zip(_lines(project), lines, strict=True)]
         write_json({"config": project.config_name, "lines": facts}, options.output)
         return
     while lines and not lines[-1].text:
@@ -91,23 +91,29 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
     write_lines(rows, options.output)
 
 
-def _lines(project: Project, display: Callable[[str], str]) -> list[dict[str, object]]:
+def _labels(project: Project) -> Labels:
+    # Plain text needs no names of places.
+    from forgather.cli.origins import Labels
+
+    return Labels.of(project)
+
+
+def _lines(project: Project) -> list[dict[str, object]]:
+    labels = _labels(project)
     facts: list[dict[str, object]] = []
     for line, origin in project.rendered.source_map.lines():
         fact: dict[str, object] = {"text": line}
         if origin is not None:
-            fact |= {"file": display(origin.span.file), "line": origin.span.line, "template": origin.site.template}
-            fact["via"] = [{"file": display(site.span.file), "line": site.span.line} for site in origin.sites[:-1]]
+            fact |= labels.place(origin.site) | {"template": origin.site.template}
+            fact["via"] = [labels.place(site) for site in origin.sites[-2::-1]]
             fact["approximate"] = origin.approximate
         facts.append(fact)
     return facts
 
 
-def _mapped(project: Project, display: Display) -> str:
-    pairs = [
-        (f"{display(origin.span.file)}:{origin.span.line}{'~' if origin.approximate else ''}" if origin else "", line)
-        for line, origin in project.rendered.source_map.lines()
-    ]
+def _mapped(project: Project) -> str:
+    labels = _labels(project)
+    pairs = [(labels.origin(origin), line) for line, origin in project.rendered.source_map.lines()]
     if pairs and not pairs[-1][1]:
         pairs.pop()
     width = max((len(place) for place, _ in pairs), default=0)
