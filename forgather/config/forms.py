@@ -18,7 +18,6 @@ from forgather.config.tags import STANDARD, Tag, ValueKind
 from forgather.config.traverse import SEARCH_PATH, edges
 from forgather.source import Origin
 
-Payload = Event | tuple[Node, ...] | tuple["Entry", ...]
 _POSITIONAL = re.compile(r"arg(0|[1-9][0-9]{0,3})")
 _EXPLICIT = frozenset(("args", "kwargs"))
 
