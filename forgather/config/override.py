@@ -10,7 +10,7 @@ definition) changes it for every alias; setting it where an alias stands changes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -27,8 +27,8 @@ from forgather.config.traverse import (
     Step,
     children,
     entries,
-    paths_to,
     places,
+    reached,
     rebuild,
     roots,
     shared_nodes,
@@ -338,7 +338,7 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
     ]  # fmt: skip
     uses: list[GraphPath] = []
     places: list[GraphPath] = [(Key(name), *behind) for key, name in names.items() if key in wanted and key != own]
-    for path, node in _ends(inside, wanted | set(names)):
+    for path, node in reached(inside, wanted | set(names), limit=_COUNTED):
         if id(node) == own:
             uses.append((*path, *edit.path[1:]))
         elif id(node) in wanted:
@@ -347,15 +347,6 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
     # A definition is nothing but the places that use it: one of them is no surprise.
     told = len(uses) > 1 or len(places) > (own is None)
     return [format_path(path) for path in (*uses, *places)] if told else []
-
-
-def _ends(tops: list[tuple[GraphPath, Node]], wanted: set[int]) -> Iterator[tuple[GraphPath, Node]]:
-    """Yields where nodes with the ids `wanted` are reached, at most a hundred, each with the node."""
-    for path in paths_to(tops, wanted, limit=_COUNTED):
-        at, node = next((len(top), node) for top, node in tops if path[: len(top)] == top)
-        for step in path[at:]:
-            node = next(child for other, child in children(node) if other == step)
-        yield path, node
 
 
 def _announced(graph: Graph, edit: _Edit, others: list[str]) -> Graph:

@@ -140,16 +140,16 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
     return {key for key, edges in count.items() if edges > 1}
 
 
-def paths_to(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[GraphPath]:
-    """Returns the paths, at most `limit`, at which nodes with the ids `wanted` are reached."""
+def reached(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[tuple[GraphPath, Node]]:
+    """Returns where nodes with the ids `wanted` are reached first on a way, at most `limit` times, with the node."""
     tops = list(tops)
     leads = _leading(tops, wanted)
-    found: list[GraphPath] = []
+    found: list[tuple[GraphPath, Node]] = []
     stack = tops[::-1]
     while stack and len(found) < limit:
         path, node = stack.pop()
         if id(node) in wanted:
-            found.append(path)
+            found.append((path, node))
         elif id(node) in leads:
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
     return found

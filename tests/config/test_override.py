@@ -217,3 +217,9 @@ def test_how_to_add_a_keyword_stands_before_a_long_list():
     with pytest.raises(GraphError) as caught:
         override(graph_of(f"a: !singleton:dict\n{names}"), [split_assignment("a.other=1")])
     assert caught.value.hint.startswith("+a.other=... adds it; it has: name_0, name_1")
+
+
+def test_a_shared_value_under_a_key_that_a_call_has_twice_is_set():
+    text = "a: &a {x: &v {y: 1}}\nb: !call:m:f {kwargs: {k: 1}, latent_args: {k: *v}}\n"
+    changed = override(graph_of(text), [("a.x.y", "2")])
+    assert "b.k.y" in changed.diagnostics[-1].message
