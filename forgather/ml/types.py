@@ -71,9 +71,17 @@ class Topology:
         world_size: number of processes.
         device: where this process computes.
         is_writer: True for the one process that writes files.
+        local_rank: position among the processes of this machine.
+        dp_rank: which share of the rows this process reads; the ranks of one replica read the same.
+        dp_size: number of such shares.
+        has_loss: True where the loss is computed: the last stage of a pipeline, and every process without one.
     """
 
     rank: int
     world_size: int
     device: torch.device
     is_writer: bool
+    local_rank: int = 0
+    dp_rank: int = 0
+    dp_size: int = 1
+    has_loss: bool = True

@@ -7,6 +7,7 @@ the only module of the ML tower that reads environment variables; reading them s
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import cached_property
 import torch
 
 from forgather.errors import DistributedError, nearest
+from forgather.ml.distributed.group import shutdown, start
 
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
@@ -28,12 +30,18 @@ class ProcessFacts:
         local_rank: position among the processes of this machine.
         world_size: number of processes.
         local_world_size: number of processes on this machine.
+        master: host and port where the processes meet; None where no launcher named them.
+        attempt: which start of the same job this is, under torchrun; None elsewhere.
+        agent_hosts_store: True where the launcher keeps the store that the processes meet at.
     """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    master: tuple[str, int] | None = None
+    attempt: int | None = None
+    agent_hosts_store: bool = False
 
 
 def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
@@ -54,6 +62,9 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
         local_rank=_number(environ, "LOCAL_RANK", 0),
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+        master=(host, _number(environ, "MASTER_PORT", 29500)) if (host := environ.get("MASTER_ADDR")) else None,
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None,
+        agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
     if not 0 <= facts.rank < facts.world_size:
         raise DistributedError(
@@ -84,7 +95,8 @@ class DistributedEnvironment:
     Args:
         backend: "auto" (nccl on CUDA, xccl on Intel GPUs, else gloo), or one of torch.distributed.
         init_method: how processes find one another; "env://" reads MASTER_ADDR and MASTER_PORT.
-        timeout_seconds: how long a process waits for its peers.
+        timeout_seconds: how long a process waits for its peers while it trains.
+        start_timeout_seconds: how long it waits for them to come.
 
     Raises:
         DistributedError: FG702 for settings that no process group accepts.
@@ -97,17 +109,17 @@ class DistributedEnvironment:
     backend: str = "auto"
     init_method: str = "env://"
     timeout_seconds: float = 1800
+    start_timeout_seconds: float = 300
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise DistributedError(
                 f"no backend {self.backend!r}", code="FG702", hint=nearest(str(self.backend), BACKENDS)
             )
-        is_number = isinstance(self.timeout_seconds, int | float) and not isinstance(self.timeout_seconds, bool)
-        if not (is_number and self.timeout_seconds > 0):
-            raise DistributedError(
-                f"timeout_seconds is {self.timeout_seconds!r}", code="FG702", hint="give a number above zero"
-            )
+        for name in ("timeout_seconds", "start_timeout_seconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise DistributedError(f"{name} is {value!r}", code="FG702", hint="give a number above zero")
         if self.init_method != "env://" and not self.init_method.startswith(("tcp://", "file://")):
             raise DistributedError(
                 f"init_method is {self.init_method!r}",
@@ -148,6 +160,24 @@ class DistributedEnvironment:
             return torch.device("cpu")
         index = self.local_rank % max(torch.accelerator.device_count(), 1)
         return torch.device(accelerator.type, index)
+
+    def start(self, *, use_cpu: bool = False) -> torch.device:
+        """Joins the other processes and returns where this one computes. Several environments are one group.
+
+        Raises:
+            DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
+        """
+        device = torch.device("cpu") if use_cpu else self.device
+        start(self if device.type != "cpu" else self.on_cpu(), device)
+        return device
+
+    def on_cpu(self) -> DistributedEnvironment:
+        """Returns the same environment with the backend that tensors of the CPU need."""
+        return dataclasses.replace(self, backend="gloo") if self.backend in ("auto", "nccl", "xccl") else self
+
+    def shutdown(self) -> None:
+        """Leaves the other processes."""
+        shutdown()
 
     @property
     def resolved_backend(self) -> str:

@@ -28,6 +28,8 @@ class Recipe:
         make_optimizer: gives the optimizer of the model where it lies.
         prepare: applied to the model where it lies, in order (checkpointing, compilation).
         autocast: the type of forward passes under autocast; None for that of the weights.
+        model_is_made_anew: True where `make_model` makes a model each time, so that it can be made without memory
+            on the meta device and filled later; False where it returns one that exists.
     """
 
     make_model: Callable[[], nn.Module]
@@ -35,6 +37,7 @@ class Recipe:
     make_optimizer: Callable[[nn.Module], Optimizer]
     prepare: Sequence[Callable[[nn.Module], None]] = ()
     autocast: Any = None
+    model_is_made_anew: bool = False
 
 
 class Strategy(Protocol):
@@ -42,11 +45,13 @@ class Strategy(Protocol):
 
     The attributes, valid after `build` (the optimizer after `build_optimizer`): `topology` says who this process is,
     `model` is the model or the part of it that lies here, `rule` counts and sums losses, `optimizer` holds the
-    parameters that lie here.
+    parameters that lie here. `view` is what callbacks see as the model: called on every process at once, it computes
+    as the whole model does, and has its `config`.
     """
 
     topology: Topology
     model: nn.Module
+    view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None
 
@@ -106,7 +111,12 @@ class Strategy(Protocol):
         ...
 
     def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer", in a form that no layout of processes changes."""
+        """Returns "model" (weights by name) and "optimizer", in a form that no layout of processes changes.
+
+        Every process calls it; what it returns is whole on the process that writes, and may be less elsewhere.
+        The optimizer's state is {"state": {name of a parameter: its tensors and numbers}, "param_groups": [{"params":
+        names, ...settings}]}.
+        """
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -118,5 +128,5 @@ class Strategy(Protocol):
         ...
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, each weight whole, one at a time."""
+        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
         ...

@@ -34,6 +34,7 @@ class SingleDevice:
     """
 
     model: nn.Module
+    view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None = None
 
@@ -52,6 +53,7 @@ class SingleDevice:
         """Makes the model and its loss rule, places and prepares it."""
         self._recipe = recipe
         self.model = recipe.make_model().to(self.topology.device)
+        self.view = self.model
         self.rule = recipe.make_rule(self.model)
         for step in recipe.prepare:
             step(self.model)

@@ -93,7 +93,7 @@ class Trainer:
         self.saved_to: Path | None = None
         self._scheduler_factory = lr_scheduler_factory
         self._has_own_collator = data_collator is not None
-        self.strategy: Strategy = SingleDevice(distributed_env or DistributedEnvironment(), use_cpu=self.args.use_cpu)
+        self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
         self.strategy.build(
             Recipe(
                 make_model=functools.partial(_make_model, model, model_init, self.args.seed),
@@ -103,10 +103,15 @@ class Trainer:
                 make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
                 prepare=preparation(self.args),
                 autocast=torch.bfloat16 if self.args.bf16 else None,
+                model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
             )
         )
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
+
+    def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
+        """Returns how updates are computed; the one thing in which trainers differ."""
+        return SingleDevice(environment, use_cpu=self.args.use_cpu)
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
         scene = {

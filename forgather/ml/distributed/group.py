@@ -1,0 +1,92 @@
+"""The process group of this process: started once, shut down once.
+
+Takes a `DistributedEnvironment`; gives torch's default process group. Keeps true: there is at most one, however many
+environments ask for it; meeting the other processes has a timeout of its own, shorter than that of training; a
+restarted worker never reads the addresses of an earlier attempt.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from forgather.errors import DistributedError
+
+if TYPE_CHECKING:
+    from forgather.ml.distributed.env import DistributedEnvironment
+
+
+def start(environment: DistributedEnvironment, device: torch.device) -> None:
+    """Joins the other processes; does nothing where that has happened.
+
+    Raises:
+        DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
+    """
+    if dist.is_initialized():
+        if dist.get_world_size() != environment.world_size:
+            raise DistributedError(
+                f"the process group has {dist.get_world_size()} processes, and the environment says "
+                f"{environment.world_size}",
+                code="FG701",
+                hint="let one launcher start all processes",
+            )
+        return
+    backend = environment.resolved_backend
+    if not dist.is_backend_available(backend):
+        raise DistributedError(
+            f"this PyTorch was built without the backend {backend!r}",
+            code="FG705",
+            hint='give backend: "auto", or install a PyTorch that has it',
+        )
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index or 0)
+    try:
+        dist.init_process_group(
+            backend,
+            timeout=datetime.timedelta(seconds=environment.start_timeout_seconds),
+            rank=environment.rank,
+            world_size=environment.world_size,
+            **_meeting(environment),
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _not_met(environment, error) from error
+    _set_pg_timeout(datetime.timedelta(seconds=environment.timeout_seconds))
+
+
+def _meeting(environment: DistributedEnvironment) -> dict[str, Any]:
+    """Returns how the processes find one another."""
+    if environment.init_method != "env://":
+        return {"init_method": environment.init_method}
+    facts = environment.facts
+    if environment.world_size == 1 and facts.master is None:
+        return {"store": HashStore()}
+    if facts.attempt is None or facts.master is None:
+        return {"init_method": "env://"}
+    # torchrun keeps one store over its restarts: without a prefix of its own an attempt meets the dead one's addresses.
+    timeout = datetime.timedelta(seconds=environment.start_timeout_seconds)
+    host, port = facts.master
+    hosts_store = environment.rank == 0 and not facts.agent_hosts_store
+    store = TCPStore(host, port, environment.world_size, hosts_store, timeout)
+    return {"store": PrefixStore(f"attempt_{facts.attempt}", store)}
+
+
+def _not_met(environment: DistributedEnvironment, error: Exception) -> DistributedError:
+    master = environment.facts.master
+    where = environment.init_method if master is None else "{}:{}".format(*master)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return DistributedError(
+        f"rank {environment.rank} of {environment.world_size} did not meet the others at {where}: {reason[:200]}",
+        code="FG706",
+        hint="start every process with one launcher (torchrun), and look at the first process that failed",
+    )
+
+
+def shutdown() -> None:
+    """Leaves the other processes; does nothing where there is no group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

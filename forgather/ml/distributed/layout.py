@@ -1,0 +1,114 @@
+"""How the processes of a run are arranged: three sizes that multiply to their number.
+
+Takes the sizes that a config asks for and the number of processes; gives a `Layout`, and who each rank is in it.
+Keeps true: plain numbers, no process group; ranks count tensor parallelism innermost, then data parallelism, then
+pipeline stages, so that the ranks that talk most lie nearest to one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forgather.errors import DistributedError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where one rank stands on each axis."""
+
+    pipeline: int
+    data: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the axes.
+
+    Args:
+        data_parallel_size: replicas that see different rows.
+        pipeline_parallel_size: ranks that hold different layers of one replica.
+        tensor_parallel_size: ranks that hold different slices of one layer.
+        shard_size: how many replicas share one copy of the weights: 1 replicates them, `data_parallel_size`
+            shards them fully, a divisor between is a hybrid of both.
+
+    Raises:
+        DistributedError: FG704 for a size below one, or a shard size that does not divide.
+
+    Example:
+        >>> Layout(data_parallel_size=2, pipeline_parallel_size=2).position(3)
+        Position(pipeline=1, data=1, tensor=0)
+    """
+
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    shard_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size", "shard_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise DistributedError(f"{name} is {value!r}", code="FG704", hint="give a whole number of at least 1")
+        if self.data_parallel_size % self.shard_size:
+            raise DistributedError(
+                f"the weights cannot be shared by groups of {self.shard_size} among {self.data_parallel_size} replicas",
+                code="FG704",
+                hint=f"give a divisor of data_parallel_size={self.data_parallel_size}",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        world_size: int,
+        *,
+        data: int | None = None,
+        pipeline: int | None = 1,
+        tensor: int = 1,
+        shard: int | None = 1,
+    ) -> Layout:
+        """Returns the layout of `world_size` processes; one of data and pipeline may be left to be inferred.
+
+        Args:
+            world_size: number of processes.
+            data: data-parallel size; None for what the others leave.
+            pipeline: pipeline size; None for what the others leave (data is 1 then, unless given).
+            tensor: tensor-parallel size.
+            shard: replicas that share one copy of the weights; None for all of them.
+
+        Raises:
+            DistributedError: FG704 where the sizes do not multiply to the number of processes.
+        """
+        if pipeline is None:
+            data = 1 if data is None else data
+            pipeline = world_size // (data * tensor) if world_size % (data * tensor) == 0 else 0
+        if data is None:
+            data = world_size // (pipeline * tensor) if world_size % (pipeline * tensor) == 0 else 0
+        if data * pipeline * tensor != world_size:
+            asked = {"data_parallel_size": data, "pipeline_parallel_size": pipeline, "tensor_parallel_size": tensor}
+            shown = " x ".join(f"{name} {size}" for name, size in asked.items() if size)
+            needed = (data or 1) * (pipeline or 1) * tensor
+            raise DistributedError(
+                f"{shown} does not make the {world_size} process{'es' if world_size > 1 else ''} that run",
+                code="FG704",
+                hint=f"start {needed}, or a multiple of it where a size is left out: --nproc-per-node {needed}",
+                expected=needed,
+                found=world_size,
+            )
+        return cls(
+            data_parallel_size=data,
+            pipeline_parallel_size=pipeline,
+            tensor_parallel_size=tensor,
+            shard_size=data if shard is None else shard,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
+
+    def position(self, rank: int) -> Position:
+        """Returns where a rank stands on each axis."""
+        rest, tensor = divmod(rank, self.tensor_parallel_size)
+        pipeline, data = divmod(rest, self.data_parallel_size)
+        return Position(pipeline=pipeline, data=data, tensor=tensor)

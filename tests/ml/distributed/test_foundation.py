@@ -1,0 +1,85 @@
+"""Layout, process group and mesh: the ground every strategy stands on."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from forgather.errors import DistributedError
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout, Position
+from forgather.ml.distributed.mesh import Mesh
+from tests.ml.distributed.gang import RankFailed, run_ranks
+
+
+def test_sizes_that_are_left_out_are_inferred():
+    assert Layout(data_parallel_size=4) == Layout.of(4)
+    assert Layout(data_parallel_size=2, pipeline_parallel_size=2) == Layout.of(4, pipeline=2)
+    assert Layout(pipeline_parallel_size=4) == Layout.of(4, pipeline=None)
+    assert Layout(data_parallel_size=2, tensor_parallel_size=2, shard_size=2) == Layout.of(4, tensor=2, shard=None)
+
+
+@pytest.mark.parametrize("asked", [{"data": 3}, {"pipeline": 3}, {"data": 2, "pipeline": None, "tensor": 4}])
+def test_sizes_that_do_not_make_the_world_are_refused(asked):
+    with pytest.raises(DistributedError, match="does not make the 4 processes") as caught:
+        Layout.of(4, **asked)
+    assert caught.value.code == "FG704"
+
+
+def test_a_shard_size_that_does_not_divide_is_refused():
+    with pytest.raises(DistributedError, match="groups of 3 among 4"):
+        Layout(data_parallel_size=4, shard_size=3)
+
+
+def test_tensor_ranks_lie_next_to_each_other_and_stages_far_apart():
+    layout = Layout(data_parallel_size=2, pipeline_parallel_size=2, tensor_parallel_size=2)
+    assert [Position(0, 0, 0), Position(0, 0, 1), Position(0, 1, 0)] == [layout.position(rank) for rank in range(3)]
+    assert Position(1, 0, 0) == layout.position(4)
+
+
+def _sums_over_axes():
+    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    device = environment.start(use_cpu=True)
+    DistributedEnvironment().start(use_cpu=True)  # a second one is the same group
+    mesh = Mesh.of(Layout.of(4, pipeline=2, shard=1), device.type)
+    found = []
+    for group in (mesh.pp_group, mesh.dp_group, mesh.tp_group):
+        value = torch.tensor(float(environment.rank))
+        dist.all_reduce(value, group=group)
+        found.append(value.item())
+    environment.shutdown()
+    environment.shutdown()
+    return found, dist.is_initialized()
+
+
+def test_axes_of_a_mesh_group_the_right_ranks():
+    expected = [[2.0, 1.0, 0.0], [4.0, 1.0, 1.0], [2.0, 5.0, 2.0], [4.0, 5.0, 3.0]]
+    assert [(sums, False) for sums in expected] == run_ranks(4, _sums_over_axes)
+
+
+def _fails_on_rank_one():
+    if DistributedEnvironment().rank == 1:
+        raise ValueError("of rank one")
+
+
+def test_the_gang_names_the_rank_that_raised():
+    with pytest.raises(RankFailed, match="(?s)rank 1 raised.*of rank one"):
+        run_ranks(2, _fails_on_rank_one)
+
+
+def test_a_backend_that_is_missing_is_named():
+    def start():
+        DistributedEnvironment(backend="mpi").start(use_cpu=True)
+
+    with pytest.raises(RankFailed, match=r"FG705.*without the backend 'mpi'|without the backend 'mpi'"):
+        run_ranks(2, start)
+
+
+def _waits_alone():
+    if DistributedEnvironment().rank == 0:
+        DistributedEnvironment(start_timeout_seconds=1).start(use_cpu=True)
+
+
+def test_peers_that_do_not_come_are_an_error_in_time():
+    with pytest.raises(RankFailed, match="rank 0 of 2 did not meet the others at 127.0.0.1") as caught:
+        run_ranks(2, _waits_alone, timeout=20)
+    assert "FG706" in str(caught.value)
