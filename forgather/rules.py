@@ -8,6 +8,7 @@ setting that is not known (`UNKNOWN`) breaks nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -130,7 +131,7 @@ class Rules(NamedTuple):
                 yield Breach(code="FG811", message=message, argument=name, hint=hint, found=value)
         elif self.closed and (elsewhere is not None or self.elsewhere is None):
             message = f"{self.name} has no setting {name!r}"
-            hint = nearest(name, sorted({*self.settings, *self.renamed}))
+            hint = self.instead.get(name) or nearest(name, sorted({*self.settings, *self.renamed}))
             hint = hint or self.instead.get("unknown") or "see its documentation"
             yield Breach(code="FG810", message=message, argument=name, hint=hint)
 
@@ -204,15 +205,29 @@ class Rules(NamedTuple):
 
 
 def read_rules(file: str) -> tuple[Rules, ...]:
-    """Returns the rules of a file: a JSON list of objects with the fields of `Rules`."""
+    """Returns the rules of a file: a JSON list of objects with the fields of `Rules`.
+
+    An object with `builds_on` ([file, constructor]) has the rules about that constructor too; its own entries win.
+    """
     with open(file, encoding="utf-8") as stream:
-        return tuple(_rules(facts) for facts in json.load(stream))
+        return tuple(_rules(facts, os.path.dirname(file)) for facts in json.load(stream))
 
 
-def _rules(facts: dict[str, Any]) -> Rules:
+def _rules(facts: dict[str, Any], folder: str) -> Rules:
     for name in ("about", "conflicts", "quietly"):
         facts[name] = tuple(facts.get(name, ()))
-    return Rules(**facts)
+    base = facts.pop("builds_on", None)
+    if base is None:
+        return Rules(**facts)
+    file, constructor = base
+    known = next(rules for rules in read_rules(os.path.join(folder, file)) if constructor in rules.about)
+    return known._replace(**{name: _joined(name, getattr(known, name), own) for name, own in facts.items()})
+
+
+def _joined(name: str, theirs: Any, own: Any) -> Any:
+    if name in ("conflicts", "quietly"):
+        return (*theirs, *own)
+    return {**theirs, **own} if isinstance(own, Mapping) else own
 
 
 def _is_of_origins(rule: Mapping[str, Any]) -> bool:

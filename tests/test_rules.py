@@ -185,11 +185,12 @@ def test_the_words_are_those_of_transformers():
     assert set(ours.settings["optim"]["choices"]) <= set(words["optim"])
 
 
-def test_the_defaults_are_those_of_the_class():
-    args = pytest.importorskip("forgather.ml.trainer.args")
-    fields = {field.name: field.default for field in dataclasses.fields(args.TrainingArguments)}
-    assert fields == args.RULES.defaults
-    assert set(fields) == set(args.RULES.settings)
+@pytest.mark.parametrize("name", ["TrainingArguments", "AccelTrainingArguments", "PipelineTrainingArguments"])
+def test_the_defaults_are_those_of_the_class(name):
+    arguments = getattr(pytest.importorskip("forgather.ml"), name)
+    fields = {field.name: field.default for field in dataclasses.fields(arguments)}
+    assert fields == arguments.RULES.defaults
+    assert set(fields) == set(arguments.RULES.settings)
 
 
 @pytest.mark.parametrize(

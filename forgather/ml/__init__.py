@@ -1,7 +1,7 @@
 """The ML tower: what a config names when it trains a model.
 
-Takes nothing at import: torch enters with the first name that is asked for. Gives `Trainer` and
-`TrainingArguments`. Keeps true: no module below imports the config tower.
+Takes nothing at import: torch enters with the first name that is asked for. Gives trainers and
+their arguments. Keeps true: no module below imports the config tower.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forgather.ml.trainer.args import TrainingArguments
+    from forgather.ml.trainer.parallel_args import AccelTrainingArguments, PipelineTrainingArguments
     from forgather.ml.trainer.trainer import Trainer
 
-__all__ = ["Trainer", "TrainingArguments"]
+__all__ = ["AccelTrainingArguments", "PipelineTrainingArguments", "Trainer", "TrainingArguments"]
 
 _LAZY = {
+    "AccelTrainingArguments": "forgather.ml.trainer.parallel_args",
+    "PipelineTrainingArguments": "forgather.ml.trainer.parallel_args",
     "Trainer": "forgather.ml.trainer.trainer",
     "TrainingArguments": "forgather.ml.trainer.args",
 }

@@ -15,16 +15,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
-
-RULES = door.rules("trainer", "forgather.ml:TrainingArguments")
-"""What holds for these settings; `fgcli check` reads the same file."""
+from forgather.rules import Rules
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -61,6 +59,9 @@ class TrainingArguments:
     Raises:
         SettingError: FG810 to FG814.
     """
+
+    RULES: ClassVar[Rules] = door.rules("trainer", "forgather.ml:TrainingArguments")
+    """What holds for these settings; `fgcli check` reads the same file."""
 
     output_dir: str = "trainer_output"
     # Where records go changes nothing of a run: arguments that differ in it alone are equal.
@@ -123,15 +124,15 @@ class TrainingArguments:
             is_path = isinstance(output_dir, str | os.PathLike)
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
-        settings = door.present_names(RULES, settings)
+        settings = door.present_names(self.RULES, settings)
         object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
-        door.refuse(RULES.values(given))
-        whole = RULES.complete(given)
+        door.refuse(self.RULES.values(given))
+        whole = self.RULES.complete(given)
         for field in fields:
             object.__setattr__(self, field.name, whole[field.name])
         self._derive()
-        door.refuse(RULES.broken(whole, given))
+        door.refuse(self.RULES.broken(whole, given))
 
     explicit = frozenset[str]()
     """Names that the user gave."""
@@ -237,7 +238,7 @@ class TrainingArguments:
         """Returns every setting as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    def replace(self, **settings: Any) -> TrainingArguments:
+    def replace(self, **settings: Any) -> Self:
         """Returns a copy with other values for some settings."""
         given = {name: getattr(self, name) for name in self.explicit}
         return type(self)(**{**given, **settings})
@@ -247,14 +248,14 @@ class TrainingArguments:
         # does not have finds the value that stands for "not used".
         if name in door.TRANSFORMERS_DEFAULTS:
             return door.TRANSFORMERS_DEFAULTS[name]
-        raise AttributeError(f"TrainingArguments has no attribute {name!r}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 def _as_plain(value: Any) -> Any:
     return value.value if isinstance(value, IntervalStrategy | SaveStrategy | SchedulerType) else value
 
 
-def _signature() -> inspect.Signature:
+def signature_of(arguments: type[TrainingArguments]) -> inspect.Signature:
     """Returns the signature that tools show: every setting by name, and room for older spellings."""
     named = [
         inspect.Parameter(
@@ -263,9 +264,9 @@ def _signature() -> inspect.Signature:
             default=field.default,
             annotation=field.type,
         )
-        for field in dataclasses.fields(TrainingArguments)
+        for field in dataclasses.fields(arguments)
     ]
     return inspect.Signature([*named, inspect.Parameter("older_names", inspect.Parameter.VAR_KEYWORD)])
 
 
-TrainingArguments.__signature__ = _signature()  # type: ignore[attr-defined]
+TrainingArguments.__signature__ = signature_of(TrainingArguments)  # type: ignore[attr-defined]

@@ -1,0 +1,48 @@
+"""What the arguments of runs in several processes take, beside those of one."""
+
+import inspect
+import pickle
+
+import pytest
+
+from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, TrainingArguments
+from forgather.ml.trainer.arguments_check import SettingError
+
+
+@pytest.mark.parametrize("arguments", [AccelTrainingArguments, PipelineTrainingArguments])
+def test_they_take_what_one_process_takes(arguments):
+    args = arguments("out", evaluation_strategy="steps", eval_steps=0.5, data_parallel_size=2)
+    assert ("steps", 0.5, 2) == (args.eval_strategy, args.eval_steps, args.data_parallel_size)
+    assert isinstance(args, TrainingArguments)
+    assert args == pickle.loads(pickle.dumps(args))
+    assert args.replace(max_steps=3).data_parallel_size == 2
+    assert type(args) is type(args.replace(max_steps=3))
+    assert {"tensor_parallel_size", "learning_rate"} <= set(inspect.signature(arguments).parameters)
+
+
+def test_fp16_is_a_setting_of_accelerate_alone():
+    assert AccelTrainingArguments("out", fp16=True).fp16
+    with pytest.raises(SettingError, match="fp16 and bf16 are both on"):
+        AccelTrainingArguments("out", fp16=True, bf16=True)
+    with pytest.raises(SettingError) as caught:
+        TrainingArguments("out", fp16=True)
+    assert "FG811" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"split_spec": "even"}, "split_spec is 'even'"),
+        ({"schedule_class": "Schedule2F2B"}, "schedule_class is 'Schedule2F2B'"),
+        ({"pipeline_chunks": 0}, "pipeline_chunks is 0"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(settings, words):
+    with pytest.raises(SettingError, match=words) as caught:
+        PipelineTrainingArguments("out", **settings)
+    assert "FG813" == caught.value.code
+
+
+def test_a_missing_attribute_names_the_class():
+    with pytest.raises(AttributeError, match="PipelineTrainingArguments has no attribute 'nothing'"):
+        PipelineTrainingArguments("out").nothing  # noqa: B018
