@@ -24,6 +24,7 @@ from forgather.project.precedence import Precedence
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
+from forgather.project.targets import run_meta
 from forgather.project.written import Writers
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def check_project(
     found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
+    found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_imports(named, project.meta.project_dir, reader)
     found += _taken_options(graph, reserved)
@@ -135,6 +137,13 @@ def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
 def _taken_options(graph: Graph, reserved: frozenset[str]) -> Iterator[Diagnostic]:
     try:
         declared_options(graph, reserved=reserved)
+    except ForgatherError as error:
+        yield from _of(error)
+
+
+def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
+    try:
+        run_meta(graph)
     except ForgatherError as error:
         yield from _of(error)
 

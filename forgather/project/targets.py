@@ -24,12 +24,15 @@ class RunMeta:
         description: `config_description`.
         config_class: `config_class`.
         output_dir: `output_dir`; None where the config names none.
+        nproc_per_node: processes on one machine: a number, "gpu" for one on each accelerator, "auto" for as many as the
+            sizes of the trainer's arguments ask for, and else as "gpu".
     """
 
     name: str
     description: str
     config_class: str
     output_dir: str | None
+    nproc_per_node: int | str = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ def run_meta(graph: Graph) -> RunMeta:
     """Returns what the `meta` target says.
 
     Raises:
-        ProjectError: `output_dir` is not a text.
+        ProjectError: FG411, `output_dir` is not a text; FG828, `nproc_per_node` is no number of processes.
     """
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
@@ -62,6 +65,7 @@ def run_meta(graph: Graph) -> RunMeta:
         description=_line(values.get("config_description")),
         config_class=_line(values.get("config_class")),
         output_dir=_output_dir(entry.value) if entry else None,
+        nproc_per_node=_processes(entry.value) if entry else 1,
     )
 
 
@@ -81,6 +85,25 @@ def _output_dir(meta: Node) -> str | None:
             hint="write output_dir: ./output_models/name",
         )
     return None
+
+
+def _processes(meta: Node) -> int | str:
+    for entry in string_entries(meta):
+        node = entry.value
+        if entry.key != "nproc_per_node" or (isinstance(node, Scalar) and node.value is None):
+            continue
+        value = node.value if isinstance(node, Scalar) else None
+        if value in ("auto", "gpu") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        found = repr(value)[:80] if isinstance(node, Scalar) else describe(node)
+        raise ProjectError(
+            f"'nproc_per_node' of target 'meta' is {found}, and must be a number of processes",
+            code="FG828",
+            span=entry.span,
+            path="meta.nproc_per_node",
+            hint='write a whole number from 1, "gpu" for one on each GPU, or "auto" for what the sizes ask for',
+        )
+    return 1
 
 
 def trainer_output_dir(graph: Graph) -> str | None:

@@ -120,7 +120,7 @@ def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, cod
     with pytest.raises(door.SettingError) as refused:
         Project("a.yaml", found.span.file.rpartition("/templates/")[0])()
     assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)
-    assert args.RULES.closed
+    assert args.TrainingArguments.RULES.closed
 
 
 def test_settings_that_are_known_only_in_the_run_are_not_judged(checked):
