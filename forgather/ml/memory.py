@@ -19,6 +19,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _STATM = "/proc/self/statm"
+_MEMINFO = "/proc/meminfo"
 
 
 def memory_facts(device: torch.device) -> dict[str, float]:
@@ -42,3 +43,15 @@ def _peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_bytes() -> int | None:
+    """Returns the memory that this machine could still give; None where it does not tell."""
+    try:
+        with open(_MEMINFO) as stream:
+            for line in stream:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

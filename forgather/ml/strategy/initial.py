@@ -1,0 +1,376 @@
+"""The weights that a run begins with: those of one process, however many hold them.
+
+Takes a recipe and who this process is; gives `InitialWeights`: the model without memory, any of its weights by name,
+and models or parts of models filled with them. Keeps true: the model is made once on each machine, on the CPU, as one
+process makes it and before any other use of the random numbers; every process goes on with the random numbers as they
+were after that; a weight that two modules share stays shared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from forgather.errors import DistributedError, TrainingError, nearest
+from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.checkpoint.state import split_tensors, write_tensors
+from forgather.ml.figures import size
+from forgather.ml.log import get_logger
+from forgather.ml.memory import available_bytes
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.state import like_local
+from forgather.ml.types import Topology
+
+_log = get_logger(__name__)
+
+_PLAIN = (nn.Parameter, nn.Buffer, Tensor)
+# What wrappers put into the names of the modules they wrap.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+class InitialWeights:
+    """Weights by name, and the model that they belong to.
+
+    Args:
+        find: gives a weight, whole and on the CPU; raises KeyError for a name that it does not know.
+        names: the names it knows.
+        make_skeleton: gives the model with every tensor on the meta device.
+        device: where weights go by default.
+        existing: the model, where it was there before.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Tensor],
+        names: list[str],
+        make_skeleton: Callable[[], nn.Module],
+        device: torch.device,
+        existing: nn.Module | None = None,
+    ) -> None:
+        self._existing = existing
+        self._find = find
+        self._make_skeleton = make_skeleton
+        self._device = device
+        self.names = names
+
+    def on_meta(self) -> nn.Module:
+        """Returns the model with every parameter and buffer on the meta device; it takes no memory.
+
+        Where the recipe gave a model that exists, it is that one: its values are kept here until `fill`.
+        """
+        return self._make_skeleton()
+
+    def read(self, fqn: str) -> Tensor:
+        """Returns a parameter or buffer, whole and on the CPU; the file of the weights is read as far as it is used.
+
+        Raises:
+            DistributedError: FG731 for a name that the model does not have.
+        """
+        try:
+            return self._find(fqn)
+        except KeyError:
+            raise DistributedError(
+                f"the initial weights have no {fqn!r}",
+                code="FG731",
+                hint=nearest(fqn, self.names) or "parts of a model keep the names of its modules",
+            ) from None
+
+    def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
+        """Gives every parameter and buffer of a model, or of a part that keeps its names, its value.
+
+        A tensor on the meta device is replaced by one on `device`; any other is written where it lies. Of a sharded
+        one (a DTensor) only the local part is read.
+
+        Args:
+            module: the model, or a part of it that keeps the names of its modules.
+            device: where tensors on the meta device go; that of this process by default.
+
+        Raises:
+            DistributedError: FG731 for a name or a shape that the weights do not have.
+        """
+        target = torch.device(device) if device is not None else self._device
+        done: dict[int, tuple[Tensor, Tensor]] = {}
+        for fqn, owner, name, old in list(tensors_of(module)):
+            if type(old) is not DTensor and not _is_plain(old):
+                continue
+            if id(old) not in done:
+                done[id(old)] = (old, self._filled(fqn, old, target))
+            new = done[id(old)][1]
+            if new is not old:
+                _put(owner, name, new)
+
+    def whole(self) -> nn.Module:
+        """Returns the model with its weights, on the CPU; one that exists already as it is."""
+        if self._existing is not None:
+            return self._existing
+        model = self.on_meta()
+        self.fill(model, device="cpu")
+        return model
+
+    @torch.no_grad()
+    def _filled(self, fqn: str, old: Tensor, device: torch.device) -> Tensor:
+        value = self.read(fqn)
+        if value.shape != old.shape:
+            raise DistributedError(
+                f"{fqn!r} is of shape {tuple(old.shape)}, and the initial weights have {tuple(value.shape)}",
+                code="FG731",
+                hint="the model must be the same on every rank: nothing in it may depend on the rank",
+            )
+        local = like_local(value, old)
+        if not old.is_meta:
+            (old.to_local() if isinstance(old, DTensor) else old).copy_(local)
+            return old
+        new: Tensor = local.to(device=device, dtype=old.dtype, copy=True).contiguous()
+        if isinstance(old, DTensor):
+            new = DTensor.from_local(
+                new, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride()
+            )
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        new.__dict__.update({name: item for name, item in vars(old).items() if name not in new.__dict__})
+        return new
+
+
+def initial_state(recipe: Recipe, topology: Topology) -> InitialWeights:
+    """Returns the weights of a recipe, the same on every process; every process calls this.
+
+    Raises:
+        DistributedError: FG730 where another process could not make the model, FG732 where the processes were given
+            different models.
+        TrainingError: FG733 for a model that does not fit into the memory of this machine.
+    """
+    if recipe.model_is_made_anew:
+        return _from_seed(recipe, topology)
+    return _of_existing(recipe, topology)
+
+
+def skeleton(make_model: Callable[[], nn.Module]) -> nn.Module:
+    """Returns what `make_model` makes with every tensor on the meta device; random numbers stay as they were.
+
+    A model whose construction looks at values (and so cannot be made without them) is made whole and emptied.
+    """
+    before = capture_rng()
+    try:
+        model = _without_memory(make_model) or make_model()
+        _emptied(model)
+    finally:
+        restore_rng(before)
+    return model
+
+
+def _without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
+    """Returns the model of tensors that have shapes and no values; None where its construction needs values."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return make_model()
+    except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
+        _log.info("the model is made whole on every rank: without memory it fails with %r", error)
+        return None
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, under each of its names."""
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for kind in (owner._parameters, owner._buffers, vars(owner)):
+            for name, value in list(kind.items()):
+                if isinstance(value, Tensor):
+                    fqn = f"{prefix}.{name}" if prefix else name
+                    for wrapper in _WRAPPERS:
+                        fqn = fqn.replace(wrapper, "")
+                    yield fqn, owner, name, value
+
+
+def _put(owner: nn.Module, name: str, value: Tensor) -> None:
+    for kind in (owner._parameters, owner._buffers):
+        if name in kind:
+            kind[name] = value  # type: ignore[assignment]
+            return
+    vars(owner)[name] = value
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
+
+
+def _emptied(model: nn.Module) -> dict[str, Tensor]:
+    """Moves every tensor to the meta device; returns what they were, by each of their names."""
+    values: dict[str, Tensor] = {}
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+    for fqn, owner, name, old in list(tensors_of(model)):
+        if not _is_plain(old):
+            continue
+        values[fqn] = old
+        if id(old) not in done:
+            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="meta")
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+                new.__dict__.update(vars(old) if not isinstance(old, FakeTensor) else {})
+            done[id(old)] = (old, new)
+        _put(owner, name, done[id(old)][1])
+    return values
+
+
+def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
+    made: list[nn.Module] = []
+    outcome: dict[str, Any] = {}
+    error: BaseException | None = None
+    if topology.local_rank == 0:
+        try:
+            made.append(recipe_model := _made(recipe))
+            outcome["folder"] = str(_write_seed(recipe_model))
+            outcome["skeleton"] = _pickled(recipe_model)
+            outcome["rng"] = {name: state for name, state in capture_rng().items() if name != "cuda"}
+        except Exception as caught:  # noqa: BLE001 - told to the other ranks, then raised
+            error = caught
+            outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
+    outcomes = _gather(outcome)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(outcomes):
+        if "error" in other:
+            raise DistributedError(
+                f"rank {rank} could not make the model: {other['error'][:200]}",
+                code="FG730",
+                hint="look at the message of that rank",
+            )
+    mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
+    folder = Path(mine["folder"])
+    file = safe_open(folder / "weights.safetensors", framework="pt").__enter__()  # type: ignore[no-untyped-call]
+    aliases = dict(file.metadata() or {})
+    restore_rng(mine["rng"])
+    _barrier()
+    if topology.local_rank == 0:  # everyone has the file open, and nobody needs its name any more
+        shutil.rmtree(folder, ignore_errors=True)
+    known = set(file.keys())
+
+    def find(fqn: str) -> Tensor:
+        original = aliases.get(_ALIAS + fqn, fqn)
+        if original not in known:
+            raise KeyError(fqn)
+        found: Tensor = file.get_tensor(original)
+        return found
+
+    def make_skeleton() -> nn.Module:
+        return made.pop() if made else _unpickled(mine["skeleton"]) or skeleton(recipe.make_model)
+
+    names = sorted(known | {name.removeprefix(_ALIAS) for name in aliases if name.startswith(_ALIAS)})
+    return InitialWeights(find, names, make_skeleton, topology.device)
+
+
+_ALIAS = "alias."
+
+
+def _made(recipe: Recipe) -> nn.Module:
+    _refuse_too_large(recipe.make_model)
+    return recipe.make_model()
+
+
+def _write_seed(model: nn.Module) -> Path:
+    """Writes the tensors of a model into a new folder, and leaves the model without them."""
+    tensors, aliases, _ = split_tensors(_emptied(model))
+    folder = Path(tempfile.mkdtemp(prefix="forgather-initial-"))
+    try:
+        write_tensors(folder / "weights.safetensors", tensors, {_ALIAS + name: of for name, of in aliases.items()})
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _pickled(model: nn.Module) -> bytes | None:
+    """Returns a model without values as other ranks can read it; None for one that cannot be sent."""
+    try:
+        return pickle.dumps(model)
+    except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model
+        _log.info("every rank makes the model by itself: it cannot be sent (%s)", error)
+        return None
+
+
+def _unpickled(sent: bytes | None) -> nn.Module | None:
+    if sent is None:
+        return None
+    try:
+        model: nn.Module = pickle.loads(sent)  # noqa: S301 - of a peer of this run, over the run's own group
+    except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model
+        _log.info("this rank makes the model by itself: what was sent cannot be read (%s)", error, all_ranks=True)
+        return None
+    return model
+
+
+def _refuse_too_large(make_model: Callable[[], nn.Module]) -> None:
+    """Refuses a model that would use up the memory of this machine while it is made."""
+    before = capture_rng()
+    model = _without_memory(make_model)
+    restore_rng(before)
+    if model is None:
+        return
+    needed = sum(tensor.nbytes for tensor in {id(t): t for _, _, _, t in tensors_of(model)}.values())
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise TrainingError(
+            f"the model takes {size(needed)}, and this machine has {size(available)} of free memory to make it in",
+            code="FG733",
+            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the first weights on a larger "
+            "machine, or give a smaller dtype",
+        )
+
+
+def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
+    model = recipe.make_model()
+    values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
+    shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
+    digests = _gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise DistributedError(
+                f"rank {rank} was given another model than rank 0: names, shapes or types of the weights differ",
+                code="FG732",
+                hint="nothing in the construction of the model may depend on the rank",
+            )
+    done: set[int] = set()
+    for tensor in values.values():
+        if id(tensor) not in done and len(digests) > 1:
+            done.add(id(tensor))
+            _broadcast(tensor, topology.device)
+    taken: dict[str, Tensor] = {}
+
+    def make_skeleton() -> nn.Module:
+        taken.update(_emptied(model))
+        return model
+
+    def find(fqn: str) -> Tensor:
+        return (taken if fqn in taken else values)[fqn].detach()
+
+    return InitialWeights(find, list(values), make_skeleton, topology.device, existing=model)
+
+
+@torch.no_grad()
+def _broadcast(tensor: Tensor, device: torch.device) -> None:
+    there = tensor.detach().to(device).contiguous()
+    dist.broadcast(there, src=0)
+    tensor.copy_(there)
+
+
+def _gather(value: Any) -> list[Any]:
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

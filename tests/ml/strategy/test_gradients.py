@@ -1,0 +1,64 @@
+"""Norm and clipping over plain and sharded gradients of several meshes, and over stages."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from forgather.ml.strategy.gradients import clip, norm_of
+from tests.ml.distributed.gang import run_ranks
+
+
+def gradients():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((6, 5), (7, 3), (4, 4), (3,))]
+
+
+def expected():
+    flat = torch.cat([gradient.flatten() for gradient in gradients()])
+    return flat.norm().item(), (flat * min(1.0, 0.5 / (flat.norm().item() + 1e-6))).norm().item()
+
+
+def parameter_with(gradient):
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient
+    return parameter
+
+
+def measured_over_meshes():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    first, second, third, fourth = gradients()
+    parts = [
+        parameter_with(distribute_tensor(first, mesh["dp"], [Shard(0)])),
+        parameter_with(distribute_tensor(second, mesh["tp"], [Shard(0)])),
+        parameter_with(distribute_tensor(third, mesh, [Replicate(), Shard(1)])),
+        parameter_with(fourth),
+    ]
+    before = norm_of([*parts, parts[0]])
+    clip(parts, before, 0.5)
+    return before.item(), norm_of(parts).item()
+
+
+def test_the_norm_over_meshes_is_that_of_one_process():
+    for found in run_ranks(4, measured_over_meshes, start_group=True):
+        assert pytest.approx(expected(), rel=1e-14) == found
+
+
+def measured_over_stages():
+    first, second, third, fourth = map(parameter_with, gradients())
+    tied = parameter_with(third.grad.clone())
+    mine = [first, second, tied] if dist.get_rank() == 0 else [third, fourth]
+    before = norm_of(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied])
+    clip(mine, before, 0.5)
+    return before.item(), norm_of(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied]).item()
+
+
+def test_the_norm_over_stages_counts_copies_once():
+    for found in run_ranks(2, measured_over_stages, start_group=True):
+        assert pytest.approx(expected(), rel=1e-14) == found
+
+
+def test_no_gradient_is_a_norm_of_zero():
+    assert norm_of([nn.Parameter(torch.ones(2))]).item() == 0.0
