@@ -6,22 +6,23 @@ reweighting, so the result depends neither on the batch size nor on accumulation
 
 Which rule applies, in this order:
 
-1. A `loss_fn` of the user gets (logits, labels). For causal language models both are shifted (the logits
-   of a position meet the label of the next) and flattened. A loss that takes means is turned into its
+1. A `loss_fn` of the user gets (logits, labels). For causal language models labels are shifted (the logits
+   of a position meet the label of the next) and both are flattened. A loss that takes means is turned into its
    sum on a copy; one that cannot be turned is refused.
-2. A causal language model of transformers: token cross entropy in float32 of the shifted logits. The
+2. A causal language model of transformers: token cross entropy in float32 of logits and shifted labels. The
    auxiliary loss of a mixture of experts is added, weighted by the targets of its micro-batch.
 3. Any other model returns its own loss (first item of a tuple, "loss" of a mapping, `.loss`, or a
    scalar tensor), which is taken as the mean over the valid targets of its micro-batch.
+
+Labels are shifted once, by `prepared`, before a batch meets the strategy: the batch then holds "shift_labels", as
+transformers calls them, in place of "labels", and no logits are copied to leave a position out. Half precision is
+raised to float32 for the loss; float64 is kept.
 
 Letters of shapes: B rows, T positions, V vocabulary, N flattened positions.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -30,23 +31,38 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
+from forgather.ml.loss_sums import accepts, as_sum, setting_of, unknown_reduction
+from forgather.ml.types import Weightless
 
 IGNORE_INDEX = -100
 
 
+SHIFTED = "shift_labels"
+"""Key of labels that lie where the logits lie which predict them."""
+
+
 class LossRule(Protocol):
-    """How many targets of a batch count, and the sum of their losses."""
+    """How many targets of a batch count, and the sum of their losses.
+
+    `ignore_index` is the label that does not count; None where no label can be ignored.
+    """
+
+    ignore_index: int | None
+
+    def prepared(self, batch: Any) -> Any:
+        """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
+        ...
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns the number of valid targets; a number on the host where the batch lies there."""
         ...
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32.
+        """Returns the sum of the losses of the valid targets, in float32 or more.
 
         Args:
             model: called with the inputs; whoever has the outputs already gives a callable that returns them.
-            batch: one micro-batch.
+            batch: one micro-batch, prepared or as the collator gave it.
             denom: what the sum will be divided by; that of the batch by default.
         """
         ...
@@ -93,14 +109,32 @@ def labels_of(batch: Any) -> Tensor | None:
     return None
 
 
+def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
+    """Returns the label that each position predicts: that of the next one, and none at the end of a row."""
+    return F.pad(labels_BT[..., 1:], (0, 1), value=ignore_index)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Returns a batch without its labels: what a model that gives logits is called with."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name not in ("labels", "label", SHIFTED)}
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return tuple(batch[:-1])
+    return batch
+
+
 def num_rows(batch: Any) -> int:
-    """Returns the number of rows of a batch: the length of its first tensor."""
+    """Returns the number of rows of a batch that count: the length of its first tensor."""
+    if isinstance(batch, Weightless):
+        return 0
     tensor = _first_tensor(batch)
     return 1 if tensor is None or tensor.ndim == 0 else int(tensor.shape[0])
 
 
 def num_tokens(batch: Any) -> int:
     """Returns the number of input tokens of a batch; of rows, where inputs are no token ids."""
+    if isinstance(batch, Weightless):
+        return 0
     if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
         return int(batch["input_ids"].numel())
     tensor = _first_tensor(batch)
@@ -135,65 +169,109 @@ def call_model(model: Callable[..., Any], batch: Any, **extra: Any) -> Any:
     return model(batch, **extra)
 
 
-def shifted_logits(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns logits and the labels they predict, flattened.
-
-    Shapes:
-        (B, T, V) and (B, T) become (N, V) and (N,) with N = B * (T - 1).
-    """
-    logits_NV = logits_BTV[..., :-1, :].reshape(-1, logits_BTV.shape[-1])
-    return logits_NV, labels_BT[..., 1:].reshape(-1)
+def at_least_float32(values: Tensor) -> Tensor:
+    """Returns half precision as float32, and anything else as it is."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-class CausalTokenLoss:
+def flat_logits(logits_BTV: Tensor) -> Tensor:
+    """Returns (B, T, V) as (N, V), with N = B * T; nothing is copied."""
+    return logits_BTV.reshape(-1, logits_BTV.shape[-1])
+
+
+class _Sums:
+    """What the rules have in common: a batch that counts for nothing, and labels that are shifted or not."""
+
+    ignore_index: int | None = IGNORE_INDEX
+    shifts = False
+
+    def prepared(self, batch: Any) -> Any:
+        """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
+        if isinstance(batch, Weightless):
+            return Weightless(self.prepared(batch.batch))
+        if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
+            return batch
+        targets = self._targets(batch)
+        return batch if targets is None else {**inputs_of(batch), SHIFTED: targets}
+
+    def count(self, batch: Any) -> float | Tensor:
+        """Returns the number of valid targets; a number on the host where the batch lies there."""
+        return 0 if isinstance(batch, Weightless) else self._count(batch)
+
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+        """Returns the sum of the losses of the valid targets, in float32 or more."""
+        if isinstance(batch, Weightless):
+            return self._total(model, batch.batch, denom) * 0.0
+        return self._total(model, batch, denom)
+
+    def _targets(self, batch: Any) -> Tensor | None:
+        if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
+            return found
+        labels = labels_of(batch)
+        if labels is None or not self.shifts:
+            return labels
+        return shifted(labels, IGNORE_INDEX if self.ignore_index is None else self.ignore_index)
+
+    def _count(self, batch: Any) -> float | Tensor:
+        raise NotImplementedError
+
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class CausalTokenLoss(_Sums):
     """Token cross entropy of a causal language model, from its logits."""
+
+    shifts = True
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
-        self._extra = {"use_cache": False} if _accepts(model.forward, "use_cache") else {}
+        self._extra = {"use_cache": False} if accepts(model.forward, "use_cache") else {}
         config = getattr(model, "config", None)
         self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
-    def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of labels that are predicted and not ignored."""
-        return count_valid(_needed_labels(batch)[..., 1:], batch)
+    def _needed_targets(self, batch: Any) -> Tensor:
+        targets = self._targets(batch)
+        if targets is None:
+            raise _no_labels(batch)
+        return targets
 
-    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the token losses, in float32."""
-        labels = _needed_labels(batch)
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        output = call_model(model, inputs, **self._extra)
-        logits_NV, labels_N = shifted_logits(_logits(output), labels)
+    def _count(self, batch: Any) -> float | Tensor:
+        return count_valid(self._needed_targets(batch), batch)
+
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
+        targets_BT = self._needed_targets(batch)
+        output = call_model(model, inputs_of(batch), **self._extra)
         total = F.cross_entropy(
-            logits_NV.float(),
-            labels_N,
+            at_least_float32(flat_logits(_logits(output))),
+            targets_BT.reshape(-1),
             ignore_index=IGNORE_INDEX,
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
         auxiliary = getattr(output, "aux_loss", None)
         if auxiliary is not None and torch.is_grad_enabled():
-            total = total + self._aux_weight * auxiliary.float() * count_valid(labels[..., 1:], batch)
+            total = total + self._aux_weight * at_least_float32(auxiliary) * count_valid(targets_BT, batch)
         return total
 
 
-class ModelLoss:
+class ModelLoss(_Sums):
     """The loss that the model returns, taken as a mean over its valid targets."""
 
-    def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of labels that are not ignored, or of rows."""
+    def _count(self, batch: Any) -> float | Tensor:
         return count_valid(labels_of(batch), batch)
 
-    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the model's mean times the number of targets, in float32."""
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets = self.count(batch)
-        mean = _returned_loss(call_model(model, batch)).float()
-        if isinstance(targets, Tensor):
-            return torch.where(targets > 0, mean * targets, torch.zeros_like(mean))
-        return mean * targets if targets else mean * 0.0
+        mean = at_least_float32(_returned_loss(call_model(model, batch)))
+        if not isinstance(targets, Tensor) and targets:
+            return mean * targets
+        # The mean over no targets is no number, and zero times that is none either.
+        some = targets > 0 if isinstance(targets, Tensor) else torch.zeros_like(mean, dtype=torch.bool)
+        return torch.where(some, mean * targets, torch.zeros_like(mean))
 
 
-class UserLoss:
+class UserLoss(_Sums):
     """The user's loss of (logits, labels), summed.
 
     Args:
@@ -202,150 +280,55 @@ class UserLoss:
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, causal: bool) -> None:
-        self.causal = causal
-        self.call, self.divides, self.unit = _as_sum(loss_fn)
-        self.weight = _setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
+        self.shifts = causal
+        self.call, self.divides, self.unit = as_sum(loss_fn)
+        self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
-            raise _unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
-        self.ignore_index = int(_setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
+            raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
+        self._ignored = int(setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
+        self.ignore_index = None if self.unit == "elements" else self._ignored
 
-    def count(self, batch: Any) -> float | Tensor:
+    def _count(self, batch: Any) -> float | Tensor:
         """Returns what the mean of this loss divides by: targets, their class weights, or elements."""
-        labels = labels_of(batch)
+        labels = self._targets(batch)
         if labels is None:
             return num_rows(batch)
         if self.unit == "elements":
             return labels.numel()
         if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target a position
             return labels.numel() // (labels.shape[1] if labels.ndim > 1 else labels.shape[0])
-        if self.causal:
-            labels = labels[..., 1:]
         if self.weight is None:
-            return count_valid(labels, batch, ignore_index=self.ignore_index)
-        total = self.weight.to(labels.device)[labels[labels != self.ignore_index]].sum()
+            return count_valid(labels, batch, ignore_index=self._ignored)
+        total = self.weight.to(labels.device)[labels[labels != self._ignored]].sum()
         return float(total) if total.device.type == "cpu" else total
 
-    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of this loss, in float32."""
-        labels = labels_of(batch)
-        output = call_model(model, _without_labels(batch))
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
+        labels = self._targets(batch)
+        output = call_model(model, inputs_of(batch))
         logits = _logits(output)
-        if self.causal and labels is not None:
-            logits, labels = shifted_logits(logits, labels)
-        logits = logits.float() if logits.is_floating_point() else logits
+        if self.shifts and labels is not None:
+            if self.unit != "classes":
+                # Nothing says that a function of the user leaves labels out that are ignored: it meets only real ones.
+                logits, labels = logits[..., :-1, :], labels[..., :-1]
+            logits, labels = flat_logits(logits), labels.reshape(-1)
+        logits = at_least_float32(logits) if logits.is_floating_point() else logits
         targets = () if labels is None else (labels,)
         if not self.divides:
             loss: Tensor = self.call(logits, *targets)
-            return (loss if loss.ndim == 0 else loss.sum()).float()
+            return at_least_float32(loss if loss.ndim == 0 else loss.sum())
         divisor = self.count(batch) if denom is None else denom
         share: Tensor = self.call(logits, *targets, num_items_in_batch=divisor)
-        return share.float() * divisor
+        return at_least_float32(share) * divisor
 
 
-_PER_TARGET = (nn.CrossEntropyLoss, nn.NLLLoss)
-_PER_ELEMENT = (
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.SoftMarginLoss,
-    nn.PoissonNLLLoss,
-)
-_UNIT_OF_FUNCTION = {
-    F.cross_entropy: "classes",
-    F.nll_loss: "classes",
-    F.mse_loss: "elements",
-    F.l1_loss: "elements",
-    F.smooth_l1_loss: "elements",
-    F.huber_loss: "elements",
-    F.binary_cross_entropy: "elements",
-    F.binary_cross_entropy_with_logits: "elements",
-    F.soft_margin_loss: "elements",
-    F.poisson_nll_loss: "elements",
-}
-
-
-def _as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
-    """Returns the summing form of a loss, whether it divides by itself, and what its mean counts."""
-    if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
-        if isinstance(loss_fn, _PER_TARGET):
-            return _summing_copy(loss_fn), False, "classes"
-        if isinstance(loss_fn, _PER_ELEMENT):
-            return _summing_copy(loss_fn), False, "elements"
-        if loss_fn.reduction in ("sum", "none"):
-            return loss_fn, False, "targets"
-        raise _unknown_reduction(loss_fn, f"it reduces by {loss_fn.reduction!r} over a number that cannot be known")
-    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
-    if _accepts(function, "num_items_in_batch"):
-        return loss_fn, True, "targets"
-    if _accepts(function, "reduction"):
-        root = _layers(function)[-1]
-        if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
-            raise _unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
-        return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
-    raise _unknown_reduction(loss_fn, "nothing says whether it returns a sum or a mean, and of what")
-
-
-def _layers(function: Any) -> list[Any]:
-    """Returns a partial, what it calls, what that calls, ...; any other callable alone."""
-    layers = [function]
-    while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
-        layers.append(inner)
-    return layers
-
-
-def _setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
-    """Returns a setting of a loss: the outermost partial's keyword, or an attribute of the module."""
-    for layer in _layers(loss_fn):
-        found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
-        if found is not None:
-            return found
-    return default
-
-
-def _summing_copy(loss_fn: nn.Module) -> nn.Module:
-    summing = copy.deepcopy(loss_fn)
-    setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors
-    return summing
-
-
-def _unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
-    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+def _no_labels(batch: Any) -> TrainingError:
+    keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
     return TrainingError(
-        f"loss_fn {name!r} cannot be summed over micro-batches: {reason}",
-        code="FG806",
-        hint="give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by",
+        f"the batch has no labels (found: {keys})",
+        code="FG808",
+        hint="a causal language model needs 'labels': use DataCollatorForLanguageModeling(mlm=False), "
+        "or a data set with a column 'labels'",
     )
-
-
-def _accepts(function: Callable[..., Any], name: str) -> bool:
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def _needed_labels(batch: Any) -> Tensor:
-    labels = labels_of(batch)
-    if labels is None:
-        keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-        raise TrainingError(
-            f"the batch has no labels (found: {keys})",
-            code="FG808",
-            hint="a causal language model needs 'labels': use DataCollatorForLanguageModeling(mlm=False), "
-            "or a data set with a column 'labels'",
-        )
-    return labels
-
-
-def _without_labels(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in ("labels", "label")}
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        return tuple(batch[:-1])
-    return batch
 
 
 def _logits(output: Any) -> Tensor:

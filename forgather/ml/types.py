@@ -17,6 +17,20 @@ Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 """What a collator gives: a mapping of inputs, a tuple of inputs with the labels last, or one tensor."""
 
 
+@dataclass(frozen=True, slots=True)
+class Weightless:
+    """A batch that is computed and counts for nothing.
+
+    A process without rows left takes part in what all processes do together with one: its loss is zero, and so are
+    its gradients, whatever the loss and the form of the batch.
+
+    Args:
+        batch: rows that other processes count.
+    """
+
+    batch: Batch
+
+
 class TrainOutput(NamedTuple):
     """What a training gives back.
 
@@ -41,6 +55,8 @@ class Window:
             where the batches lie there, so that counting never waits for a device.
         num_tokens: input tokens (or rows, where the inputs are no token ids).
         num_rows: rows.
+
+    The loop gets windows whose counts are those of all processes, and whose batches are this process's own.
     """
 
     batches: list[Any]
@@ -75,6 +91,9 @@ class Topology:
         dp_rank: which share of the rows this process reads; the ranks of one replica read the same.
         dp_size: number of such shares.
         has_loss: True where the loss is computed: the last stage of a pipeline, and every process without one.
+        pp_rank: which part of the model lies here; 0 where it is whole.
+        fixed_rows: True where every micro-batch must have as many rows as the first: short ones are filled up with
+            rows whose labels are ignored.
     """
 
     rank: int
@@ -85,3 +104,5 @@ class Topology:
     dp_rank: int = 0
     dp_size: int = 1
     has_loss: bool = True
+    pp_rank: int = 0
+    fixed_rows: bool = False

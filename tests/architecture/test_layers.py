@@ -47,6 +47,7 @@ ML_LEVELS = {
     "forgather.ml.quiet": 12,
     "forgather.ml.hub": 12,
     "forgather.ml.data": 20,
+    "forgather.ml.loss_sums": 19,
     "forgather.ml.losses": 20,
     "forgather.ml.optim": 20,
     "forgather.ml.models": 20,

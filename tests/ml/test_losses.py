@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import call_model, labels_of, loss_rule, num_rows, num_tokens
+from forgather.ml.losses import SHIFTED, call_model, labels_of, loss_rule, num_rows, num_tokens
 from tests.ml.fixtures import VOCAB, Regression, rows, tiny_llama
 
 
@@ -244,3 +244,51 @@ def test_forms_of_batches():
     assert number(F.cross_entropy(Classifier()(pair[0]), pair[1])) == pytest.approx(
         number(rule.total(Classifier(), pair)) / 2, rel=1e-6
     )
+
+
+def test_labels_are_shifted_once():
+    model, batch = tiny_llama().eval(), stack(rows())
+    for rule in (loss_rule(model), loss_rule(model, nn.CrossEntropyLoss())):
+        once = rule.prepared(batch)
+        assert ["input_ids", SHIFTED] == list(once)
+        assert torch.equal(batch["labels"][:, 1:], once[SHIFTED][:, :-1])
+        assert torch.equal(once[SHIFTED], rule.prepared(once)[SHIFTED])
+        assert rule.count(batch) == rule.count(once)
+        assert torch.equal(rule.total(model, batch), rule.total(model, once))
+
+
+def test_a_function_of_the_user_meets_no_position_without_a_next_one():
+    seen = []
+
+    def own(logits, labels, reduction="mean"):
+        seen.append((tuple(logits.shape), tuple(labels.shape)))
+        return F.cross_entropy(logits, labels, reduction=reduction)
+
+    model, batch = tiny_llama().eval(), stack(rows())
+    rule = loss_rule(model, own)
+    expected = number(loss_rule(model).total(model, batch))
+    assert expected == pytest.approx(number(rule.total(model, rule.prepared(batch))), rel=1e-6)
+    assert [((8 * 11, VOCAB), (8 * 11,))] == seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_float64_stays_and_half_precision_is_raised(dtype):
+    model, batch = tiny_llama().eval().to(dtype), stack(rows())
+    expected = torch.float64 if dtype is torch.float64 else torch.float32
+    assert expected == loss_rule(model).total(model, batch).dtype
+    assert expected == loss_rule(model, nn.CrossEntropyLoss()).total(model, batch).dtype
+
+
+def test_a_returned_loss_over_no_targets_is_zero():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x, labels):
+            return F.cross_entropy(self.layer(x), labels)
+
+    model = Own()
+    total = loss_rule(model).total(model, {"x": torch.randn(2, 4), "labels": torch.full((2,), -100)})
+    total.backward()
+    assert 0 == total.item() and 0 == model.layer.weight.grad.abs().max()

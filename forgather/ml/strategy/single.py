@@ -19,7 +19,7 @@ from forgather.errors import CheckpointError, DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.types import Topology, Update, Weightless, Window
 
 
 class SingleDevice:
@@ -205,4 +205,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return {name: to_device(item, device) for name, item in batch.items()}
     if isinstance(batch, tuple | list):
         return type(batch)(to_device(item, device) for item in batch)
+    if isinstance(batch, Weightless):
+        return Weightless(to_device(batch.batch, device))
     return batch

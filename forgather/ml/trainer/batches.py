@@ -1,8 +1,9 @@
 """Which rows make which update.
 
-Takes a data set and the arguments; gives windows of micro-batches. Keeps true: the order of an epoch is
-a function of seed and epoch alone, so the position of a run is two numbers, and going on from them costs
-nothing; the global random state is not touched; each row is met once an epoch.
+Takes a data set, the arguments and which share of the rows is this process's own; gives windows of micro-batches. Keeps
+true: the order of an epoch is a function of seed and epoch alone, so the position of a run is two numbers, and going on
+from them costs nothing; the global random state is not touched; each row is met once an epoch, by one replica. The
+micro-batches of all replicas together are those of one process with as many rows, in the same order.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
-from forgather.ml.losses import LossRule, num_rows, num_tokens
+from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
-from forgather.ml.types import Window
+from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
+from forgather.ml.types import Topology, Weightless, Window
 
 _log = get_logger(__name__)
 
@@ -28,31 +30,37 @@ Collate = Callable[[list[Any]], Any]
 
 
 class EpochBatches(Sampler[list[int]]):
-    """The rows of each micro-batch of one epoch, from any position.
+    """This process's rows of each micro-batch of one epoch, from any position.
 
     Args:
         num_rows: rows of the data set.
-        batch_size: rows of one micro-batch.
+        share: the part of a micro-batch that is this process's own.
         seed: of the shuffling; None keeps the order of the data.
         drop_last: leave out a last micro-batch that is not full.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, *, seed: int | None, drop_last: bool) -> None:
+    def __init__(self, num_rows: int, share: Share, *, seed: int | None, drop_last: bool) -> None:
         self.num_rows = num_rows
-        self.batch_size = batch_size
+        self.share = share
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.num_rows, self.batch_size)
+        whole, rest = divmod(self.num_rows, self.share.all_rows)
         return whole if self.drop_last else whole + bool(rest)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = range(self.num_rows) if self.seed is None else self._shuffled(self.seed)
+        size = self.share.all_rows
         for batch in range(self.start, len(self)):
-            yield list(order[batch * self.batch_size : (batch + 1) * self.batch_size])
+            rows = order[batch * size : (batch + 1) * size]
+            yield self.share.of(rows) or [rows[0]]
+
+    def is_empty(self, batch: int) -> bool:
+        """Tells whether no row of a micro-batch is this process's own; it reads one of another process then."""
+        return self.num_rows <= batch * self.share.all_rows + self.share.rank * self.share.rows
 
     def _shuffled(self, seed: int) -> list[int]:
         generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
@@ -64,6 +72,90 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % (2**63)
 
 
+class OwnBatches:
+    """This process's micro-batches of a data set.
+
+    Args:
+        dataset: map-style (a length and rows by number) or iterable; the whole of it on every process.
+        share: the part of a micro-batch that is this process's own.
+        collate: rows to a micro-batch.
+        options: of the loader, see `loader_options`.
+        seed: of the shuffling; None keeps the order of the data.
+        drop_last: leave out a last micro-batch that is not full.
+
+    Raises:
+        TrainingError: FG853 for a data set that is split among processes already.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        share: Share,
+        collate: Collate,
+        options: dict[str, Any],
+        *,
+        seed: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.share = share
+        self._generator = torch.Generator().manual_seed(0)
+        self._sampler: EpochBatches | None = None
+        if is_iterable(dataset):
+            _refuse_split(dataset)
+            # Every process reads all rows: those of a worker are its own too, then, whatever the number of processes.
+            own = collate if share.size == 1 else OwnRows(collate, share)
+            options = options | {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": own}
+        else:
+            self._sampler = EpochBatches(len(dataset), share, seed=seed, drop_last=drop_last)
+            options = options | {"batch_sampler": self._sampler, "collate_fn": collate}
+        self.loader: DataLoader[Any] = DataLoader(dataset, generator=self._generator, **options)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Micro-batches of an epoch; None where nobody knows."""
+        return None if self._sampler is None else len(self._sampler)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of an epoch; None where nobody knows."""
+        return None if self._sampler is None else self._sampler.num_rows
+
+    def read(self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0) -> Iterator[Ready]:
+        """Returns the micro-batches of an epoch from a position on, as a strategy gets them.
+
+        Rows before the position are read past at once, so that randomness restored afterwards is not used up.
+
+        Raises:
+            TrainingError: FG852 where micro-batches must be of one size, the last one is not, and this loss counts
+                every row.
+        """
+        self._refuse_short(rule)
+        self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
+        if self._sampler is not None:
+            self._sampler.epoch, self._sampler.start = epoch, start
+            return self._ready(iter(self.loader), rule, start)
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        if start:
+            _log.info("reading past %d micro-batches of a data set without positions", start)
+        batches = iter(self.loader)
+        next(itertools.islice(batches, start, start), None)
+        return self._ready(batches, rule, start)
+
+    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[Ready]:
+        for number, batch in enumerate(batches, start):
+            is_empty = self._sampler is not None and self._sampler.is_empty(number)
+            yield self.share.ready(Weightless(batch) if is_empty else batch, rule)
+
+    def _refuse_short(self, rule: LossRule) -> None:
+        # Found on every process at once, before one of them meets the short micro-batch.
+        if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
+            return
+        if rest := self._sampler.num_rows % self.share.all_rows:
+            raise cannot_fill_up(rest, self.share.all_rows)
+
+
 class TrainBatches:
     """The training data as windows, and the position in it.
 
@@ -71,46 +163,41 @@ class TrainBatches:
         dataset: map-style (a length and rows by number) or iterable.
         args: batch size, accumulation, seeds, loader options.
         collate: rows to a micro-batch.
-        pin_memory: copy micro-batches to pinned memory.
+        topology: who this process is; it tells which rows are its own.
 
     Raises:
         TrainingError: FG803 for no rows, FG804 for a batch larger than the data, FG805 for a data set
-            without a length where `max_steps` is not set.
+            without a length where `max_steps` is not set, FG853 for one that is split already.
     """
 
-    def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, pin_memory: bool) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
         self.accumulation = args.gradient_accumulation_steps
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.epoch = 0
         self.batch = 0
-        self._generator = torch.Generator()
-        self._sampler: EpochBatches | None = None
-        options = loader_options(args, collate, pin_memory=pin_memory)
-        if is_iterable(dataset):
-            if args.max_steps <= 0:
-                raise TrainingError(
-                    "the training data has no length, and max_steps is not set",
-                    code="FG805",
-                    hint="set max_steps, or give a data set with a length",
-                )
-            options |= {"batch_size": args.per_device_train_batch_size, "drop_last": args.dataloader_drop_last}
-        else:
-            check_size(len(dataset), args.per_device_train_batch_size)
-            shuffle = args.train_sampling_strategy == "random"
-            self._sampler = EpochBatches(
-                len(dataset),
-                args.per_device_train_batch_size,
-                seed=self.seed if shuffle else None,
-                drop_last=args.dataloader_drop_last,
+        share = Share.by(topology, args.per_device_train_batch_size)
+        if not is_iterable(dataset):
+            check_size(len(dataset), share)
+        elif args.max_steps <= 0:
+            raise TrainingError(
+                "the training data has no length, and max_steps is not set",
+                code="FG805",
+                hint="set max_steps, or give a data set with a length",
             )
-            options["batch_sampler"] = self._sampler
-        self.loader: DataLoader[Any] = DataLoader(dataset, generator=self._generator, **options)
+        self._own = OwnBatches(
+            dataset,
+            share,
+            collate,
+            loader_options(args, topology),
+            seed=self.seed if args.train_sampling_strategy == "random" else None,
+            drop_last=args.dataloader_drop_last,
+        )
+        self.loader = self._own.loader
 
     @property
     def num_batches(self) -> int | None:
         """Micro-batches of an epoch; None where nobody knows."""
-        return None if self._sampler is None else len(self._sampler)
+        return self._own.num_batches
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -127,15 +214,16 @@ class TrainBatches:
 
         Rows before the position are read past at once, so that randomness restored afterwards is not used up.
         """
-        return self._windows(self._rest_of_epoch(), rule)
+        batches = self._own.read(rule, start=self.batch, epoch=self.epoch, seed=self.seed)
+        return self._windows(batches, rule)
 
-    def _windows(self, batches: Iterator[Any], rule: LossRule) -> Iterator[Window]:
-        while micro_batches := list(itertools.islice(batches, self.accumulation)):
+    def _windows(self, batches: Iterator[Ready], rule: LossRule) -> Iterator[Window]:
+        while ready := list(itertools.islice(batches, self.accumulation)):
             yield Window(
-                batches=micro_batches,
-                num_valid=_total([rule.count(batch) for batch in micro_batches]),
-                num_tokens=sum(num_tokens(batch) for batch in micro_batches),
-                num_rows=sum(num_rows(batch) for batch in micro_batches),
+                batches=[item.batch for item in ready],
+                num_valid=_total([rule.count(item.batch) for item in ready]),
+                num_tokens=sum(item.num_tokens for item in ready),
+                num_rows=sum(item.num_rows for item in ready),
             )
 
     def advance(self, window: Window) -> None:
@@ -147,35 +235,36 @@ class TrainBatches:
         self.epoch += 1
         self.batch = 0
 
-    def _rest_of_epoch(self) -> Iterator[Any]:
-        self._generator.manual_seed(epoch_seed(self.seed, self.epoch))
-        if self._sampler is not None:
-            self._sampler.epoch, self._sampler.start = self.epoch, self.batch
-            return iter(self.loader)
-        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
-            set_epoch(self.epoch)
-        if self.batch:
-            _log.info("reading past %d micro-batches of a data set without positions", self.batch)
-        batches = iter(self.loader)
-        next(itertools.islice(batches, self.batch, self.batch), None)
-        return batches
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, as plain numbers."""
-        return {"epoch": self.epoch, "batch": self.batch, "seed": self.seed, "num_batches": self.num_batches}
+        return {"epoch": self.epoch, "batch": self.batch, **self._facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        own = self._own
+        return {
+            "seed": self.seed,
+            "num_batches": own.num_batches,
+            "num_rows": own.num_rows,
+            "batch_rows": own.share.all_rows,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position; says so where the data changed since."""
-        if state["num_batches"] != self.num_batches or state["seed"] != self.seed:
+        """Goes on from a position; says so where the data changed since.
+
+        Where the same rows make other micro-batches now, the position is that of the row.
+        """
+        now = self._facts()
+        before = {**now, **state}
+        row = state["batch"] * before["batch_rows"]
+        self.epoch, self.batch = state["epoch"], row // now["batch_rows"]
+        counted = "num_batches" if before["batch_rows"] == now["batch_rows"] else "num_rows"
+        is_same = before[counted] == now[counted] and before["seed"] == now["seed"]
+        if not is_same or row % now["batch_rows"]:
             _log.warning(
-                "the training data changed since the checkpoint (%s micro-batches an epoch and seed %s, "
-                "now %s and %s): rows may be met twice or not at all in this epoch",
-                state["num_batches"],
-                state["seed"],
-                self.num_batches,
-                self.seed,
+                "the training data changed since the checkpoint (%s micro-batches of %s rows an epoch and seed %s, "
+                "now %s of %s and %s): rows may be met twice or not at all in this epoch",
+                *(facts[name] for facts in (before, now) for name in ("num_batches", "batch_rows", "seed")),
             )
-        self.epoch, self.batch = state["epoch"], state["batch"]
 
 
 def _total(counts: list[Any]) -> Any:
@@ -189,24 +278,35 @@ def is_iterable(dataset: Any) -> bool:
     return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
 
 
-def check_size(rows: int, batch_size: int) -> None:
-    """Raises where a data set has no rows, or fewer than one batch."""
-    if rows == 0:
-        raise TrainingError("the training data has no rows", code="FG803", hint="look at what filters and splits it")
-    if rows < batch_size:
+def _refuse_split(dataset: Any) -> None:
+    split = getattr(dataset, "_distributed", None)
+    if split is not None:
         raise TrainingError(
-            f"per_device_train_batch_size is {batch_size}, and the training data has {rows} rows",
-            code="FG804",
-            hint=f"set per_device_train_batch_size to {rows} or less",
+            f"the data set is split already: this is part {split.rank} of {split.world_size}",
+            code="FG853",
+            hint="give every process the whole of it (without split_dataset_by_node): each takes its own rows",
         )
 
 
-def loader_options(args: TrainingArguments, collate: Collate, *, pin_memory: bool) -> dict[str, Any]:
+def check_size(rows: int, share: Share) -> None:
+    """Raises where a data set has no rows, or fewer than one batch."""
+    if rows == 0:
+        raise TrainingError("the training data has no rows", code="FG803", hint="look at what filters and splits it")
+    if rows < share.all_rows:
+        replicas = f" on each of {share.size} replicas" if share.size > 1 else ""
+        possible = rows // share.size
+        raise TrainingError(
+            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {rows} rows",
+            code="FG804",
+            hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
+        )
+
+
+def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
     """Returns what training and evaluation loaders have in common."""
     options: dict[str, Any] = {
-        "collate_fn": collate,
         "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory and pin_memory,
+        "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }
     if args.dataloader_num_workers:
         options["persistent_workers"] = args.dataloader_persistent_workers

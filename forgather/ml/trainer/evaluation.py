@@ -12,67 +12,65 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import num_rows
 from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.args import TrainingArguments
-from forgather.ml.trainer.batches import is_iterable, loader_options
+from forgather.ml.trainer.batches import OwnBatches, is_iterable, loader_options
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.shares import Share
+from forgather.ml.types import Topology
 
 
-def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, pin: bool) -> Any:
-    """Returns the batches of an evaluation set, in the order of its rows.
+def eval_batches(
+    dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], topology: Topology
+) -> OwnBatches:
+    """Returns this process's batches of an evaluation set, in the order of its rows.
 
     Raises:
-        TrainingError: FG803 for no rows.
+        TrainingError: FG803 for no rows, FG853 for a data set that is split among processes already.
     """
     if not is_iterable(dataset) and len(dataset) == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
-    return DataLoader(
-        dataset,
-        batch_size=args.per_device_eval_batch_size,
-        generator=torch.Generator().manual_seed(0),
-        **loader_options(args, collate, pin_memory=pin),
-    )
+    share = Share.by(topology, args.per_device_eval_batch_size)
+    return OwnBatches(dataset, share, collate, loader_options(args, topology))
 
 
 def evaluate(
-    session: Session, strategy: Strategy, loaders: Mapping[str, Any], *, prefix: str = "eval"
+    session: Session, strategy: Strategy, sets: Mapping[str, OwnBatches], *, prefix: str = "eval"
 ) -> dict[str, float]:
     """Returns the metrics of one or several sets, and sends them to the callbacks.
 
     Args:
         session: where to send them.
         strategy: computes losses.
-        loaders: batches by name; the name "" stands for the only set.
+        sets: batches by name; the name "" stands for the only set.
         prefix: begins the name of every metric.
     """
     metrics: dict[str, float] = {}
     with modes_kept(strategy.model):
-        for name, loader in loaders.items():
-            session.dispatcher.scene["eval_dataloader"] = loader
-            metrics |= _evaluate_one(session, strategy, loader, f"{prefix}_{name}" if name else prefix)
+        for name, batches in sets.items():
+            session.dispatcher.scene["eval_dataloader"] = batches.loader
+            metrics |= _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
     return metrics
 
 
-def _evaluate_one(session: Session, strategy: Strategy, loader: Any, prefix: str) -> dict[str, float]:
+def _evaluate_one(session: Session, strategy: Strategy, own: OwnBatches, prefix: str) -> dict[str, float]:
     began = time.perf_counter()
     device = strategy.topology.device
     # Sums of many batches lose digits in float32, and then depend on how rows were batched.
     total = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     valid: Any = 0
     rows = batches = 0
-    for batch in loader:
-        loss, targets = strategy.evaluate(batch)
+    for ready in own.read(strategy.rule):
+        loss, targets = strategy.evaluate(ready.batch)
         total += loss
         valid = valid + targets
-        rows += num_rows(batch)
+        rows += ready.num_rows
         batches += 1
         session.send("on_prediction_step")
     if batches == 0:

@@ -32,13 +32,14 @@ from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
-from forgather.ml.trainer.evaluation import eval_loader, evaluate
+from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.prepare import preparation
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.shares import Share
 from forgather.ml.types import TrainOutput
 
 _log = get_logger(__name__)
@@ -249,10 +250,11 @@ class Trainer:
             raise TrainingError(
                 "there is no train_dataset", code="FG802", hint="give the trainer a train_dataset, or call evaluate()"
             )
+        topology = self.strategy.topology
         if not is_iterable(self.train_dataset):
-            check_size(len(self.train_dataset), self.args.per_device_train_batch_size)
+            check_size(len(self.train_dataset), Share.by(topology, self.args.per_device_train_batch_size))
         dataset, collate = self._inputs(self.train_dataset)
-        return TrainBatches(dataset, self.args, collate, pin_memory=self.strategy.topology.device.type == "cuda")
+        return TrainBatches(dataset, self.args, collate, topology=topology)
 
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Returns rows and collator without the columns that the model does not name."""
@@ -315,12 +317,11 @@ class Trainer:
         if datasets is None:
             raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
-        pin = self.strategy.topology.device.type == "cuda"
-        loaders = {}
+        sets = {}
         for name, rows in named.items():
             dataset, collate = self._inputs(rows)
-            loaders[name] = eval_loader(dataset, self.args, collate, pin=pin)
-        return evaluate(self._session, self.strategy, loaders, prefix=metric_key_prefix)
+            sets[name] = eval_batches(dataset, self.args, collate, self.strategy.topology)
+        return evaluate(self._session, self.strategy, sets, prefix=metric_key_prefix)
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Writes the model for use (`from_pretrained` reads it) and returns its folder.

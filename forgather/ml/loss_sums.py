@@ -1,0 +1,104 @@
+"""The summing form of a loss that was written as a mean.
+
+Takes a loss of torch.nn, of torch.nn.functional, or of the user; gives a callable that sums, and what the mean divided
+by. Keeps true: the object that was given is not changed; a loss whose divisor cannot be known is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from forgather.errors import TrainingError
+
+_PER_TARGET = (nn.CrossEntropyLoss, nn.NLLLoss)
+_PER_ELEMENT = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.SoftMarginLoss,
+    nn.PoissonNLLLoss,
+)
+_UNIT_OF_FUNCTION = {
+    F.cross_entropy: "classes",
+    F.nll_loss: "classes",
+    F.mse_loss: "elements",
+    F.l1_loss: "elements",
+    F.smooth_l1_loss: "elements",
+    F.huber_loss: "elements",
+    F.binary_cross_entropy: "elements",
+    F.binary_cross_entropy_with_logits: "elements",
+    F.soft_margin_loss: "elements",
+    F.poisson_nll_loss: "elements",
+}
+
+
+def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
+    """Returns the summing form of a loss, whether it divides by itself, and what its mean counts."""
+    if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+        if isinstance(loss_fn, _PER_TARGET):
+            return _summing_copy(loss_fn), False, "classes"
+        if isinstance(loss_fn, _PER_ELEMENT):
+            return _summing_copy(loss_fn), False, "elements"
+        if loss_fn.reduction in ("sum", "none"):
+            return loss_fn, False, "targets"
+        raise unknown_reduction(loss_fn, f"it reduces by {loss_fn.reduction!r} over a number that cannot be known")
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    if accepts(function, "num_items_in_batch"):
+        return loss_fn, True, "targets"
+    if accepts(function, "reduction"):
+        root = _layers(function)[-1]
+        if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
+            raise unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
+        return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
+    raise unknown_reduction(loss_fn, "nothing says whether it returns a sum or a mean, and of what")
+
+
+def _layers(function: Any) -> list[Any]:
+    """Returns a partial, what it calls, what that calls, ...; any other callable alone."""
+    layers = [function]
+    while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
+        layers.append(inner)
+    return layers
+
+
+def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
+    """Returns a setting of a loss: the outermost partial's keyword, or an attribute of the module."""
+    for layer in _layers(loss_fn):
+        found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
+        if found is not None:
+            return found
+    return default
+
+
+def _summing_copy(loss_fn: nn.Module) -> nn.Module:
+    summing = copy.deepcopy(loss_fn)
+    setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors
+    return summing
+
+
+def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
+    """Returns the error for a loss that cannot be summed."""
+    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    return TrainingError(
+        f"loss_fn {name!r} cannot be summed over micro-batches: {reason}",
+        code="FG806",
+        hint="give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by",
+    )
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Tells whether a function names a parameter so."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,140 @@
+"""Which rows of a micro-batch are this process's own, and what stands in for rows that are missing.
+
+Takes the micro-batch of all processes, in one order that no number of processes changes; gives the part that one
+data-parallel rank computes. Keeps true: each row is computed by exactly one rank; a rank without rows computes one that
+counts for nothing, so that every rank takes part in what all do together; where micro-batches must be of one size,
+what fills them up has labels that are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from forgather.errors import TrainingError
+from forgather.ml.losses import SHIFTED, LossRule, labels_of, num_rows, num_tokens
+from forgather.ml.types import Topology, Weightless
+
+Row = TypeVar("Row")
+
+
+class Ready(NamedTuple):
+    """A micro-batch as a strategy gets it, and what it holds without rows that fill it up.
+
+    Args:
+        batch: labels shifted, and filled up where the size is fixed.
+        num_rows: rows that count.
+        num_tokens: their input tokens.
+    """
+
+    batch: Any
+    num_rows: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of each micro-batch that one process computes.
+
+    Args:
+        rows: rows of one micro-batch of one replica.
+        rank: which replica this is.
+        size: number of replicas.
+        fixed: True where every micro-batch of a replica must have `rows` rows.
+
+    Example:
+        >>> [Share(2, rank, 3).of([7, 8, 9]) for rank in range(3)]
+        [[7, 8], [9], []]
+    """
+
+    rows: int
+    rank: int = 0
+    size: int = 1
+    fixed: bool = False
+
+    @classmethod
+    def by(cls, topology: Topology, rows: int) -> Share:
+        """Returns the share of a process in micro-batches of `rows` rows a replica."""
+        return cls(rows, topology.dp_rank, topology.dp_size, topology.fixed_rows)
+
+    @property
+    def all_rows(self) -> int:
+        """Rows of one micro-batch of all replicas."""
+        return self.rows * self.size
+
+    def of(self, rows: Sequence[Row]) -> list[Row]:
+        """Returns this process's part of the rows of a micro-batch of all replicas."""
+        return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
+
+    def ready(self, batch: Any, rule: LossRule) -> Ready:
+        """Returns a batch as the strategy gets it: labels shifted, and filled up where the size is fixed.
+
+        Raises:
+            TrainingError: FG852 for rows to fill up whose labels cannot be ignored.
+        """
+        kept, tokens = num_rows(batch), num_tokens(batch)
+        batch = rule.prepared(batch)
+        if self.fixed and kept != self.rows:
+            whole = batch.batch if isinstance(batch, Weightless) else batch
+            batch = ignoring(filled_up(whole, self.rows), rule, kept)
+        return Ready(batch, kept, tokens)
+
+
+class OwnRows:
+    """A collator that gives another collator this process's part of the rows of all."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], share: Share) -> None:
+        self.collate = collate
+        self.share = share
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Returns the micro-batch of this process."""
+        own = self.share.of(rows)
+        return self.collate(own) if own else Weightless(self.collate(rows[:1]))
+
+
+def filled_up(batch: Any, rows: int) -> Any:
+    """Returns a batch of `rows` rows: the first one is repeated at the end."""
+    present = num_rows(batch)
+
+    def longer(item: Any) -> Any:
+        if not isinstance(item, Tensor) or item.ndim == 0 or item.shape[0] != present:
+            return item
+        return torch.cat([item, item[:1].expand(rows - present, *item.shape[1:])])
+
+    if isinstance(batch, Mapping):
+        return {name: longer(item) for name, item in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(longer(item) for item in batch)
+    return longer(batch)
+
+
+def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
+    """Returns a batch in which the labels of all rows but the first `kept` are ignored.
+
+    Raises:
+        TrainingError: FG852 where there are no such labels.
+    """
+    labels = batch.get(SHIFTED, labels_of(batch)) if isinstance(batch, Mapping) else labels_of(batch)
+    if labels is None or labels.is_floating_point() or rule.ignore_index is None:
+        raise cannot_fill_up(kept, num_rows(batch))
+    ignored = labels.clone()
+    ignored[kept:] = rule.ignore_index
+    if isinstance(batch, Mapping):
+        return {name: ignored if item is labels else item for name, item in batch.items()}
+    return type(batch)([*batch[:-1], ignored])
+
+
+def cannot_fill_up(present: int, needed: int) -> TrainingError:
+    """Returns the error for a short micro-batch that cannot be filled up with rows that count for nothing."""
+    return TrainingError(
+        f"the last micro-batch has {present} of {needed} rows, each one must have {needed} here, and rows that fill it "
+        "up cannot be left out of this loss",
+        code="FG852",
+        hint="set dataloader_drop_last: true, a batch size that divides the number of rows, or a loss of whole-number "
+        "labels with an ignore_index",
+    )

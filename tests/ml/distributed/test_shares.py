@@ -1,0 +1,177 @@
+"""Every number of processes reads the same rows in the same order, and each row once."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from forgather.errors import TrainingError
+from forgather.ml import TrainingArguments
+from forgather.ml.losses import SHIFTED, loss_rule
+from forgather.ml.strategy.single import to_device
+from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.evaluation import eval_batches
+from forgather.ml.types import Topology, Weightless
+from tests.ml.fixtures import Regression, rows, tiny_llama
+
+ALONE = Topology(rank=0, world_size=1, device=torch.device("cpu"), is_writer=True)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Rows in their own order; workers share them."""
+
+    def __init__(self, count):
+        self.base = rows(count)
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        yield from self.base if worker is None else self.base[worker.id :: worker.num_workers]
+
+
+def collate(batch):
+    return {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+
+
+def read(data, tmp_path, *, of=1, batch_size, fixed=False, model=None, epochs=2, **given):
+    """Returns, for each rank, the windows of two epochs."""
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=batch_size, max_steps=9, use_cpu=True, seed=3, **given
+    )
+    rule = loss_rule(model or tiny_llama())
+    found = []
+    for rank in range(of):
+        batches = TrainBatches(
+            data, args, collate, topology=replace(ALONE, rank=rank, dp_rank=rank, dp_size=of, fixed_rows=fixed)
+        )
+        windows = []
+        for _ in range(epochs):
+            windows += batches.windows(rule)
+            batches.next_epoch()
+        found.append(windows)
+    return found
+
+
+def own(batch):
+    """Rows of a batch that count."""
+    if isinstance(batch, Weightless):
+        return batch.batch["input_ids"][:0]
+    return batch["input_ids"]
+
+
+def together(windows_of_ranks):
+    """Returns each micro-batch of all ranks as one."""
+    pairs = zip(
+        *[[batch for window in windows for batch in window.batches] for windows in windows_of_ranks], strict=True
+    )
+    return [torch.cat([own(batch) for batch in batches]) for batches in pairs]
+
+
+@pytest.mark.parametrize("data", [rows(13), Stream(13)], ids=["rows", "stream"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_processes_read_the_batches_of_one_process(data, workers, accumulation, tmp_path):
+    given = {"gradient_accumulation_steps": accumulation, "dataloader_num_workers": workers}
+    (alone,) = read(data, tmp_path, batch_size=4, **given)
+    for count, size in ((2, 2), (4, 1)):
+        several = read(data, tmp_path, of=count, batch_size=size, **given)
+        for one, other in zip(together([alone]), together(several), strict=True):
+            assert torch.equal(one, other)
+        for name in ("num_valid", "num_tokens", "num_rows"):
+            sums = [sum(getattr(window, name) for window in windows) for windows in zip(*several, strict=True)]
+            assert [getattr(window, name) for window in alone] == sums
+
+
+def test_a_process_without_rows_takes_part_with_weight_zero(tmp_path):
+    for data in (rows(5), Stream(5)):
+        *_, (*_, last) = read(data, tmp_path, of=2, batch_size=2, epochs=1)
+        (batch,) = last.batches
+        assert isinstance(batch, Weightless)
+        assert (0, 0, 0) == (last.num_valid, last.num_tokens, last.num_rows)
+        model = tiny_llama()
+        loss = loss_rule(model).total(model, to_device(batch, torch.device("cpu")))
+        loss.backward()
+        assert 0 == loss.item()
+        assert {0.0} == {float(parameter.grad.abs().max()) for parameter in model.parameters()}
+
+
+@pytest.mark.parametrize("loss_fn", [None, nn.MSELoss()])
+def test_a_weight_of_zero_needs_no_label_that_can_be_ignored(loss_fn):
+    torch.manual_seed(0)
+    if loss_fn is None:
+        model, batch = Regression(), {"x": torch.randn(2, 4), "y": torch.randn(2)}
+    else:
+        model, batch = nn.Linear(4, 1), {"input": torch.randn(2, 4), "labels": torch.randn(2, 1)}
+    rule = loss_rule(model, loss_fn)
+    loss = rule.total(model, rule.prepared(Weightless(batch)))
+    loss.backward()
+    assert 0 == loss.item() == rule.count(Weightless(batch))
+    assert {0.0} == {float(parameter.grad.abs().max()) for parameter in model.parameters()}
+
+
+@pytest.mark.parametrize("data", [rows(5), Stream(5)], ids=["rows", "stream"])
+def test_batches_of_one_size_are_filled_up_with_rows_whose_labels_are_ignored(data, tmp_path):
+    (alone,) = read(data, tmp_path, batch_size=4)
+    several = read(data, tmp_path, of=2, batch_size=2, fixed=True)
+    assert {2} == {len(batch["input_ids"]) for windows in several for window in windows for batch in window.batches}
+    for name in ("num_valid", "num_tokens", "num_rows"):
+        sums = [sum(getattr(window, name) for window in windows) for windows in zip(*several, strict=True)]
+        assert [getattr(window, name) for window in alone] == sums
+    last = several[1][-1].batches[0][SHIFTED]
+    assert torch.equal(torch.full_like(last, -100), last)
+
+
+def test_a_loss_without_a_label_to_ignore_cannot_be_filled_up(tmp_path):
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    batches = TrainBatches(rows(6), args, collate, topology=replace(ALONE, fixed_rows=True))
+    with pytest.raises(TrainingError, match=r"FG852.*the last micro-batch has 2 of 4 rows"):
+        batches.windows(loss_rule(nn.Linear(4, 1), nn.MSELoss()))
+    numbers = [{"x": torch.ones(4), "labels": torch.tensor(0.5)}] * 3
+    with pytest.raises(TrainingError, match=r"FG852.*the last micro-batch has 3 of 8 rows"):
+        list(eval_batches(numbers, args, collate, replace(ALONE, fixed_rows=True)).read(loss_rule(Regression())))
+
+
+def test_rows_that_are_split_already_are_refused(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    stream = datasets.Dataset.from_dict({"x": [1, 2, 3, 4]}).to_iterable_dataset()
+    args = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True)
+    with pytest.raises(TrainingError, match=r"FG853.*this is part 1 of 2"):
+        TrainBatches(split_dataset_by_node(stream, 1, 2), args, collate, topology=ALONE)
+
+
+def test_a_batch_of_all_replicas_that_is_larger_than_the_data_is_refused(tmp_path):
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    with pytest.raises(TrainingError, match=r"FG804.*is 4 on each of 2 replicas.*has 6 rows.*to 3 or less"):
+        TrainBatches(rows(6), args, collate, topology=replace(ALONE, dp_size=2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_evaluation_reads_each_row_once(count, tmp_path):
+    args = TrainingArguments(str(tmp_path), per_device_eval_batch_size=2, use_cpu=True)
+    rule, found = loss_rule(tiny_llama()), 0
+    for data in (rows(7), Stream(7)):
+        found = 0
+        for rank in range(count):
+            topology = replace(ALONE, dp_rank=rank, dp_size=count)
+            found += sum(ready.num_rows for ready in eval_batches(data, args, collate, topology).read(rule))
+        assert 7 == found
+
+
+def test_a_position_is_that_of_the_row_where_micro_batches_changed(tmp_path, caplog):
+    def position(batch_size, of, state=None):
+        args = TrainingArguments(str(tmp_path), per_device_train_batch_size=batch_size, use_cpu=True)
+        batches = TrainBatches(rows(24), args, collate, topology=replace(ALONE, dp_size=of))
+        if state is None:
+            batches.batch = 2
+        else:
+            batches.load_state_dict(state)
+        return batches.state_dict()
+
+    before = position(4, 1)
+    assert 2 == position(2, 2, before)["batch"] and 4 == position(2, 1, before)["batch"]
+    assert 2 == position(4, 1, {name: before[name] for name in ("epoch", "batch", "seed", "num_batches")})["batch"]
+    assert "" == caplog.text
+    assert 1 == position(5, 1, before)["batch"]
+    assert "the training data changed since the checkpoint" in caplog.text
