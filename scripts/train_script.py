@@ -1,9 +1,9 @@
 """Trains a config under `python`, `torchrun` or `accelerate launch`.
 
     python scripts/train_script.py -p projects/tiny_llama tiny.yaml --set trainer_args.max_steps=10
-    torchrun --nproc_per_node 1 scripts/train_script.py -p projects/tiny_llama tiny.yaml
+    torchrun --nproc_per_node 4 scripts/train_script.py -p projects/parallel ddp.yaml
 
-Does what `fgcli -p DIR -t CONFIG train [options]` does, in this process: launchers have made the processes already.
+Does what `fgcli -p DIR -t CONFIG train [options]` does. Where a launcher has made the processes, this is one of them.
 """
 
 from __future__ import annotations

@@ -38,11 +38,13 @@ class Invocation:
         options: what argparse read.
         arguments: the command line as it was given, program name left out.
         variables: values of the config's own options, by Jinja variable.
+        handed: words after `--`, for the program that the command starts.
     """
 
     options: argparse.Namespace
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    handed: tuple[str, ...] = ()
 
     @property
     def project_dir(self) -> str | None:

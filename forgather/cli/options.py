@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
      "--format", "--dry-run", "-r", "--recursive", "--extends", "--var", "--annotate", "--depth", "-v",
-     "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force"}
+     "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force",
+     "--nproc-per-node", "--nproc_per_node", "-d", "--devices", "--nnodes", "--node-rank", "--node_rank",
+     "--master-addr", "--master_addr", "--master-port", "--master_port", "--print", "--world-size"}
 )  # fmt: skip
 
 

@@ -132,6 +132,11 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if chosen is None or module is None or at is None:
         parser.parse_args(_with_suggestion(parser, command, arguments))
         raise AssertionError("argparse ends the process when there is no known command")
+    given_words = tuple(arguments)
+    handed: tuple[str, ...] = ()
+    if getattr(module, "HANDS_THROUGH", False) and "--" in arguments[at:]:
+        end = list(arguments).index("--", at)
+        arguments, handed = arguments[:end], tuple(arguments[end + 1 :])
     declared: list[str] = []
     if getattr(module, "CONFIG_OPTIONS", False):
         declared = _declare(parser, chosen, module, arguments, at)
@@ -141,7 +146,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     _refuse_unused(namespace, module, chosen)
     variables = {name: getattr(namespace, f"declared_{name}") for name in declared}
     given = {name: value for name, value in variables.items() if value is not None}
-    return module, Invocation(options=namespace, arguments=tuple(arguments), variables=given)
+    return module, Invocation(options=namespace, arguments=given_words, variables=given, handed=handed)
 
 
 def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequence[str], at: int) -> list[str]:

@@ -16,7 +16,7 @@ from forgather.source import Span
 
 _MAX_FRAMES = 3
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch.py"))
+_OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch"))
 _IMPORTING = ("<frozen", os.path.join(os.path.dirname(os.__file__), "importlib"))
 
 

@@ -107,6 +107,15 @@ class Project:
         with self._named_in_errors():
             return render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
 
+    def see(self, now: datetime) -> None:
+        """Lets the clock functions of the templates see an instant; before the first render."""
+        self._environment = replace(
+            surroundings(
+                self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
+            ),
+            now=now,
+        )
+
     @property
     def instant(self) -> datetime:
         """The time that clock functions of the templates saw, with its zone."""

@@ -62,7 +62,7 @@ def test_the_whole_traceback_can_be_asked_for(bench):
     done = fgcli("-t", "bad", "train", cwd=bench, env={"FORGATHER_TRACEBACK": "full"})
 
     assert "Traceback (most recent call last)" in done.stderr
-    assert "launch.py" in done.stderr
+    assert "forgather/launch/running.py" in done.stderr
 
 
 def test_the_status_of_a_run_that_leaves_is_kept(bench):
@@ -154,8 +154,8 @@ def test_one_process_of_a_launcher_trains(bench):
     assert 0 == done.returncode, done.stderr
 
 
-def test_several_processes_of_a_launcher_are_refused(bench):
+def test_a_process_that_was_not_told_where_the_others_are_says_so(bench):
     done = script("good", cwd=bench, env={"WORLD_SIZE": "2", "RANK": "0"})
 
     assert 1 == done.returncode
-    assert done.stderr.startswith("error[FG417]: the launcher started 2 processes")
+    assert done.stderr.startswith("error[FG706]: rank 0 of 2 was not told where the others are")

@@ -158,15 +158,6 @@ def test_a_config_with_errors_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "output_models").exists()
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-
-    with pytest.raises(ProjectError, match="started 4 processes") as caught:
-        plan_run(project(tmp_path))
-
-    assert "FG417" == caught.value.code
-
-
 def test_a_plan_writes_nothing(tmp_path):
     plan = plan_run(project(tmp_path))
 

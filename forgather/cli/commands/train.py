@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from datetime import datetime
 from typing import Any
 
 from forgather.cli.invocation import Invocation
@@ -17,12 +18,16 @@ from forgather.cli.output import print_findings, print_note, write_json, write_t
 from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
+from forgather.launch.asked import Asked, add_process_options, asked_processes, use_devices
+from forgather.launch.several import CHECKED, join, refuse_difference, start
+from forgather.processes import is_worker, node_facts
 from forgather.project.declared import declared_options
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
+HANDS_THROUGH = True
 EXECUTES = True
 _RESUME = "--resume-from-checkpoint"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
@@ -40,26 +45,72 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
     add_json(parser)
+    add_process_options(parser)
 
 
 def run(invocation: Invocation) -> int:
-    """Runs `main` and returns the exit status of the run."""
+    """Runs `main` in as many processes as are asked for, and returns the exit status of the run."""
+    options = invocation.options
+    if is_worker(os.environ) and not options.dry_run:
+        return _run_as_one_of_several(invocation)
+    use_devices(options.devices)
     project = invocation.open_project()
-    findings = () if invocation.options.no_check else _checked(project)
+    findings = () if options.no_check else _checked(project)
     plan = plan_run(project)
+    asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
-    if invocation.options.dry_run:
-        _print_plan(plan, command, as_json=invocation.options.json)
+    if options.dry_run:
+        _print_plan(plan, asked, command, as_json=options.json)
         return 0
-    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if invocation.options.json else nullcontext():
+    if not asked.is_one:
+        os.environ[CHECKED] = "1"
+        return _ended(start(asked, invocation.arguments))
+    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
         print_note(f"run folder {near_path(run_dir)}")
         outcome = run_plan(plan, run_dir)
-    _print_outcome(outcome, as_json=invocation.options.json)
-    if outcome.interrupted and outcome.checkpoint and not invocation.options.json:
+    return _told(outcome, project, command, as_json=options.json)
+
+
+def _run_as_one_of_several(invocation: Invocation) -> int:
+    """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
+    options = invocation.options
+    member = join()
+    project = invocation.open_project()
+    project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
+    findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
+    plan = plan_run(project)
+    refuse_difference(asked_processes(project, options, None), member.facts, project.config_name)
+    command = ["fgcli", *invocation.arguments]
+    aside = redirect_stdout(sys.stderr) if options.json or not member.speaks else nullcontext()
+    if not member.speaks:
+        with aside:
+            return run_plan(plan, member.share("run")["run_dir"]).status
+    print_findings(findings, project.meta.project_dir, invocation.check_command)
+    with alone_in(plan.output_dir), aside:
+        run_dir = prepare_run(plan, command)
+        member.share("run", {"run_dir": run_dir})
+        print_note(f"run folder {near_path(run_dir)}")
+        outcome = run_plan(plan, run_dir)
+    return _told(outcome, project, command, as_json=options.json)
+
+
+def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json: bool) -> int:
+    """Prints how a run ended and returns its status."""
+    _print_outcome(outcome, as_json=as_json)
+    if outcome.interrupted and outcome.checkpoint and not as_json:
         _print_how_to_go_on(project, command)
     return outcome.status
+
+
+def _ended(ended: Any) -> int:
+    if ended.stopped_by is not None:
+        return 128 + int(ended.stopped_by)
+    first = next(iter(ended.failures), None)
+    if first is None:
+        return 0
+    return int(first.status) if first.status > 0 else 128 - int(first.status)
 
 
 def _checked(project: Project) -> Sequence[Diagnostic]:
@@ -75,7 +126,7 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     return [found for found in findings if found.code not in SAID_BY_THE_RUN]
 
 
-def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:
+def _print_plan(plan: RunPlan, asked: Asked, command: list[str], *, as_json: bool) -> None:
     project = plan.project
     display = Display(project.meta.project_dir, project.meta.workspace_root)
     facts = {
@@ -87,6 +138,8 @@ def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:
         "run_dir": plan.run_dir,
         "variables": dict(project.variables),
         "overrides": [{"path": path, "value": text} for path, text in project.overrides],
+        "nproc_per_node": asked.per_node,
+        "nnodes": asked.num_nodes,
         "command": command,
     }
     if as_json:
@@ -102,7 +155,15 @@ def _print_plan(plan: RunPlan, command: list[str], *, as_json: bool) -> None:
         "run folder": display(plan.run_dir),
         "changes": ", ".join(changes) or "none",
     }
+    if not asked.is_one:
+        rows["processes"] = _processes(asked)
     write_text("\n".join(f"{label:<10}  {value}" for label, value in rows.items()))
+
+
+def _processes(asked: Asked) -> str:
+    here = {"gpu": "one for each GPU", "auto": "one for each GPU, else one for each CPU"}.get(str(asked.per_node))
+    each = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines, this is machine {asked.node_rank}"
+    return f"{here or asked.per_node}{each}  ({asked.source})"
 
 
 def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, process_facts
+from forgather.ml.distributed.env import DistributedEnvironment, process_facts
+from forgather.processes import ProcessFacts
 
 __all__ = ["DistributedEnvironment", "ProcessFacts", "process_facts"]

@@ -1,7 +1,7 @@
 """What the launcher told this process, read from environment variables.
 
-Takes RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE (set by torchrun and `accelerate launch`; one
-process where they are absent). Gives `ProcessFacts` and `DistributedEnvironment`. Keeps true: this is
+Takes the variables that launchers set (`forgather/processes.py` knows their names; one process where they are
+absent). Gives `ProcessFacts` and `DistributedEnvironment`. Keeps true: this is
 the only module of the ML tower that reads environment variables; reading them starts nothing.
 """
 
@@ -15,33 +15,12 @@ from functools import cached_property
 
 import torch
 
+from forgather import processes
 from forgather.errors import DistributedError, nearest
 from forgather.ml.distributed.group import shutdown, start
+from forgather.processes import ProcessFacts
 
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """The position of one process.
-
-    Args:
-        rank: position among all processes.
-        local_rank: position among the processes of this machine.
-        world_size: number of processes.
-        local_world_size: number of processes on this machine.
-        master: host and port where the processes meet; None where no launcher named them.
-        attempt: which start of the same job this is, under torchrun; None elsewhere.
-        agent_hosts_store: True where the launcher keeps the store that the processes meet at.
-    """
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    master: tuple[str, int] | None = None
-    attempt: int | None = None
-    agent_hosts_store: bool = False
 
 
 def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
@@ -53,39 +32,7 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
     Raises:
         DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
     """
-    environ = os.environ if environ is None else environ
-    if "WORLD_SIZE" not in environ and "RANK" not in environ:
-        return ProcessFacts()
-    world_size = _number(environ, "WORLD_SIZE", 1)
-    facts = ProcessFacts(
-        rank=_number(environ, "RANK", 0),
-        local_rank=_number(environ, "LOCAL_RANK", 0),
-        world_size=world_size,
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
-        master=(host, _number(environ, "MASTER_PORT", 29500)) if (host := environ.get("MASTER_ADDR")) else None,
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None,
-        agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-    )
-    if not 0 <= facts.rank < facts.world_size:
-        raise DistributedError(
-            f"RANK is {facts.rank} and WORLD_SIZE is {facts.world_size}",
-            code="FG701",
-            hint="RANK counts from 0 to WORLD_SIZE - 1; a launcher such as torchrun sets both",
-        )
-    return facts
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    if not text.isdigit():
-        raise DistributedError(
-            f"the environment variable {name} is {text[:80]!r}, which is no whole number",
-            code="FG701",
-            hint=f"unset {name}, or start the processes with torchrun, which sets it",
-        )
-    return int(text)
+    return processes.process_facts(os.environ if environ is None else environ)
 
 
 @dataclass(frozen=True)

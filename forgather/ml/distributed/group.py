@@ -19,6 +19,7 @@ from forgather.errors import DistributedError
 
 if TYPE_CHECKING:
     from forgather.ml.distributed.env import DistributedEnvironment
+    from forgather.processes import ProcessFacts
 
 
 def start(environment: DistributedEnvironment, device: torch.device) -> None:
@@ -58,21 +59,47 @@ def start(environment: DistributedEnvironment, device: torch.device) -> None:
     _set_pg_timeout(datetime.timedelta(seconds=environment.timeout_seconds))
 
 
+_stores: dict[tuple[str, int, int | None], TCPStore] = {}
+_starts = 0
+
+
+def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | None:
+    """Returns the store that the processes of a run meet at, made once; None where no launcher named a place.
+
+    Raises:
+        RuntimeError: nobody answers there in time, or the port is taken; as torch tells it.
+    """
+    if facts.master is None:
+        return None
+    place = (*facts.master, facts.attempt)
+    if place not in _stores:
+        host, port = facts.master
+        _stores[place] = TCPStore(
+            host,
+            port,
+            facts.world_size,
+            facts.rank == 0 and not facts.agent_hosts_store,
+            datetime.timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    return _stores[place]
+
+
 def _meeting(environment: DistributedEnvironment) -> dict[str, Any]:
     """Returns how the processes find one another."""
+    global _starts
     if environment.init_method != "env://":
         return {"init_method": environment.init_method}
     facts = environment.facts
     if environment.world_size == 1 and facts.master is None:
         return {"store": HashStore()}
-    if facts.attempt is None or facts.master is None:
+    store = meeting_store(facts, environment.start_timeout_seconds)
+    if store is None:
         return {"init_method": "env://"}
     # torchrun keeps one store over its restarts: without a prefix of its own an attempt meets the dead one's addresses.
-    timeout = datetime.timedelta(seconds=environment.start_timeout_seconds)
-    host, port = facts.master
-    hosts_store = environment.rank == 0 and not facts.agent_hosts_store
-    store = TCPStore(host, port, environment.world_size, hosts_store, timeout)
-    return {"store": PrefixStore(f"attempt_{facts.attempt}", store)}
+    _starts += 1
+    return {"store": PrefixStore(f"attempt_{facts.attempt or 0}/start_{_starts}", store)}
 
 
 def _not_met(environment: DistributedEnvironment, error: Exception) -> DistributedError:

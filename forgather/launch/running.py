@@ -1,4 +1,4 @@
-"""Runs the `main` target of a config. The one place that decides about processes.
+"""Runs the `main` target of a config in this process.
 
 Takes a `Project`, gives an exit status and where things lie. Keeps true: the run folder is complete before anything
 is constructed, and an exception of the run reaches the caller as it was raised.
@@ -75,7 +75,6 @@ def plan_run(project: Project) -> RunPlan:
     Raises:
         ForgatherError: the config has errors, no `main`, or wants more than this version gives.
     """
-    _refuse_several_processes()
     project.refuse_errors()
     facts = {target.name: target for target in target_facts(project.graph)}
     if MAIN not in facts:
@@ -210,13 +209,3 @@ def _status(result: object) -> int:
         return 0
     # A system keeps eight bits of a status: 256 would read as success.
     return result if 0 <= result <= 255 else 1
-
-
-def _refuse_several_processes() -> None:
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
-        raise ProjectError(
-            f"the launcher started {size} processes (WORLD_SIZE={size}), and training runs in one",
-            code="FG417",
-            hint="start one process: torchrun --nproc_per_node 1, or accelerate launch --num_processes 1",
-        )

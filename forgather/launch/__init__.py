@@ -1,0 +1,7 @@
+"""Runs the `main` target of a config, in this process or in several. The one place that decides about processes."""
+
+from __future__ import annotations
+
+from forgather.launch.running import Outcome, RunPlan, plan_run, prepare_run, run
+
+__all__ = ["Outcome", "RunPlan", "plan_run", "prepare_run", "run"]

@@ -1,0 +1,192 @@
+"""How many processes a run is to have, and where: what the config and the command line ask for.
+
+Takes a config and the options of `train`; gives `Asked`, and torchrun's words for it. Keeps true: nothing is started
+and no device is counted; an option beats the config, and a wish that cannot be met by any machine is refused here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forgather.config.graph import Call, Node, Scalar
+from forgather.errors import ProjectError
+from forgather.processes import NodeFacts
+from forgather.project.project import Project
+from forgather.project.targets import run_meta
+
+_WORDS = ("auto", "cpu", "gpu", "xpu")
+_SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The processes that a run asks for.
+
+    Args:
+        per_node: processes on each machine: a number, or one of torchrun's words.
+        num_nodes: machines, or a range of them as "1:4".
+        node_rank: position of this machine.
+        master: host and port where the machines meet; None for one machine.
+        handed: words for torchrun, as they were given.
+        source: who asks for `per_node`, for people.
+    """
+
+    per_node: int | str = 1
+    num_nodes: int | str = 1
+    node_rank: int = 0
+    master: tuple[str, int | None] | None = None
+    handed: tuple[str, ...] = ()
+    source: str = "meta.nproc_per_node"
+
+    @property
+    def is_one(self) -> bool:
+        """True where this very process is all that is needed."""
+        return self.per_node == 1 and self.num_nodes == 1 and not self.handed
+
+    @property
+    def world_size(self) -> int | None:
+        """Processes in all; None where only the machines can tell."""
+        if isinstance(self.per_node, int) and isinstance(self.num_nodes, int):
+            return self.per_node * self.num_nodes
+        return None
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how many processes run, and where."""
+    group = parser.add_argument_group("processes (more words for torchrun after '--')")
+    group.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=_processes,
+        metavar="N",
+        help="processes on each machine: a number, gpu or auto (default: nproc_per_node of 'meta')",
+    )
+    group.add_argument("-d", "--devices", metavar="0,1", help="GPUs to use, one process each unless a number is given")
+    group.add_argument("--nnodes", metavar="N", help="machines (default: 1)")
+    group.add_argument("--node-rank", "--node_rank", type=int, metavar="N", help="position of this machine, from 0")
+    group.add_argument("--master-addr", "--master_addr", metavar="HOST", help="address of machine 0")
+    group.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="port to meet at on machine 0")
+
+
+def _processes(text: str) -> int | str:
+    if text in _WORDS or (text.isdigit() and int(text)):
+        return int(text) if text.isdigit() else text
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, gpu or auto")
+
+
+def asked_processes(
+    project: Project, options: argparse.Namespace, node: NodeFacts | None, handed: Sequence[str] = ()
+) -> Asked:
+    """Returns the processes that a config and a command line ask for.
+
+    Args:
+        project: the config.
+        options: those of `add_process_options`.
+        node: this machine's place in a job that has one task on each.
+        handed: words for torchrun.
+
+    Raises:
+        ProjectError: FG828 for a number that is none, FG462 for options that do not fit together.
+    """
+    asked = Asked(per_node=_per_node(project), handed=tuple(handed))
+    devices = _devices(options.devices)
+    if options.nproc_per_node is not None:
+        asked = replace(asked, per_node=options.nproc_per_node, source="--nproc-per-node")
+    elif devices and isinstance(asked.per_node, str):
+        asked = replace(asked, per_node=len(devices), source="--devices")
+    if devices and isinstance(asked.per_node, int) and asked.per_node > len(devices):
+        raise ProjectError(
+            f"{asked.source} asks for {asked.per_node} processes, and --devices names {len(devices)}",
+            code="FG462",
+            hint=f"name {asked.per_node} devices, or give --nproc-per-node {len(devices)}",
+        )
+    return _placed(asked, options, node)
+
+
+def _per_node(project: Project) -> int | str:
+    """Returns what the config asks for; sizes that multiply to a number say what `auto` is."""
+    wished = run_meta(project.graph).nproc_per_node
+    sizes = _sizes(project)
+    product = 1
+    for size in sizes.values():
+        product *= size
+    return product if wished == "auto" and "data_parallel_size" in sizes and product > 1 else wished
+
+
+def _sizes(project: Project) -> dict[str, int]:
+    main = project.graph.targets.get("main")
+    arguments = _keyword(main.value, "args") if main else None
+    found = {name: _keyword(arguments, name) for name in _SIZES} if arguments else {}
+    return {
+        name: node.value
+        for name, node in found.items()
+        if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool)
+    }
+
+
+def _keyword(node: Node, name: str) -> Node | None:
+    entries = node.kwargs if isinstance(node, Call) else ()
+    return next((entry.value for entry in entries if entry.key == name), None)
+
+
+def _devices(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    devices = [word.strip() for word in text.split(",") if word.strip()]
+    if not devices or len(set(devices)) < len(devices):
+        raise ProjectError(
+            f"--devices is {text!r}: {'one is there twice' if devices else 'it names none'}",
+            code="FG462",
+            hint="name each device once, as in --devices 0,1",
+        )
+    return devices
+
+
+def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -> Asked:
+    if node is not None and options.nnodes is None:
+        return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)
+    nodes = options.nnodes or "1"
+    parts = nodes.split(":")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise ProjectError(f"--nnodes is {nodes!r}", code="FG462", hint="give a number of machines, or a range as 1:4")
+    num_nodes = int(parts[0]) if len(parts) == 1 else nodes
+    rank = options.node_rank or 0
+    if isinstance(num_nodes, int) and not 0 <= rank < num_nodes:
+        raise ProjectError(
+            f"--node-rank is {rank}, and there {'is 1 machine' if num_nodes == 1 else f'are {num_nodes} machines'}",
+            code="FG462",
+            hint=f"count from 0 to {num_nodes - 1}" if num_nodes > 1 else f"add --nnodes {rank + 1} or more",
+        )
+    master = (options.master_addr, options.master_port) if options.master_addr else None
+    if options.master_port is not None and master is None:
+        master = ("127.0.0.1", options.master_port)
+    hands_meeting = any(word.startswith(("--rdzv", "--master")) for word in asked.handed)
+    if num_nodes != 1 and not options.master_addr and not hands_meeting:
+        raise ProjectError(
+            f"{nodes} machines are to meet, and nobody says where",
+            code="FG462",
+            hint="give --master-addr the address of machine 0, on every machine",
+        )
+    return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
+
+
+def torchrun_words(asked: Asked) -> list[str]:
+    """Returns the words of torchrun's command line, without the program to start."""
+    words = [f"--nproc-per-node={asked.per_node}"]
+    hands_meeting = any(word.startswith(("--rdzv", "--master", "--standalone")) for word in asked.handed)
+    if asked.num_nodes == 1 and asked.master is None:
+        return [*words, *([] if hands_meeting else ["--standalone"]), *asked.handed]
+    words += [f"--nnodes={asked.num_nodes}", f"--node-rank={asked.node_rank}"]
+    if asked.master is not None:
+        host, port = asked.master
+        words += [f"--master-addr={host}"] + ([f"--master-port={port}"] if port is not None else [])
+    return [*words, *asked.handed]
+
+
+def use_devices(devices: str | None) -> None:
+    """Lets this process and those that it starts see only some accelerators."""
+    if devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(devices))

@@ -1,0 +1,75 @@
+"""A run in several processes: started from here, or met by a process that a launcher has started.
+
+Takes what a run asks for; gives how the processes ended, or this process among the others. Keeps true: torch is
+imported only now, through names; what was obtained is compared with what was asked before anything is constructed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from forgather.errors import ProjectError
+from forgather.launch.asked import Asked, torchrun_words
+from forgather.processes import ProcessFacts
+
+CHECKED = "FORGATHER_CHECKED"
+
+
+def start(asked: Asked, arguments: Sequence[str]) -> Any:
+    """Starts the processes, each with the same `fgcli` arguments, and returns how they ended.
+
+    Raises:
+        DistributedError: they could not be started.
+    """
+    launcher = import_module("forgather.ml.distributed.launcher")
+    if asked.per_node in ("gpu", "xpu") and not launcher.count_devices():
+        raise ProjectError(
+            f"{asked.source} is {asked.per_node}, and this machine has none that PyTorch can use",
+            code="FG466",
+            hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
+        )
+    _let_children_find_us()
+    return launcher.launch([*torchrun_words(asked), "-m", "forgather", *arguments])
+
+
+def _let_children_find_us() -> None:
+    """A clone that was never installed is found by the processes, too."""
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if not os.path.isfile(os.path.join(home, "pyproject.toml")):
+        return
+    known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([home, *known]))
+
+
+def join() -> Any:
+    """Meets the other processes of the run that this one is part of.
+
+    Raises:
+        DistributedError: they cannot be met.
+    """
+    return import_module("forgather.ml.distributed.member").join()
+
+
+def refuse_difference(asked: Asked, facts: ProcessFacts, config: str) -> None:
+    """Raises where a launcher started another number of processes than was asked for.
+
+    Raises:
+        ProjectError: FG461.
+    """
+    wished, got = asked.per_node, facts.local_world_size
+    if isinstance(wished, str) or wished == got:
+        return
+    many = f"{got} process{'es' if got > 1 else ''}"
+    script = shlex.quote(sys.argv[0]) if sys.argv[0].endswith(".py") else f"scripts/train_script.py {config}"
+    raise ProjectError(
+        f"{facts.launcher} started {many} on this machine, and {asked.source} asks for {wished}",
+        code="FG461",
+        hint=f"torchrun --nproc-per-node {wished} {script} ..., or keep {got}: add --nproc-per-node {got} at the end",
+        expected=wished,
+        found=got,
+    )

@@ -1,0 +1,199 @@
+"""What a launcher told this process: who it is among the processes of a run.
+
+Takes environment variables of torchrun, `accelerate launch`, SLURM, Open MPI or Kubeflow; gives `ProcessFacts` of a
+process that a launcher made, and `NodeFacts` of a machine whose processes are still to be made. Keeps true: it reads
+what it is handed, and starts nothing; a launcher nearer to the process speaks before one further out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forgather.errors import DistributedError
+
+DEFAULT_PORT = 29500
+# What each launcher calls the same five numbers. The first whose rank is there speaks.
+_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+    "LOCAL_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
+}
+_OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """The position of one process.
+
+    Args:
+        rank: position among all processes.
+        local_rank: position among the processes of this machine.
+        world_size: number of processes.
+        local_world_size: number of processes on this machine.
+        master: host and port where the processes meet; None where no launcher named them.
+        attempt: which start of the same job this is, under torchrun; None elsewhere.
+        agent_hosts_store: True where the launcher keeps the store that the processes meet at.
+        launcher: who started the process, for people; "" where nobody did.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master: tuple[str, int] | None = None
+    attempt: int | None = None
+    agent_hosts_store: bool = False
+    launcher: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One machine of a job that has one task on each.
+
+    Args:
+        num_nodes: machines of the job.
+        node_rank: position of this one.
+        master: host and port where the processes are to meet.
+        source: who says so, for people.
+    """
+
+    num_nodes: int
+    node_rank: int
+    master: tuple[str, int]
+    source: str
+
+
+def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
+    """Returns the position of a process.
+
+    Raises:
+        DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
+    """
+    launcher, values = _spoken(environ)
+    if not launcher:
+        return ProcessFacts()
+    world_size = _number(values, "WORLD_SIZE", 1)
+    # A pod knows of itself alone: what runs elsewhere is on other machines.
+    here = 1 if launcher == "Kubeflow" else world_size
+    facts = ProcessFacts(
+        rank=_number(values, "RANK", 0),
+        local_rank=_number(values, "LOCAL_RANK", 0),
+        world_size=world_size,
+        local_world_size=_number(values, "LOCAL_WORLD_SIZE", here),
+        master=_master(values),
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None,
+        agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        launcher=launcher,
+    )
+    if not 0 <= facts.rank < facts.world_size:
+        raise DistributedError(
+            f"RANK is {facts.rank} and WORLD_SIZE is {facts.world_size}",
+            code="FG701",
+            hint="RANK counts from 0 to WORLD_SIZE - 1; a launcher such as torchrun sets both",
+        )
+    return facts
+
+
+def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
+    """Returns this machine's place in a job that has one task on each machine; None where there is no such job.
+
+    Raises:
+        DistributedError: FG701 where a variable is no number.
+    """
+    if "LOCAL_RANK" in environ:
+        return None
+    if _is_slurm_step(environ):
+        nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
+        if nodes > 1 and _number(environ, "SLURM_STEP_NUM_TASKS", 1) == nodes:
+            master = _master(_slurm_values(environ))
+            return NodeFacts(nodes, _number(environ, "SLURM_NODEID", 0), master or ("localhost", DEFAULT_PORT), "SLURM")
+        return None
+    if _is_pod(environ):
+        nodes = _number(environ, "PET_NNODES", _number(environ, "WORLD_SIZE", 1))
+        rank = _number(environ, "PET_NODE_RANK", _number(environ, "RANK", 0))
+        host = environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or "localhost"
+        port = _number(environ, "PET_MASTER_PORT", _number(environ, "MASTER_PORT", DEFAULT_PORT))
+        return NodeFacts(nodes, rank, (host, port), "Kubeflow")
+    return None
+
+
+def is_worker(environ: Mapping[str, str]) -> bool:
+    """Tells whether a launcher has made this process as one of the processes of a run."""
+    return bool(_spoken(environ)[0]) and node_facts(environ) is None
+
+
+def _spoken(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """Returns who started this process, and its position under the names that torchrun gives."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "torchrun", environ
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return ("Kubeflow" if _is_pod(environ) else "a launcher"), environ
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return "mpirun", {**environ, **_renamed(environ, _OPEN_MPI)}
+    if _is_slurm_step(environ) and _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1:
+        return "SLURM", _slurm_values(environ)
+    return "", environ
+
+
+def _renamed(environ: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    return {ours: environ[theirs] for ours, theirs in names.items() if theirs in environ}
+
+
+def _is_slurm_step(environ: Mapping[str, str]) -> bool:
+    # A batch script and the shell of salloc have SLURM_PROCID too; only a step that srun started has a number of tasks.
+    return "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ
+
+
+def _is_pod(environ: Mapping[str, str]) -> bool:
+    in_cluster = "KUBERNETES_SERVICE_HOST" in environ and "WORLD_SIZE" in environ
+    return (in_cluster or "PET_NNODES" in environ) and "LOCAL_RANK" not in environ
+
+
+def _slurm_values(environ: Mapping[str, str]) -> dict[str, str]:
+    values = _renamed(environ, _SLURM)
+    # "4(x2),1": the node of this task is told by the first entry alone where all are alike.
+    values["LOCAL_WORLD_SIZE"] = re.split(r"[(,]", values.get("LOCAL_WORLD_SIZE", "1"))[0]
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost"
+    job = environ.get("SLURM_JOB_ID", "0")
+    # Two jobs may share a machine: each meets at a port of its own.
+    port = 20000 + int(job) % 20000 if job.isdigit() else DEFAULT_PORT
+    values["MASTER_ADDR"] = environ.get("MASTER_ADDR") or first_host(nodes)
+    values["MASTER_PORT"] = environ.get("MASTER_PORT") or str(port)
+    return values
+
+
+def first_host(nodes: str) -> str:
+    """Returns the first machine of a list as SLURM writes it.
+
+    Example:
+        >>> first_host("gpu[007-010,12],login"), first_host("a1,a2")
+        ('gpu007', 'a1')
+    """
+    found = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
+
+
+def _master(values: Mapping[str, str]) -> tuple[str, int] | None:
+    host = values.get("MASTER_ADDR")
+    return (host, _number(values, "MASTER_PORT", DEFAULT_PORT)) if host else None
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdigit():
+        raise DistributedError(
+            f"the environment variable {name} is {text[:80]!r}, which is no whole number",
+            code="FG701",
+            hint=f"unset {name}, or start the processes with torchrun, which sets it",
+        )
+    return int(text)

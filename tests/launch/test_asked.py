@@ -1,0 +1,118 @@
+"""How many processes a run asks for: config, options, and what a launcher started."""
+
+import argparse
+
+import pytest
+
+from forgather.errors import ProjectError
+from forgather.launch.asked import Asked, add_process_options, asked_processes, torchrun_words
+from forgather.launch.several import refuse_difference
+from forgather.processes import NodeFacts, ProcessFacts
+from forgather.project.project import Project
+from tests.project.workbench import make_project
+
+
+def asked(folder, *words, meta="{nproc_per_node: 2}", node=None, handed=()):
+    make_project(folder, {"templates/configs/a.yaml": f"meta: {meta}\nmain: !partial:int\n"})
+    parser = argparse.ArgumentParser()
+    add_process_options(parser)
+    return asked_processes(Project("a", folder), parser.parse_args(words), node, handed)
+
+
+@pytest.mark.parametrize(
+    ("meta", "per_node"),
+    [("{}", 1), ("{nproc_per_node: 4}", 4), ("{nproc_per_node: gpu}", "gpu")],
+)
+def test_the_config_says_how_many_processes_run(tmp_path, meta, per_node):
+    assert per_node == asked(tmp_path, meta=meta).per_node
+
+
+def test_one_process_needs_no_launcher(tmp_path):
+    assert asked(tmp_path, meta="{}").is_one
+    assert not asked(tmp_path, meta="{nproc_per_node: gpu}").is_one
+    assert not asked(tmp_path, meta="{}", handed=("--max-restarts", "2")).is_one
+
+
+def test_an_option_beats_the_config(tmp_path):
+    assert (3, "--nproc-per-node") == (
+        (found := asked(tmp_path, "--nproc_per_node", "3")).per_node,
+        found.source,
+    )
+
+
+def test_devices_are_one_process_each_where_the_config_leaves_the_number_open(tmp_path):
+    assert 3 == asked(tmp_path, "-d", "0,2,5", meta="{nproc_per_node: auto}").per_node
+    assert 2 == asked(tmp_path, "-d", "0,2,5").per_node
+
+
+SIZES = "main: !partial:int\n  kwargs:\n    args: !partial:dict {data_parallel_size: 2, tensor_parallel_size: 3}\n"
+
+
+def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path):
+    make_project(tmp_path, {"templates/configs/b.yaml": f"meta: {{nproc_per_node: auto}}\n{SIZES}"})
+    parser = argparse.ArgumentParser()
+    add_process_options(parser)
+
+    assert 6 == asked_processes(Project("b", tmp_path), parser.parse_args([]), None).per_node
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-d", "0"], "asks for 2 processes, and --devices names 1"),
+        (["-d", "0,0"], "one is there twice"),
+        (["-d", ","], "it names none"),
+        (["--nnodes", "2"], "2 machines are to meet, and nobody says where"),
+        (["--nnodes", "two"], "--nnodes is 'two'"),
+        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a"], "--node-rank is 2, and there are 2 machines"),
+        (["--node-rank", "1"], "--node-rank is 1, and there is 1 machine"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, words, message):
+    with pytest.raises(ProjectError, match=message) as caught:
+        asked(tmp_path, *words)
+
+    assert "FG462" == caught.value.code
+
+
+def test_one_machine_meets_at_a_free_port():
+    assert ["--nproc-per-node=2", "--standalone"] == torchrun_words(Asked(per_node=2))
+
+
+def test_a_port_that_is_given_is_the_one_to_meet_at(tmp_path):
+    words = torchrun_words(asked(tmp_path, "--master-port", "1234"))
+
+    assert ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=1234"] == words[1:]
+
+
+def test_several_machines_meet_where_they_are_told(tmp_path):
+    found = asked(tmp_path, "--nnodes", "2", "--node-rank", "1", "--master-addr", "host", "--master-port", "1234")
+
+    assert 4 == found.world_size
+    assert ["--nnodes=2", "--node-rank=1", "--master-addr=host", "--master-port=1234"] == torchrun_words(found)[1:]
+
+
+def test_a_job_of_several_machines_tells_where_they_meet(tmp_path):
+    found = asked(tmp_path, node=NodeFacts(4, 3, ("gpu007", 20123), "SLURM"))
+
+    assert ["--nnodes=4", "--node-rank=3", "--master-addr=gpu007", "--master-port=20123"] == torchrun_words(found)[1:]
+
+
+def test_what_torchrun_is_to_get_is_handed_to_it(tmp_path):
+    words = torchrun_words(asked(tmp_path, handed=("--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1")))
+
+    assert ["--nproc-per-node=2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1"] == words
+
+
+def test_a_launcher_that_started_another_number_is_refused_with_what_would_work():
+    facts = ProcessFacts(0, 0, 1, 1, launcher="accelerate launch")
+    with pytest.raises(ProjectError, match="accelerate launch started 1 process on this machine, and") as caught:
+        refuse_difference(Asked(per_node=2), facts, "a.yaml")
+
+    assert ("FG461", 2, 1) == (caught.value.code, caught.value.expected, caught.value.found)
+    assert "torchrun --nproc-per-node 2" in caught.value.hint
+    assert "--nproc-per-node 1" in caught.value.hint
+
+
+def test_a_word_is_met_by_any_number():
+    refuse_difference(Asked(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")

@@ -1,0 +1,102 @@
+"""Real processes: `fgcli train` starts them, torchrun starts them; one run folder, one process that writes and prints."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.project.workbench import ROOT, fgcli, make_project
+
+TOY = """\
+import torch
+import torch.distributed as dist
+
+def add(environment, run_dir):
+    environment.start(use_cpu=True)
+    ranks = torch.tensor(float(environment.rank))
+    dist.all_reduce(ranks)
+    print(f"ranks add to {ranks.item():g} of {environment.world_size} in {run_dir}", flush=True)
+    environment.shutdown()
+    return 0
+"""
+CONFIG = """\
+meta: {nproc_per_node: 2, output_dir: out}
+main: !partial:toy.py:add
+  environment: !singleton:forgather.ml.distributed:DistributedEnvironment
+    timeout_seconds: 20
+    start_timeout_seconds: 20
+  run_dir: !var run_dir
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return make_project(tmp_path / "bench", {"toy.py": TOY, "templates/configs/a.yaml": CONFIG})
+
+
+def folder_of_all(done, bench):
+    """Returns the one run folder, which every rank has seen; the standard output is that of rank 0 alone."""
+    (folder,) = (path for path in (bench / "out" / "runs").iterdir() if path.is_dir())
+    line = f"ranks add to 1 of 2 in {folder}\n"
+    assert (line, 1) == (done.stdout, done.stderr.count(line))
+    return folder
+
+
+def test_train_starts_as_many_processes_as_the_config_says(bench):
+    done = fgcli("-t", "a", "train", cwd=bench)
+
+    assert 0 == done.returncode, done.stderr
+    folder = folder_of_all(done, bench)
+    assert done.stderr.startswith(f"run folder out/runs/{folder.name}\n")
+    assert 2 == done.stderr.count("\n")
+
+
+def test_torchrun_is_in_charge_where_it_started_the_processes(bench):
+    words = ["--standalone", "--nproc-per-node", "2", str(ROOT / "scripts" / "train_script.py"), "a"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        cwd=bench,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert (folder_of_all(done, bench) / "run.json").is_file()
+    assert 1 == done.stderr.count("run folder out/runs/")
+
+
+def test_the_plan_tells_the_processes_and_starts_none(bench):
+    done = fgcli("-t", "a", "train", "--dry-run", "--nproc-per-node", "gpu", cwd=bench)
+
+    assert "processes   one for each GPU  (--nproc-per-node)\n" in done.stdout
+    assert not (bench / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--", "--bogus", "3"], "FG463", "torchrun does not take these arguments: unrecognized arguments: --bogus"),
+        (["--nproc-per-node", "xpu"], "FG466", "--nproc-per-node is xpu, and this machine has none"),
+    ],
+)
+def test_what_cannot_be_started_is_one_sentence(bench, words, code, message):
+    done = fgcli("-t", "a", "train", *words, cwd=bench)
+
+    assert 1 == done.returncode
+    assert done.stderr.startswith(f"error[{code}]: {message}"), done.stderr
+
+
+def test_a_busy_port_is_one_sentence(bench):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = fgcli("-t", "a", "train", "--master-port", str(port), cwd=bench)
+
+    assert (1, f"error[FG464]: the port of 127.0.0.1:{port} is in use") == (done.returncode, done.stderr.split("\n")[0])
