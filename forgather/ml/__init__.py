@@ -10,13 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forgather.ml.trainer.accel import AccelTrainer
     from forgather.ml.trainer.args import TrainingArguments
     from forgather.ml.trainer.parallel_args import AccelTrainingArguments, PipelineTrainingArguments
     from forgather.ml.trainer.trainer import Trainer
 
-__all__ = ["AccelTrainingArguments", "PipelineTrainingArguments", "Trainer", "TrainingArguments"]
+__all__ = ["AccelTrainer", "AccelTrainingArguments", "PipelineTrainingArguments", "Trainer", "TrainingArguments"]
 
 _LAZY = {
+    "AccelTrainer": "forgather.ml.trainer.accel",
     "AccelTrainingArguments": "forgather.ml.trainer.parallel_args",
     "PipelineTrainingArguments": "forgather.ml.trainer.parallel_args",
     "Trainer": "forgather.ml.trainer.trainer",

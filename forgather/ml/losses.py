@@ -94,9 +94,17 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
     return ModelLoss()
 
 
+# transformers tells the kind of a loss by the name of the class; of these it says nothing, and takes the usual one.
+_CAUSAL_BY_NAME = {"BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel"}
+_CAUSAL_BY_NAME |= {"OpenAIGPTLMHeadModel", "ReformerModelWithLMHead"}
+
+
 def is_causal_lm(model: nn.Module) -> bool:
     """Tells whether logits of a position predict the label of the next one (transformers' `loss_type`)."""
-    return getattr(model, "loss_type", None) == "ForCausalLM"
+    kind = getattr(model, "loss_type", None)
+    if kind is None and hasattr(model, "loss_function"):
+        return any(part.__name__ in _CAUSAL_BY_NAME for part in type(model).__mro__)
+    return bool(kind == "ForCausalLM")
 
 
 def labels_of(batch: Any) -> Tensor | None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import SHIFTED, call_model, labels_of, loss_rule, num_rows, num_tokens
+from forgather.ml.losses import SHIFTED, call_model, is_causal_lm, labels_of, loss_rule, num_rows, num_tokens
 from tests.ml.fixtures import VOCAB, Regression, rows, tiny_llama
 
 
@@ -292,3 +293,9 @@ def test_a_returned_loss_over_no_targets_is_zero():
     total = loss_rule(model).total(model, {"x": torch.randn(2, 4), "labels": torch.full((2,), -100)})
     total.backward()
     assert 0 == total.item() and 0 == model.layer.weight.grad.abs().max()
+
+
+def test_gpt2_has_the_token_loss_though_transformers_names_no_kind_for_it():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=1, n_positions=16))
+    assert is_causal_lm(model)
+    assert not is_causal_lm(model.transformer)

@@ -7,9 +7,10 @@ the only module of the ML tower that reads environment variables; reading them s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -132,3 +133,35 @@ class DistributedEnvironment:
         if self.backend != "auto":
             return self.backend
         return {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
+
+
+_OF_ACCELERATE = "ACCELERATE_"
+
+
+def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns what `accelerate launch` and its config file hand down, by names without "ACCELERATE_"."""
+    environ = os.environ if environ is None else environ
+    return {
+        name.removeprefix(_OF_ACCELERATE): value for name, value in environ.items() if name.startswith(_OF_ACCELERATE)
+    }
+
+
+@contextlib.contextmanager
+def libraries_see(facts: ProcessFacts) -> Iterator[None]:
+    """Lets libraries that read the environment find these facts there, and nothing that Accelerate's launcher left."""
+    position = {
+        "RANK": facts.rank,
+        "LOCAL_RANK": facts.local_rank,
+        "WORLD_SIZE": facts.world_size,
+        "LOCAL_WORLD_SIZE": facts.local_world_size,
+    }
+    shown = {name: str(value) for name, value in position.items()} if facts.world_size > 1 else {}
+    hidden = {*position, *(name for name in os.environ if name.startswith(_OF_ACCELERATE))}
+    kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
+    os.environ.update(shown)
+    try:
+        yield
+    finally:
+        for name in position:
+            os.environ.pop(name, None)
+        os.environ.update(kept)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from forgather.errors import CheckpointError, DistributedError
+from forgather.errors import DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.whole import restore_whole, whole_state
 from forgather.ml.types import Topology, Update, Weightless, Window
 
 
@@ -87,7 +88,7 @@ class SingleDevice:
                 with self._autocast():
                     loss = self.rule.total(self.model, placed, denom=denom)
             except IndexError as error:
-                _tell_sizes(error, self.model, placed)
+                tell_sizes(error, self.model, placed)
                 raise
             loss = loss / denom
             loss.backward()  # type: ignore[no-untyped-call]
@@ -138,8 +139,7 @@ class SingleDevice:
 
     def capture(self) -> dict[str, Any]:
         """Returns "model" (weights by name) and "optimizer"."""
-        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
-        return {"model": self.model.state_dict(), "optimizer": optimizer}
+        return whole_state(self.model, self.optimizer)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
@@ -147,34 +147,14 @@ class SingleDevice:
         Raises:
             CheckpointError: FG605 where the state is that of another model or optimizer.
         """
-        self._restore_model(state["model"])
-        if self.optimizer is None or state.get("optimizer") is None:
-            return
-        try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the optimizer state does not fit {type(self.optimizer).__name__}: {_first_line(error)}",
-                code="FG605",
-                hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
-            ) from None
-
-    def _restore_model(self, state: Mapping[str, Any]) -> None:
-        try:
-            self.model.load_state_dict(dict(state))
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the weights do not fit {type(self.model).__name__}: {_first_line(error)}",
-                code="FG605",
-                hint="resume with the model that the checkpoint was written with",
-            ) from None
+        restore_whole(self.model, self.optimizer, state)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""
         yield from self.model.state_dict().items()
 
 
-def _tell_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
+def tell_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
     """Adds what an embedding's "index out of range" leaves out."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     config: Any = getattr(model, "config", None)
@@ -184,17 +164,6 @@ def _tell_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
         error.add_note(
             f"the batch has token ids up to {int(ids.max())} in rows of {ids.shape[-1]}; the model has {has}"
         )
-
-
-def _first_line(error: Exception) -> str:
-    """The first thing that torch says, whole: its heading names only the model, which the message names already."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Error(s) in loading"):
-        del lines[0]
-    first = lines[0].rstrip(".") if lines else type(error).__name__
-    # A list of missing weights may hold hundreds of names.
-    first = first if len(first) <= 300 else first[:300].rsplit(" ", 1)[0] + " ..."
-    return first + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

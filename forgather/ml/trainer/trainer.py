@@ -103,7 +103,7 @@ class Trainer:
                 ),
                 make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
                 prepare=preparation(self.args),
-                autocast=torch.bfloat16 if self.args.bf16 else None,
+                autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
                 model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
             )
         )

@@ -1,0 +1,180 @@
+"""Data parallelism over Accelerate: equal to one process, to the last digits of float64."""
+
+import os
+
+import pytest
+import torch
+from accelerate.utils import DistributedDataParallelKwargs
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from forgather.errors import DistributedError
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.losses import loss_rule
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings, check_engine, make_accelerator
+from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.types import Window
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.fixtures import VOCAB, rows, tiny_llama
+
+STEPS = 6
+ROWS = 4  # of all ranks, in one micro-step
+
+
+def tiny_gpt2(**config):
+    torch.manual_seed(0)
+    settings = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    return GPT2LMHeadModel(
+        GPT2Config(**settings, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=True, **config)
+    )
+
+
+MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2}
+
+
+def environment():
+    return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+
+
+def single():
+    return SingleDevice(DistributedEnvironment(), use_cpu=True)
+
+
+def parallel(**settings):
+    env = environment()
+    return DataParallel(env, Layout.of(env.world_size), settings=DataParallelSettings(**settings), use_cpu=True)
+
+
+def batch_of(rows):
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def windows(rule, dp_rank, dp_size, accumulation):
+    """Micro-steps of ROWS rows, rank by rank; the last update has one micro-step, half of it rows without targets."""
+    data = rows(count=ROWS * accumulation * STEPS, seed=3)
+    share = ROWS // dp_size
+    for step in range(STEPS):
+        micro_steps = accumulation if step != STEPS - 1 else 1
+        batches = []
+        for micro in range(micro_steps):
+            whole = [dict(row) for row in data[(step * accumulation + micro) * ROWS :][:ROWS]]
+            if step == STEPS - 1:
+                for row in whole[ROWS // 2 :]:
+                    row["labels"] = torch.full_like(row["labels"], -100)
+            batches.append(batch_of(whole[dp_rank * share : (dp_rank + 1) * share]))
+        yield Window(batches, sum(rule.count(batch) for batch in batches), 0, 0)
+
+
+def trained(strategy, *, model="llama", accumulation=1, dtype=torch.float64, autocast=None, wrong=None, **recipe):
+    """Returns losses, norms and weights of STEPS updates."""
+    make = MODELS[model]
+    strategy.build(
+        Recipe(
+            make_model=lambda: make().to(dtype),
+            make_rule=loss_rule,
+            make_optimizer=lambda trained: torch.optim.AdamW(trained.parameters(), lr=1e-3),
+            autocast=autocast,
+            model_is_made_anew=True,
+            **recipe,
+        )
+    )
+    strategy.build_optimizer()
+    top = strategy.topology
+    losses, norms = [], []
+    for window in windows(strategy.rule, top.dp_rank, top.dp_size, accumulation):
+        denom = strategy.reduce(window.num_valid)
+        if wrong == "mean of means":
+            denom = window.num_valid * top.dp_size
+        if wrong == "dropped" and top.rank == 1:
+            denom = float("inf")
+        losses.append(float(strategy.reduce(strategy.forward_backward(window, denom=denom))))
+        if wrong == "doubled":
+            for parameter in strategy.model.parameters():
+                parameter.grad *= 2
+        update = strategy.update(max_norm=1.0, want_norm=True, before_step=lambda norm: None, after_step=lambda: None)
+        norms.append(float(update.grad_norm))
+    weights = {name: value.detach().clone() for name, value in strategy.model.state_dict().items()}
+    return losses, norms, weights
+
+
+def in_parallel(options, settings=None):
+    return trained(parallel(**(settings or {})), **options)
+
+
+def distance(expected, actual, start):
+    """Returns how far losses, norms (relative) and weights (relative to how far they moved) lie apart."""
+    losses, norms = (
+        max(abs(a - b) / abs(a) for a, b in zip(expected[kind], actual[kind], strict=True)) for kind in (0, 1)
+    )
+    moved = apart = 0.0
+    for name, value in expected[2].items():
+        moved += float((value - start[name]).square().sum())
+        apart += float((value - actual[2][name]).square().sum())
+    return {"loss": losses, "grad_norm": norms, "updrel": (apart / moved) ** 0.5}
+
+
+def start_of(model):
+    return {name: value.double() for name, value in MODELS[model]().state_dict().items()}
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_equal_one_process(world_size, accumulation, model):
+    options = {"model": model, "accumulation": accumulation}
+    expected = trained(single(), **options)
+    for actual in run_ranks(world_size, in_parallel, options):
+        found = distance(expected, actual, start_of(model))
+        assert {name: value for name, value in found.items() if value > 1e-10} == {}
+
+
+def _counts_reductions(accumulation):
+    strategy = parallel()
+    handed = []
+
+    def count(state, bucket):
+        handed.append(len(seen))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    seen = []
+    strategy.build(Recipe(make_model=tiny_llama, make_rule=loss_rule, make_optimizer=None))
+    strategy._engine.register_comm_hook(None, count)
+    window = next(windows(strategy.rule, 0, 2, accumulation))
+    strategy.forward_backward(window, denom=1, after_micro_batch=lambda: seen.append(1))
+    return handed
+
+
+def test_gradients_are_added_with_the_last_micro_batch_alone():
+    for handed in run_ranks(2, _counts_reductions, 3):
+        assert {2} == set(handed)
+
+
+@pytest.mark.parametrize("wrong", ["mean of means", "doubled", "dropped"])
+def test_what_is_wrong_is_seen(wrong):
+    options = {"accumulation": 3}
+    expected = trained(single(), **options)
+    actual = run_ranks(2, in_parallel, {**options, "wrong": wrong})[0]
+    found = distance(expected, actual, start_of("llama"))
+    assert found["grad_norm"] > 1e-3
+    # AdamW after clipping does not feel a factor: the norm alone shows it.
+    assert (wrong != "doubled") == (found["updrel"] > 1e-3)
+
+
+def _tries_to_train_alone(variables):
+    os.environ |= variables
+    parallel()
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION"])
+def test_variables_of_accelerate_do_not_choose(variable):
+    run_ranks(2, _tries_to_train_alone, {variable: "bf16" if variable.endswith("PRECISION") else "true"})
+
+
+def test_an_accelerator_that_became_something_else_is_refused():
+    accelerator = make_accelerator(torch.device("cpu"), 1, DistributedDataParallelKwargs())
+    with pytest.raises(DistributedError, match="runs 1 process.*asks for 2") as caught:
+        check_engine(accelerator, torch.device("cpu"), 2)
+    assert caught.value.code == "FG722"
