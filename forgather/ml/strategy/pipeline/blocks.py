@@ -1,0 +1,251 @@
+"""The one repeated list of blocks of a model, and what lies before and after it.
+
+Takes a model, best on the meta device; gives a `BlockList`. Keeps true: the model is not changed, what lies where is
+seen in a forward pass on the meta device where one can be made, and a model that cannot be cut is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from forgather.errors import TrainingError
+from forgather.ml.strategy.pipeline.probe import Crossing, Observed, observe
+
+
+class Entry(StrEnum):
+    """How hidden states enter a stage that is not the first."""
+
+    EMBEDS = "inputs_embeds"  # a keyword of the model's forward, as in transformers
+    IDS = "ids"  # the forward takes token ids alone: ids of the same shape stand for them
+    VALUES = "values"  # the forward takes numbers: the hidden states stand for them
+    CHAIN = "chain"  # an nn.Sequential, whose children are the blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockList:
+    """Where a model can be cut.
+
+    Args:
+        name: the container of the blocks; "" where the model itself is an `nn.Sequential`.
+        keys: names of the blocks in their container, in order.
+        before: modules and parameters that are used before the first block, in order.
+        after: modules and parameters that are used after the last block, in order.
+        entry: how hidden states enter a later stage.
+        num_outputs: length of the tuple that a block returns; None where it returns a tensor.
+        flops: of what lies before, of each block, of what lies after, for one small batch; None where not measured.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    entry: Entry
+    num_outputs: int | None = None
+    flops: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def block_name(self, index: int) -> str:
+        """Returns the model's own name of block `index`."""
+        return f"{self.name}.{self.keys[index]}" if self.name else self.keys[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's own names of the blocks."""
+        return tuple(self.block_name(index) for index in range(len(self)))
+
+
+def find_blocks(model: nn.Module) -> BlockList:
+    """Returns the repeated list of blocks of a model.
+
+    Raises:
+        TrainingError: FG750 for a model without one such list, or with several; FG754 for one whose blocks hand on
+            more than hidden states.
+    """
+    kind = type(model).__name__
+    config = getattr(model, "config", None)
+    if getattr(config, "output_router_logits", False):
+        raise TrainingError(
+            f"{kind} adds a loss of its routers (output_router_logits), and stages hand on hidden states alone",
+            code="FG754",
+            hint="set output_router_logits: false in the model's configuration, or train without a pipeline",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise TrainingError(
+            f"{kind} has an encoder and a decoder, and a pipeline needs one list of blocks",
+            code="FG750",
+            hint="train it data-parallel (trainers/accel_trainer.yaml)",
+        )
+    if isinstance(model, nn.Sequential) and (_is_repeated(model) or not list(_lists(model))):
+        if len(model) < 2:
+            raise _no_list(kind)
+        return BlockList(name="", keys=tuple(model._modules), before=(), after=(), entry=Entry.CHAIN)
+    name = _the_list(model, kind)
+    container = model.get_submodule(name)
+    keys = tuple(container._modules)
+    units = tuple(_units(model, name))
+    entry = _entry(model, units)
+    seen = observe(model, name, keys, units)
+    if seen is None:
+        before, after = _by_registration(model, name, units)
+        return BlockList(name=name, keys=keys, before=before, after=after, entry=entry)
+    _refuse_crossings(kind, name, keys, seen)
+    before, after = _by_use(model, name, units, seen)
+    return BlockList(
+        name=name,
+        keys=keys,
+        before=before,
+        after=after,
+        entry=entry,
+        num_outputs=seen.num_outputs,
+        flops=seen.flops,
+    )
+
+
+def _is_repeated(module: nn.Module) -> bool:
+    """Tells whether a module is a list in which one class occurs at least twice, with parameters."""
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        return False
+    kinds = Counter(type(child) for child in module.children() if next(child.parameters(), None) is not None)
+    return bool(kinds) and max(kinds.values()) > 1
+
+
+def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yields name and length of each outermost repeated list below a module."""
+    for name, child in module.named_children():
+        if _is_repeated(child):
+            yield prefix + name, len(list(child.children()))
+        else:
+            yield from _lists(child, f"{prefix}{name}.")
+
+
+def _no_list(kind: str) -> TrainingError:
+    return TrainingError(
+        f"{kind} has no list of two or more blocks of one class, so there is nowhere to cut it into stages",
+        code="FG750",
+        hint="keep the blocks in an nn.ModuleList or nn.Sequential, or train without a pipeline",
+    )
+
+
+def _the_list(model: nn.Module, kind: str) -> str:
+    found = sorted(_lists(model), key=lambda item: -item[1])
+    if not found:
+        raise _no_list(kind)
+    if len(found) > 1 and found[1][1] * 2 > found[0][1]:
+        shown = ", ".join(f"{name!r} ({length})" for name, length in found[:4])
+        raise TrainingError(
+            f"{kind} has {len(found)} lists of blocks, and a pipeline is cut along one: {shown}",
+            code="FG750",
+            hint="train it without a pipeline",
+        )
+    return found[0][0]
+
+
+def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yields (prefix, module, name of the child on the way) from the model down to the container of the blocks."""
+    prefix, module = "", model
+    for part in name.split("."):
+        yield prefix, module, part
+        prefix, module = f"{prefix}{part}.", module.get_submodule(part)
+
+
+def _units(model: nn.Module, name: str) -> Iterator[str]:
+    """Yields what lies beside the blocks and must be held by the stages that use it.
+
+    Modules without parameters (rotary embeddings) are cheap and may be used by every block: each stage has them.
+    """
+    for prefix, module, way in _ancestors(model, name):
+        yield from (prefix + own for own, value in module._parameters.items() if value is not None)
+        for child_name, child in module.named_children():
+            if child_name != way and (next(child.parameters(), None) is not None or _is_dropout(child)):
+                yield prefix + child_name
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _entry(model: nn.Module, units: Sequence[str]) -> Entry:
+    if "inputs_embeds" in inspect.signature(model.forward).parameters:
+        return Entry.EMBEDS
+    modules = dict(model.named_modules())
+    below = (inner for unit in units if unit in modules for inner in modules[unit].modules())
+    return Entry.IDS if any(isinstance(inner, nn.Embedding) for inner in below) else Entry.VALUES
+
+
+def _registered_after(model: nn.Module, name: str, unit: str) -> bool:
+    for prefix, module, way in _ancestors(model, name):
+        own = unit.removeprefix(prefix)
+        if unit.startswith(prefix) and own in module._modules:
+            order = list(module._modules)
+            return order.index(own) > order.index(way)
+    return False
+
+
+def _innermost_first(after: list[str]) -> tuple[str, ...]:
+    """What lies nearer to the blocks in the tree is used earlier: a final norm before a head."""
+    return tuple(sorted(after, key=lambda unit: -unit.count(".")))
+
+
+def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns what lies before and after, by the order in which the modules were made."""
+    modules = dict(model.named_modules())
+    bare = [unit for unit in units if unit not in modules]
+    if bare:
+        raise TrainingError(
+            f"{type(model).__name__} uses its own parameter {bare[0]!r} where no forward pass on the meta device "
+            f"could show",
+            code="FG754",
+            hint="keep it in a module of its own, before or after the blocks, or train without a pipeline",
+        )
+    after = [unit for unit in units if _registered_after(model, name, unit)]
+    return tuple(unit for unit in units if unit not in after), _innermost_first(after)
+
+
+def _by_use(
+    model: nn.Module, name: str, units: Sequence[str], seen: Observed
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns what lies before and after, as the forward pass used it; what it did not use lies where it was made."""
+    last = seen.num_blocks
+    before, after = [], []
+    for unit in units:
+        phases = seen.phases.get(unit, set())
+        inside = sorted(phase for phase in phases if 0 <= phase < last)
+        if inside:
+            blocks = f"block {inside[0]}" if len(inside) == 1 else f"blocks {inside[0]} to {inside[-1]}"
+            raise TrainingError(
+                f"{type(model).__name__} uses {unit!r} in {blocks} of {name!r}, so no single stage can hold it",
+                code="FG754",
+                hint="train it without a pipeline",
+            )
+        unused_after = not phases and _registered_after(model, name, unit)
+        if last in phases or unused_after:
+            after.append(unit)
+        if -1 in phases or not (phases or unused_after):
+            before.append(unit)
+    return tuple(before), _innermost_first(after)
+
+
+def _refuse_crossings(kind: str, name: str, keys: Sequence[str], seen: Observed) -> None:
+    if seen.crossing is None:
+        return
+    crossing: Crossing = seen.crossing
+
+    def place(phase: int) -> str:
+        if phase < 0:
+            return f"before {name!r}"
+        return f"in '{name}.{keys[phase]}'" if phase < len(keys) else f"after {name!r}"
+
+    raise TrainingError(
+        f"{kind} computes a tensor {place(crossing.made)} that is used {place(crossing.used)} "
+        f"({crossing.by}) beside the hidden states, and stages hand on hidden states alone",
+        code="FG754",
+        hint="train it without a pipeline",
+    )

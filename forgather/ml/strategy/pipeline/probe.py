@@ -1,0 +1,261 @@
+"""One forward pass on the meta device, watched: what is used when, and what it costs.
+
+Takes a model and its list of blocks; gives an `Observed`, or None where no input could be made up for the model. Keeps
+true: it works on a copy without memory, the numbers of the copy are never looked at, and it is the same on every rank.
+
+A phase is -1 before the first block, the index of a block inside it and up to the next, and the number of blocks after
+the last. Code between two blocks belongs to the earlier one, as it does in a stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+_ROWS, _TOKENS = 2, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that depends on weights and goes around the hidden states.
+
+    Args:
+        made: phase that computed it.
+        used: phase that used it.
+        by: the operation that used it.
+    """
+
+    made: int
+    used: int
+    by: str
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a forward pass showed.
+
+    Args:
+        num_blocks: length of the list.
+        phases: phases in which each unit beside the blocks was used.
+        num_outputs: length of the tuple that a block returns; None for a tensor.
+        flops: of each phase, from -1 on.
+        crossing: the first tensor that goes around the hidden states.
+    """
+
+    num_blocks: int
+    phases: dict[str, set[int]] = field(default_factory=dict)
+    num_outputs: int | None = None
+    flops: tuple[int, ...] | None = None
+    crossing: Crossing | None = None
+
+
+def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Returns the hidden states among the arguments of a block: its first tensor."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value
+    raise TypeError("a block was called without a tensor")
+
+
+def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the arguments of a block with other hidden states."""
+    replaced, keywords = list(args), dict(kwargs)
+    for position, value in enumerate(replaced):
+        if isinstance(value, Tensor):
+            replaced[position] = new
+            return replaced, keywords
+    name = next(name for name, value in keywords.items() if isinstance(value, Tensor))
+    keywords[name] = new
+    return replaced, keywords
+
+
+def observe(model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str]) -> Observed | None:
+    """Returns what a forward pass over made-up inputs shows; None where none of them fits the model."""
+    for inputs in _made_up_inputs(model, name, units):
+        try:
+            return _observe(model, name, keys, units, inputs)
+        except Exception as error:  # noqa: BLE001 - border: the forward pass of the user's model
+            _log.debug("a forward pass on the meta device failed: %r", error)
+    return None
+
+
+def _made_up_inputs(model: nn.Module, name: str, units: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    parameters = inspect.signature(model.forward).parameters
+    first = getattr(type(model), "main_input_name", None) or next(iter(parameters), "input")
+    modules = [inner for unit in (*units, name) for inner in _module_or_none(model, unit)]
+    if any(isinstance(module, nn.Embedding) for module in modules):
+        yield {first: torch.zeros(_ROWS, _TOKENS, dtype=torch.long, device="meta")}
+        return
+    widths = {module.in_features: module.weight.dtype for module in modules if isinstance(module, nn.Linear)}
+    for width, dtype in widths.items():
+        yield {first: torch.zeros(_ROWS, _TOKENS, width, dtype=dtype, device="meta")}
+        yield {first: torch.zeros(_ROWS, width, dtype=dtype, device="meta")}
+
+
+def _module_or_none(model: nn.Module, name: str) -> list[nn.Module]:
+    found = dict(model.named_modules()).get(name)
+    return [] if found is None else list(found.modules())
+
+
+def _observe(
+    model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str], inputs: dict[str, Tensor]
+) -> Observed:
+    # A copy: hooks and detached states never touch the model.
+    replica = on_meta_device(model)
+    for parameter in replica.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    seen = Observed(num_blocks=len(keys))
+    counter = FlopCounterMode(display=False)
+    watch = _Watch(replica, units, seen, counter)
+    for index, key in enumerate(keys):
+        watch.mark_block(replica.get_submodule(f"{name}.{key}"), index, len(keys))
+    extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    with torch.enable_grad(), counter, watch:
+        replica(**inputs, **extra)
+    if len(watch.entered) != len(keys):
+        raise RuntimeError("not every block was called once, in order")
+    watch.count_flops()
+    seen.flops = tuple(watch.flops)
+    return seen
+
+
+def on_meta_device(model: nn.Module) -> nn.Module:
+    """Returns a copy of a model without memory; parameters that are one stay one, which `.to("meta")` would undo."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if parameter else empty
+    if (config := getattr(model, "config", None)) is not None:
+        memo[id(config)] = config
+    return copy.deepcopy(model, memo)
+
+
+class NumbersUnread(TorchFunctionMode):
+    """Lets code that looks at numbers run on the meta device: it reads zeros."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation."""
+        if func is Tensor.__bool__:
+            return False
+        if func is Tensor.item:
+            return 0
+        return func(*args, **(kwargs or {}))
+
+
+class _Watch(NumbersUnread):
+    """Follows the tensors of one forward pass."""
+
+    def __init__(self, model: nn.Module, units: Sequence[str], seen: Observed, counter: FlopCounterMode) -> None:
+        super().__init__()
+        self.phase = -1
+        self.seen = seen
+        self.entered: list[int] = []
+        self.flops = [0] * (seen.num_blocks + 2)
+        self._counted = 0
+        self._counter = counter
+        self._made: dict[int, tuple[int, Tensor]] = {}  # the tensor is kept, so that its id stays its own
+        self._holders: dict[int, list[str]] = {}
+        modules = dict(model.named_modules())
+        for unit in units:
+            seen.phases[unit] = set()
+            held = [model.get_parameter(unit)] if unit not in modules else list(modules[unit].parameters())
+            for parameter in held:
+                self._holders.setdefault(id(parameter), []).append(unit)
+            if unit in modules:
+                modules[unit].register_forward_pre_hook(self._called(unit))
+        self._open: dict[str, int] = {}
+
+    def _called(self, unit: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.seen.phases[unit].add(self.phase)
+            self._open[unit] = self.phase
+
+        return hook
+
+    def count_flops(self) -> None:
+        """Adds what was computed since the last call to the phase that is."""
+        total = self._counter.get_total_flops()
+        self.flops[self.phase + 1] += total - self._counted
+        self._counted = total
+
+    def mark_block(self, block: nn.Module, index: int, num_blocks: int) -> None:
+        """Makes a block announce itself, and hand on hidden states that begin anew."""
+
+        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            if self.entered != list(range(index)):
+                raise RuntimeError("blocks are not called once, in order")
+            self.entered.append(index)
+            states = first_tensor(args, kwargs)
+            self.count_flops()
+            self.phase = index
+            replaced, keywords = with_first_tensor(args, kwargs, self._anew(states))
+            return tuple(replaced), keywords
+
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            self.seen.num_outputs = len(output) if isinstance(output, tuple) else None
+            if index + 1 < num_blocks:
+                return None
+            self.count_flops()
+            self.phase = num_blocks
+            if isinstance(output, tuple):
+                return (self._anew(output[0]), *output[1:])
+            return self._anew(output)
+
+        block.register_forward_pre_hook(enter, with_kwargs=True)
+        block.register_forward_hook(leave)
+
+    def _anew(self, states: Tensor) -> Tensor:
+        new = states.detach().requires_grad_()
+        self._made[id(new)] = (self.phase, new)
+        return new
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation and notes what it used."""
+        output = super().__torch_function__(func, types, args, kwargs)
+        made = [value for value in _flat(output) if isinstance(value, Tensor)]
+        if made:
+            self._note(func, [*_flat(args), *_flat(kwargs or {})], made)
+        return output
+
+    def _note(self, func: Any, used: list[Any], made: list[Tensor]) -> None:
+        computes = any(tensor.requires_grad for tensor in made)
+        for tensor in used:
+            if not isinstance(tensor, Tensor):
+                continue
+            for unit in self._holders.get(id(tensor), ()):
+                self._use(unit, id(tensor))
+            phase, _ = self._made.get(id(tensor), (self.phase, None))
+            if computes and phase != self.phase and tensor.requires_grad and self.seen.crossing is None:
+                self.seen.crossing = Crossing(phase, self.phase, getattr(func, "__name__", str(func)))
+        for tensor in made:
+            self._made[id(tensor)] = (self.phase, tensor)
+
+    def _use(self, unit: str, parameter: int) -> None:
+        # A tied parameter has several holders: where one of them was called in this phase, it is the user.
+        called = [other for other in self._holders[parameter] if self._open.get(other) == self.phase]
+        if not called:
+            self.seen.phases[unit].add(self.phase)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _flat(item)
+    else:
+        yield value

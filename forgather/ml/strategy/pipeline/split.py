@@ -1,0 +1,254 @@
+"""Which blocks each stage holds.
+
+Takes a model and what a config says about cuts (a mapping of names to "end" or "beginning", "auto", a number); gives a
+`SplitPlan`. Keeps true: cuts lie between blocks, every stage holds something, and the same model and words give the
+same plan on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from forgather.errors import TrainingError, nearest
+from forgather.ml.log import get_logger
+from forgather.ml.strategy.pipeline.balance import balanced_cuts, unit_costs
+from forgather.ml.strategy.pipeline.blocks import BlockList, find_blocks
+
+_log = get_logger(__name__)
+
+_WORDS_FOR_BLOCKS = ("layer", "layers", "block", "blocks", "h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """Where a model is cut.
+
+    Args:
+        blocks: the list of blocks, and what lies beside it.
+        cuts: for each stage but the last, how many blocks lie in it and before it.
+    """
+
+    blocks: BlockList
+    cuts: tuple[int, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.cuts) + 1
+
+    def span(self, index: int) -> range:
+        """Returns the numbers of the blocks of stage `index`."""
+        edges = (0, *self.cuts, len(self.blocks))
+        return range(edges[index], edges[index + 1])
+
+    def held(self, index: int) -> tuple[str, ...]:
+        """Returns the names of what stage `index` holds, in order: what lies before, blocks, what lies after."""
+        before = self.blocks.before if index == 0 else ()
+        after = self.blocks.after if index == self.num_stages - 1 else ()
+        return (*before, *(self.blocks.block_name(block) for block in self.span(index)), *after)
+
+    def holds(self, index: int, fqn: str) -> bool:
+        """Tells whether stage `index` holds the parameter or buffer `fqn`."""
+        return any(fqn == name or fqn.startswith(name + ".") for name in self.held(index))
+
+    def describe(self) -> list[str]:
+        """Returns a line per stage: its blocks, and what else it holds."""
+        lines = []
+        for index in range(self.num_stages):
+            span = self.span(index)
+            blocks = f"blocks {span.start} to {span.stop - 1}" if len(span) > 1 else f"block {span.start}"
+            parts = [*(self.blocks.before if index == 0 else ()), *([blocks] if span else [])]
+            parts += self.blocks.after if index == self.num_stages - 1 else ()
+            lines.append(f"stage {index}: {', '.join(parts)}")
+        return lines
+
+
+def plan_split(
+    model: nn.Module, split_spec: Mapping[str, Any] | str | int | None, num_stages: int | None = None
+) -> SplitPlan:
+    """Returns where a model is cut.
+
+    Args:
+        model: the whole model, best on the meta device.
+        split_spec: a mapping of names to "end" or "beginning"; "auto" or None to balance; a number of stages.
+            A name is the model's own name of a block (or of what lies next to the list), or a word for blocks with
+            a number (`layer.4`), which stands for that block of the model's one list.
+        num_stages: stages that the ranks make; None for as many as `split_spec` says.
+
+    Raises:
+        TrainingError: FG750 and FG754 for a model that cannot be cut, FG751 for a name, FG752 for a number out of
+            range, FG753 where the cuts do not make the stages asked for, FG755 for words that mean nothing.
+    """
+    blocks = find_blocks(model)
+    if isinstance(split_spec, Mapping):
+        cuts = _cuts_of(model, blocks, split_spec)
+        _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_many(len(cuts), 'cut')}, which make")
+        plan = SplitPlan(blocks=blocks, cuts=cuts)
+    else:
+        count = _count_of(split_spec, num_stages)
+        _check_count(blocks, count, num_stages, "split_spec asks for")
+        plan = SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
+    _log.info("%d stages: %s", plan.num_stages, "; ".join(plan.describe()))
+    return plan
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _count_of(split_spec: Any, num_stages: int | None) -> int:
+    if isinstance(split_spec, int) and not isinstance(split_spec, bool):
+        if split_spec < 1:
+            raise _no_meaning(split_spec)
+        return split_spec
+    if split_spec is None or split_spec == "auto":
+        if num_stages is None:
+            raise TrainingError(
+                "split_spec is 'auto', and nothing says how many stages there are",
+                code="FG753",
+                hint="give pipeline_parallel_size, or the number of stages as split_spec",
+            )
+        return num_stages
+    raise _no_meaning(split_spec)
+
+
+def _no_meaning(split_spec: Any) -> TrainingError:
+    return TrainingError(
+        f"split_spec is {split_spec!r}",
+        code="FG755",
+        hint='give a mapping of names to "end" or "beginning", "auto", or a number of stages',
+    )
+
+
+def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: str) -> None:
+    if num_stages is not None and count != num_stages:
+        raise TrainingError(
+            f"{words} {_many(count, 'stage')}, and the ranks make {num_stages} "
+            f"(pipeline_parallel_size x stages_per_rank)",
+            code="FG753",
+            hint=f"make {num_stages - 1} cuts, leave split_spec out, or change the sizes",
+            expected=num_stages,
+            found=count,
+        )
+    most = len(blocks) + bool(blocks.before) + bool(blocks.after)
+    if count > most:
+        raise TrainingError(
+            f"{count} stages are asked for, and the model has {_many(len(blocks), 'block')} ({_shown(blocks)})",
+            code="FG753",
+            hint=f"ask for {len(blocks)} stages at most",
+            expected=len(blocks),
+            found=count,
+        )
+
+
+def _shown(blocks: BlockList) -> str:
+    return f"{blocks.block_name(0)} to {blocks.block_name(len(blocks) - 1)}"
+
+
+def _cuts_of(model: nn.Module, blocks: BlockList, split_spec: Mapping[str, Any]) -> tuple[int, ...]:
+    if not split_spec:
+        raise TrainingError(
+            "split_spec names no cut",
+            code="FG755",
+            hint='name blocks, as in {"layer.4": "end"}, or write "auto"',
+        )
+    places: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, word in split_spec.items():
+        side = _side(name, word)
+        place = _place(model, blocks, str(name), side, aliases)
+        if place in places:
+            raise TrainingError(
+                f"split_spec cuts twice at one place: {places[place]!r} and {str(name)!r}",
+                code="FG755",
+                hint="remove one of them",
+            )
+        places[place] = str(name)
+    if aliases:
+        _log.info(
+            "split_spec: %s of the model's one list of blocks (%s)",
+            ", ".join(f"{name!r} is block {own.rpartition('.')[2]}" for name, own in aliases.items()),
+            f"{_shown(blocks)}",
+        )
+    return tuple(sorted(places))
+
+
+def _side(name: Any, word: Any) -> str:
+    # torch's SplitPoint is accepted by its name.
+    text = str(getattr(word, "name", word)).lower()
+    if text not in ("end", "beginning"):
+        raise TrainingError(
+            f"split_spec says {word!r} of {str(name)!r}",
+            code="FG755",
+            hint='write "end" (cut behind it) or "beginning" (cut before it)',
+        )
+    return text
+
+
+def _place(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: dict[str, str]) -> int:
+    """Returns how many blocks lie before the cut that a name makes."""
+    index = _index_of(model, blocks, name, aliases)
+    if index is None:
+        return _beside(blocks, name, side)
+    place = index + 1 if side == "end" else index
+    nothing_before, nothing_after = place == 0 and not blocks.before, place == len(blocks) and not blocks.after
+    if nothing_before or nothing_after:
+        where = "before" if nothing_before else "after"
+        raise TrainingError(
+            f"split_spec cuts at the {side} of {name!r}, and the model has nothing {where} it",
+            code="FG752",
+            hint=f"cut between {blocks.block_name(0)!r} and {blocks.block_name(len(blocks) - 1)!r}",
+        )
+    return place
+
+
+def _beside(blocks: BlockList, name: str, side: str) -> int:
+    if blocks.before and (name, side) == (blocks.before[-1], "end"):
+        return 0
+    if blocks.after and (name, side) == (blocks.after[0], "beginning"):
+        return len(blocks)
+    where = "before the first block" if name in blocks.before else "after the last block"
+    raise TrainingError(
+        f"split_spec cuts at the {side} of {name!r}, which lies {where}; cuts lie between blocks",
+        code="FG751",
+        hint=f"cut at one of {_shown(blocks)}",
+    )
+
+
+def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str, str]) -> int | None:
+    """Returns the number of the block that a name stands for; None for what lies beside the list."""
+    names = blocks.names
+    if name in names:
+        return names.index(name)
+    if name in (*blocks.before, *blocks.after):
+        return None
+    if name in dict(model.named_modules()):
+        around = next((block for block in names if name.startswith(block + ".")), None)
+        raise TrainingError(
+            f"split_spec names {name!r}, which is no block; cuts lie between blocks ({_shown(blocks)})",
+            code="FG751",
+            hint=f"name the block around it: {around!r}" if around else f"name one of {_shown(blocks)}",
+        )
+    word, _, number = name.rpartition(".")
+    known = (*_WORDS_FOR_BLOCKS, blocks.name.rpartition(".")[2])
+    if number.isdigit() and word.rpartition(".")[2] in known:
+        if int(number) >= len(names):
+            raise TrainingError(
+                f"split_spec names {name!r}, and the model has blocks 0 to {len(names) - 1} ({_shown(blocks)})",
+                code="FG752",
+                hint=f"name a block from 0 to {len(names) - 1}",
+                expected=len(names) - 1,
+                found=int(number),
+            )
+        aliases[name] = names[int(number)]
+        return int(number)
+    candidates: Sequence[str] = (*names, *blocks.before, *blocks.after)
+    raise TrainingError(
+        f"split_spec names {name!r}, which {type(model).__name__} does not have (its blocks are {_shown(blocks)})",
+        code="FG751",
+        hint=nearest(name, candidates) or f"name one of {_shown(blocks)}",
+    )

@@ -1,0 +1,388 @@
+"""The part of a model that one stage holds: the module tree pruned by hand, the model's own forward kept.
+
+Takes a model and a plan; gives a module that has the names of the model, and whose forward takes token ids (first
+stage) or hidden states, with the same keywords on every stage, and gives hidden states or logits (last stage). Keeps
+true: masks, rotary embeddings and packing are made by the model's own code on every stage, from the keywords and the
+shape of the hidden states; what a later stage computes before its first block is not a number, and discarded.
+
+How: blocks that lie elsewhere are stand-ins. The first block of a stage is called with the hidden states that came in,
+whatever led up to it; the first one that lies behind the stage ends the forward pass with what it was called with. So
+code between two blocks runs on the earlier stage, once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from forgather.errors import TrainingError
+from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
+from forgather.ml.strategy.pipeline.probe import NumbersUnread, first_tensor, with_first_tensor
+from forgather.ml.strategy.pipeline.split import SplitPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """Which part of the model a stage is; the attribute `pipeline_part` of a stage.
+
+    Args:
+        index: number of the stage.
+        num_stages: number of stages.
+        blocks: the model's names of the blocks that lie here.
+        held: everything that lies here: modules and parameters beside the blocks, and the blocks.
+        entry: how hidden states enter the model's own forward.
+    """
+
+    index: int
+    num_stages: int
+    blocks: tuple[str, ...]
+    held: tuple[str, ...]
+    entry: Entry
+
+    @property
+    def is_first(self) -> bool:
+        """True where token ids come in."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True where logits come out."""
+        return self.index == self.num_stages - 1
+
+
+class _Left(Exception):  # noqa: N818 - not an error: the way out of a forward pass
+    """Hidden states that leave the stage."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+class _Gate:
+    """Where hidden states wait until the first block is reached."""
+
+    def __init__(self) -> None:
+        self.states: Tensor | None = None
+        self.like: Tensor | None = None
+
+    def open(self, states: Tensor) -> None:
+        self.states, self.like = states, states
+
+    def take(self) -> Tensor:
+        """Returns the hidden states, once."""
+        if self.states is None:
+            raise RuntimeError("a block was called twice in one forward pass of its stage")
+        states, self.states = self.states, None
+        return states
+
+    def close(self) -> None:
+        self.states = self.like = None
+
+
+class _Absent(nn.Module):
+    """Stands for what another stage holds."""
+
+    def __init__(self, name: str, gate: _Gate, *, width: int | None = None) -> None:
+        super().__init__()
+        self.name, self.gate, self.width = name, gate, width
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r} lies in another stage"
+
+
+class _AbsentBefore(_Absent):
+    """What lies before the blocks: called on a later stage, where the result is discarded."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns something of the right shape that is not a number."""
+        like = self.gate.like
+        if like is None or self.gate.states is None:
+            raise _used_elsewhere(self.name, "after the first block of a later stage")
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if given is not None and self.width is None and given.is_floating_point():
+            return given
+        shape = () if given is None or self.width is None else (*given.shape, self.width)
+        return like.detach().new_full((), math.nan).expand(shape)
+
+
+class _AbsentAfter(_Absent):
+    """What lies after the blocks: never reached on an earlier stage."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses."""
+        raise _used_elsewhere(self.name, "before the last block")
+
+
+class _AbsentEarlier(_Absent):
+    """A block of an earlier stage: hands through what is discarded."""
+
+    def __init__(self, name: str, gate: _Gate, *, num_outputs: int | None, enters: bool) -> None:
+        super().__init__(name, gate)
+        self.num_outputs, self.enters = num_outputs, enters
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns its input, or the hidden states that came in where the stage has no block."""
+        states = self.gate.take() if self.enters else first_tensor(args, kwargs)
+        if self.num_outputs is None:
+            return states
+        return (states, *[None] * (self.num_outputs - 1))
+
+
+class _AbsentLater(_Absent):
+    """A block of a later stage: what it is called with leaves the stage."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends the forward pass."""
+        raise _Left(first_tensor(args, kwargs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    gate: _Gate
+    enters: bool
+    leaves: bool
+
+
+class _BorderBlock:
+    """What the class of the first and of the last block of a stage is preceded by.
+
+    `__call__` and not a hook: a recomputation of the block's forward pass must not see the gate, and FSDP2 casts what a
+    block is called with.
+    """
+
+    _border: _Border
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        border = self._border
+        if border.enters:
+            replaced, kwargs = with_first_tensor(args, kwargs, border.gate.take())
+            output = super().__call__(*replaced, **kwargs)  # type: ignore[misc]
+        else:
+            output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if border.leaves:
+            raise _Left(output[0] if isinstance(output, tuple) else output)
+        return output
+
+
+class _StageForward:
+    """What the class of the model is preceded by in a stage."""
+
+    pipeline_part: StagePart
+    _gate: _Gate
+    _keywords: Mapping[str, Any]
+    _input_name: str
+    _leak_checked: bool
+
+    def forward(self, states: Tensor, **keywords: Any) -> Tensor:
+        """Returns hidden states, or logits on the last stage.
+
+        Args:
+            states: token ids (what the model takes) on the first stage, hidden states elsewhere.
+            **keywords: of the model's forward (`position_ids`, `attention_mask`, ...), the same on every stage.
+        """
+        part = self.pipeline_part
+        forward = super().forward  # type: ignore[misc]
+        keywords = {**self._keywords, **keywords}
+        try:
+            if part.is_first:
+                named = part.entry is Entry.EMBEDS
+                output = forward(**{self._input_name: states}, **keywords) if named else forward(states, **keywords)
+            else:
+                output = self._later(forward, states, keywords)
+        except _Left as left:
+            output = left.states
+        finally:
+            self._gate.close()
+        result = output_tensor(output) if part.is_last else output
+        self._refuse_leak(states, result)
+        return result
+
+    def _later(self, forward: Any, states: Tensor, keywords: dict[str, Any]) -> Any:
+        entry = self.pipeline_part.entry
+        if entry is Entry.CHAIN:
+            return forward(states, **keywords)
+        self._gate.open(states)
+        if entry is Entry.IDS:
+            return forward(
+                torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1]), **keywords
+            )
+        unused = states.detach().new_full((), math.nan).expand(states.shape)
+        return forward(inputs_embeds=unused, **keywords) if entry is Entry.EMBEDS else forward(unused, **keywords)
+
+    def _refuse_leak(self, states: Tensor, result: Tensor) -> None:
+        """Looks once whether what is discarded reached the result."""
+        if self._leak_checked or self.pipeline_part.is_first or self.pipeline_part.entry is Entry.CHAIN:
+            return
+        if type(result) is not Tensor or result.device.type == "meta":  # shapes are being inferred
+            return
+        self._leak_checked = True
+        if bool(result.detach().isnan().all()) and not bool(states.detach().isnan().any()):
+            raise TrainingError(
+                f"{type(self).__name__} uses more of what lies before its blocks than the hidden states that the first "
+                f"of them is called with, so stage {self.pipeline_part.index} cannot compute without it",
+                code="FG754",
+                hint="train it without a pipeline",
+            )
+
+
+def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
+    """Returns the part of the model that stage `index` holds; the model stays whole.
+
+    Parameters and buffers are those of the model, under their names: on the meta device, fill the stage afterwards.
+
+    Args:
+        model: the whole model.
+        plan: where it is cut.
+        index: number of the stage.
+    """
+    blocks, span = plan.blocks, plan.span(index)
+    held = plan.held(index)
+    part = StagePart(
+        index=index,
+        num_stages=plan.num_stages,
+        blocks=tuple(blocks.block_name(block) for block in span),
+        held=held,
+        entry=blocks.entry,
+    )
+    gate = _Gate()
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    if (config := getattr(model, "config", None)) is not None:
+        memo[id(config)] = config
+    if blocks.entry is Entry.CHAIN:
+        memo |= {id(module): module for name, module in model.named_children() if name not in held}
+    else:
+        memo |= _stand_ins(model, blocks, span, held, gate)
+    stage = copy.deepcopy(model, memo)
+    if blocks.entry is Entry.CHAIN:
+        for name in [name for name in stage._modules if name not in held]:
+            del stage._modules[name]
+    else:
+        _replace_bare_parameters(stage, blocks, held)
+        _mark_borders(stage, part, blocks, span, gate)
+    _become_stage(stage, part, gate)
+    return stage
+
+
+def _stand_ins(
+    model: nn.Module, blocks: BlockList, span: range, held: tuple[str, ...], gate: _Gate
+) -> dict[int, nn.Module]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[int, nn.Module] = {}
+    for unit in (*blocks.before, *blocks.after):
+        if unit in held or unit not in modules:
+            continue
+        module = modules[unit]
+        kind = _AbsentBefore if unit in blocks.before else _AbsentAfter
+        found[id(module)] = kind(unit, gate, width=getattr(module, "embedding_dim", None))
+    for index, name in enumerate(blocks.names):
+        if index >= span.stop:
+            found[id(modules[name])] = _AbsentLater(name, gate)
+        elif index < span.start:
+            # A stage without blocks (norm and head alone) receives the output of the last block.
+            enters = not span and index == len(blocks) - 1
+            found[id(modules[name])] = _AbsentEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
+    return found
+
+
+def _replace_bare_parameters(stage: nn.Module, blocks: BlockList, held: tuple[str, ...]) -> None:
+    """A parameter of the model itself is a buffer of the same shape where the stage does not hold it."""
+    for unit in (*blocks.before, *blocks.after):
+        owner, _, name = unit.rpartition(".")
+        module = stage.get_submodule(owner)
+        if unit not in held and isinstance(parameter := module._parameters.get(name), nn.Parameter):
+            del module._parameters[name]
+            module.register_buffer(name, torch.full_like(parameter.detach(), math.nan), persistent=False)
+
+
+def _mark_borders(stage: nn.Module, part: StagePart, blocks: BlockList, span: range, gate: _Gate) -> None:
+    enters = span.start if span and not part.is_first else None
+    leaves = span.stop - 1 if span and span.stop == len(blocks) and not part.is_last else None
+    for index in sorted(edge for edge in {enters, leaves} if edge is not None):
+        block = stage.get_submodule(blocks.block_name(index))
+        block._border = _Border(gate, enters=index == enters, leaves=index == leaves)  # type: ignore[assignment]
+        kind = type(block)
+        block.__class__ = type(kind.__name__, (_BorderBlock, kind), {"__module__": kind.__module__})
+
+
+def _become_stage(stage: nn.Module, part: StagePart, gate: _Gate) -> None:
+    parameters = inspect.signature(stage.forward).parameters
+    kind = type(stage)
+    input_name: str = getattr(kind, "main_input_name", "input_ids")
+    stage.__class__ = type(kind.__name__, (_StageForward, kind), {"__module__": kind.__module__})
+    stage.pipeline_part = part  # type: ignore[assignment]
+    stage._gate = gate  # type: ignore[assignment]
+    stage._keywords = {"use_cache": False} if "use_cache" in parameters else {}  # type: ignore[assignment]
+    stage._input_name = input_name  # type: ignore[assignment]
+    stage._leak_checked = False  # type: ignore[assignment]
+
+
+def infer_output(stage: nn.Module, states: Tensor, **keywords: Any) -> Tensor:
+    """Returns an empty tensor like the output of a stage that lies on the meta device.
+
+    Transformers looks at numbers of `position_ids` and masks, which the meta device does not have.
+    """
+    with torch.no_grad(), NumbersUnread():
+        output: Tensor = stage(states, **keywords)
+    return output
+
+
+def present_blocks(stage: nn.Module) -> dict[str, nn.Module]:
+    """Returns the blocks that lie in a stage, by the model's names: the units to compile, shard or recompute."""
+    part: Any = stage.pipeline_part
+    return {name: stage.get_submodule(name) for name in part.blocks}
+
+
+def checkpoint_blocks(stage: nn.Module) -> None:
+    """Makes the backward pass of a stage recompute the activations of each of its blocks, one after the other."""
+    for block in present_blocks(stage).values():
+        block.forward = _recomputed(block, block.forward)
+
+
+def _recomputed(block: nn.Module, forward: Any) -> Any:
+    @functools.wraps(forward)
+    def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
+        if not (block.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return recomputing_forward
+
+
+def output_tensor(output: Any) -> Tensor:
+    """Returns the logits of what a model returned; its first tensor where it has none.
+
+    Raises:
+        TrainingError: FG754 where there is no tensor.
+    """
+    if isinstance(output, Tensor):
+        return output
+    items = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := items.get(name), Tensor):
+            return found
+    values = output if isinstance(output, tuple | list) else items.values()
+    for found in values:
+        if isinstance(found, Tensor):
+            return found
+    raise TrainingError(
+        f"the model returned a {type(output).__name__} without a tensor, and the last stage gives logits",
+        code="FG754",
+        hint="return logits as a tensor, first in a tuple, or as 'logits'",
+    )
+
+
+def _used_elsewhere(name: str, when: str) -> TrainingError:
+    return TrainingError(
+        f"{name!r} is used {when}, and lies in another stage",
+        code="FG754",
+        hint="make modules in the order in which the model calls them, or train without a pipeline",
+    )
