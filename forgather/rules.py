@@ -14,8 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from forgather.combination import combination_facts, read_matrix
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity, nearest
+from forgather.sizes import layout_facts
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,6 +61,8 @@ class Rules(NamedTuple):
         without_effect: settings that mean nothing, with the reason, and the one value (`only`) that may be given.
         elsewhere: constructor that has further settings; here they may be given with their default values alone.
         instead: what to do in place of such a setting.
+        facts: what conditions may read beside settings: a name and its value.
+        computed: what conditions may read beside settings, by the name of what computes it: "layout".
         arguments: what becomes of arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
             how to call them: `as`), `object` (what is called, where a class would only be built), `items` (what a list
             must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder).
@@ -75,6 +79,8 @@ class Rules(NamedTuple):
     without_effect: Mapping[str, Mapping[str, Any]] = _NOTHING
     elsewhere: str | None = None
     instead: Mapping[str, str] = _NOTHING
+    facts: Mapping[str, Any] = _NOTHING
+    computed: tuple[str, ...] = ()
     arguments: Mapping[str, Mapping[str, Any]] = _NOTHING
 
     @property
@@ -138,19 +144,22 @@ class Rules(NamedTuple):
     def values(self, settings: Mapping[str, Any]) -> Iterator[Breach]:
         """Yields the settings whose values do not fit."""
         for name, rule in self.settings.items():
-            value = settings.get(name, UNKNOWN)
-            if value is UNKNOWN or value is SOMETHING:
-                continue
-            expected = misfit(value, rule)
-            if expected is not None:
-                yield _wrong_value(name, value, expected, rule)
+            yield from _values(name, settings.get(name, UNKNOWN), rule)
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings with defaults, and with what follows from others."""
-        whole = {**self.defaults, **settings}
+        """Returns the settings with defaults, with what follows from others, and with further facts.
+
+        A setting inside a mapping has the name `outer.inner`; it is None where the mapping leaves it out.
+        """
+        whole = {**self.facts, **self.defaults, **settings}
         for name, rule in self.derived.items():
             if whole.get(name) is None and holds(rule["when"], whole) is True:
                 whole[name] = whole.get(rule["value"], UNKNOWN)
+        for name, outer in self.settings.items():
+            if "keys" in outer:
+                whole |= _inside(name, whole.get(name), outer["keys"])
+        for name in self.computed:
+            whole |= _COMPUTED[name](whole)
         return whole
 
     def broken(
@@ -179,8 +188,8 @@ class Rules(NamedTuple):
                 yield Breach(
                     code=rule["code"],
                     message=_filled(rule["message"], facts),
-                    argument=rule["argument"],
-                    hint=rule.get("hint"),
+                    argument=_pointed_at(rule["argument"], facts),
+                    hint=_filled(rule["hint"], facts) if "hint" in rule else None,
                     severity=Severity(rule.get("severity", "error")),
                 )
 
@@ -207,15 +216,18 @@ class Rules(NamedTuple):
 def read_rules(file: str) -> tuple[Rules, ...]:
     """Returns the rules of a file: a JSON list of objects with the fields of `Rules`.
 
-    An object with `builds_on` ([file, constructor]) has the rules about that constructor too; its own entries win.
+    An object with `builds_on` ([file, constructor]) has the rules about that constructor too; its own entries win. One
+    with `matrix` ("arguments" or "trainer") refuses what the compatibility matrix refuses of what these decide.
     """
     with open(file, encoding="utf-8") as stream:
         return tuple(_rules(facts, os.path.dirname(file)) for facts in json.load(stream))
 
 
 def _rules(facts: dict[str, Any], folder: str) -> Rules:
-    for name in ("about", "conflicts", "quietly"):
+    for name in ("about", "conflicts", "quietly", "computed"):
         facts[name] = tuple(facts.get(name, ()))
+    if "matrix" in facts:
+        facts["conflicts"] += tuple(read_matrix().refusals(facts.pop("matrix")))
     base = facts.pop("builds_on", None)
     if base is None:
         return Rules(**facts)
@@ -225,7 +237,7 @@ def _rules(facts: dict[str, Any], folder: str) -> Rules:
 
 
 def _joined(name: str, theirs: Any, own: Any) -> Any:
-    if name in ("conflicts", "quietly"):
+    if name in ("conflicts", "quietly", "computed"):
         return (*theirs, *own)
     return {**theirs, **own} if isinstance(own, Mapping) else own
 
@@ -263,6 +275,40 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
 # values
 
 
+def _values(name: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Breach]:
+    if value is UNKNOWN or value is SOMETHING:
+        return
+    expected = misfit(value, rule)
+    if expected is not None:
+        yield _wrong_value(name, value, expected, rule)
+    elif isinstance(value, Mapping) and "keys" in rule:
+        for key, inner in value.items():
+            if key in rule["keys"]:
+                yield from _values(f"{name}.{key}", inner, rule["keys"][key])
+            elif not rule.get("open"):
+                hint = nearest(key, rule["keys"])
+                yield Breach(
+                    code="FG810", message=f"{name} has no setting {key!r}", argument=f"{name}.{key}", hint=hint
+                )
+
+
+def _inside(name: str, value: Any, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the settings inside a mapping, as `outer.inner`."""
+    found: dict[str, Any] = {}
+    for key, rule in keys.items():
+        inner = value.get(key) if isinstance(value, Mapping) else None if value is None else UNKNOWN
+        found[f"{name}.{key}"] = inner
+        if "keys" in rule:
+            found |= _inside(f"{name}.{key}", inner, rule["keys"])
+    return found
+
+
+_COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "layout": layout_facts,
+    "combination": combination_facts,
+}
+
+
 def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
     """Returns what was expected where a value does not fit; None where it fits.
 
@@ -270,8 +316,9 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
         value: what is given.
         rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts" or a list of them;
             `minimum`, `maximum` and `below` bound a number; `choices` lists the words; `also` lists further values;
-            `optional` accepts None; `expected` says it in other words. (`severity` says how bad it is: a warning
-            where another release of the library may know more words.)
+            `keys` are the settings of a mapping, `open` where it may have more; `optional` accepts None; `expected`
+            says it in other words. (`severity` says how bad it is: a warning where another release of the library may
+            know more words.)
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})
@@ -329,6 +376,14 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "mapping": lambda rule: "a mapping",
     "word": lambda rule: "one of: " + ", ".join(rule["choices"]),
 }
+
+
+def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:
+    """Returns the setting to point at: of several the first that asks for anything."""
+    if isinstance(argument, str):
+        return argument
+    asking = (name for name in argument if facts.get(name, UNKNOWN) not in (None, False, UNKNOWN))
+    return next(asking, next(iter(argument)))
 
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:

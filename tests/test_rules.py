@@ -140,7 +140,7 @@ _OF_A_PARTIAL = {"sets": ("a",), "takes": ("a",), "calls": "module:name", "lr_sc
 
 @pytest.mark.parametrize(("name", "rules"), ALL, ids=[f"{name}-{rules.about[0]}" for name, rules in ALL])
 def test_the_data_is_sound(name, rules):
-    known = {*rules.settings, *rules.defaults}
+    known = {*rules.settings, *rules.complete({}), "nproc_per_node"}
     for rule in rules.settings.values():
         misfit(object(), rule)
     for conflict in rules.conflicts:

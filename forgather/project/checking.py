@@ -68,7 +68,8 @@ def check_project(
     Args:
         project: the config, with its options and overrides.
         reader: reads signatures; None makes one.
-        for_run: True where `main` is about to be run, so that a variable that nothing gives is an error.
+        for_run: True where `main` is about to be run, so that a variable that nothing gives is an error, and the
+            processes that start are compared by who starts them.
         reserved: spellings of options that a config cannot declare, because the command line has them.
     """
     try:
@@ -78,7 +79,8 @@ def check_project(
     graph = project.graph
     reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
-    settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project))
+    started = None if for_run else _started(graph)
+    settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project), processes=started)
     elsewhere, unread = judge_projects(graph, project)
     found = _without_meant(found, (*judgement.texts, *words))
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
@@ -139,6 +141,15 @@ def _taken_options(graph: Graph, reserved: frozenset[str]) -> Iterator[Diagnosti
         declared_options(graph, reserved=reserved)
     except ForgatherError as error:
         yield from _of(error)
+
+
+def _started(graph: Graph) -> int | None:
+    """Returns how many processes a run starts on one machine; None where the machine says, or the sizes."""
+    try:
+        processes = run_meta(graph).nproc_per_node
+    except ForgatherError:
+        return None
+    return processes if isinstance(processes, int) else None
 
 
 def _of_meta(graph: Graph) -> Iterator[Diagnostic]:

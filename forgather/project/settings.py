@@ -40,10 +40,18 @@ def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
 
 
 def judge_settings(
-    graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence
+    graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, *, processes: int | None = None
 ) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
-    """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for."""
-    judge = _Settings(graph, judgement, reader, precedence)
+    """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for.
+
+    Args:
+        graph: the config.
+        judgement: its calls.
+        reader: reads signatures.
+        precedence: who wrote what.
+        processes: how many a run starts on one machine; None where that is not known.
+    """
+    judge = _Settings(graph, judgement, reader, precedence, processes)
     findings: list[Diagnostic] = []
     for called in judgement.calls.values():
         if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
@@ -52,12 +60,15 @@ def judge_settings(
 
 
 class _Settings:
-    def __init__(self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence) -> None:
+    def __init__(
+        self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, processes: int | None
+    ) -> None:
         main = graph.targets.get("main")
         self._main = main.value if main else None
         self._calls = judgement.calls
         self._reader = reader
         self._precedence = precedence
+        self._around = {"nproc_per_node": processes}
         self.unchecked: list[Unchecked] = []
         self.texts: list[Scalar] = []
 
@@ -83,7 +94,7 @@ class _Settings:
 
     def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
         """Returns whether the user wrote the setting of a rule, and nothing nearer to the config the other one."""
-        argument = str(rule["argument"])
+        argument = rule["argument"]
         _, setting = _written(node, argument, rules)
         if setting is None or setting.key != argument.rpartition(".")[2]:
             return False
@@ -96,7 +107,7 @@ class _Settings:
         given, found = written, list[Breach]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
-        whole = rules.complete({**_defaults(called.callee), **given})
+        whole = rules.complete({**self._around, **_defaults(called.callee), **given})
         return frozenset(given), whole, found
 
     def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
@@ -112,6 +123,7 @@ class _Settings:
             theirs = rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
             _, settings, _ = self._settings(inner, theirs[0])
             facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
+            facts[f"{name}.calls"] = inner.node.constructor.lower()
         return facts
 
     def _of_partial(self, called: Called) -> dict[str, Any]:
@@ -236,8 +248,25 @@ def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry 
     entry = next((entry for entry in (*node.kwargs, *node.latent_args) if entry.key in spellings), None)
     if entry is None:
         return (), None
+    if inner and isinstance(entry.value, Mapped):
+        inside = _within(entry.value, inner)
+        return (Key(entry.key), *inside[0]), inside[1] or entry
     if inner and isinstance(entry.value, Call):
         theirs = shipped_rules().get(entry.value.constructor, (rules,))[0]
         path, nested = _written(entry.value, inner, theirs)
         return (Key(entry.key), *path), nested or entry
     return (Key(entry.key),), entry
+
+
+def _within(mapping: Mapped, setting: str) -> tuple[GraphPath, Entry | None]:
+    """Returns where a setting inside a mapping is written; None where it is not."""
+    # A name may have dots of its own, as that of a module.
+    entry = next((one for one in mapping.entries if setting == one.key), None)
+    if entry is not None:
+        return (Key(entry.key),), entry
+    first, _, inner = setting.partition(".")
+    entry = next((one for one in mapping.entries if first == one.key), None)
+    if entry is None or not isinstance(entry.value, Mapped):
+        return ((Key(entry.key),), entry) if entry else ((), None)
+    path, nested = _within(entry.value, inner)
+    return (Key(entry.key), *path), nested or entry

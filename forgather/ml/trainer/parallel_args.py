@@ -29,6 +29,11 @@ class ParallelArguments(TrainingArguments):
             `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision` with `param_dtype`,
             `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid; `backward_prefetch`,
             `forward_prefetch`, `limit_all_gathers`.
+        fp16: forward passes under float16 autocast, with a scaled loss.
+        ddp_find_unused_parameters: DistributedDataParallel looks for weights without gradient at every step.
+        ddp_bucket_cap_mb: size of the pieces in which it adds gradients.
+        ddp_broadcast_buffers: it copies buffers of the first rank before each forward pass.
+        ddp_static_graph: it may take the graph of the first step for all steps.
 
     Their values and what must hold among them are data: `forgather/ml/rules/parallel.json`.
     """
@@ -40,6 +45,11 @@ class ParallelArguments(TrainingArguments):
     tp_plan: str | Mapping[str, Any] | None = None
     fsdp: bool | str | None = None
     fsdp_config: Mapping[str, Any] | None = None
+    fp16: bool = False
+    ddp_find_unused_parameters: bool | None = None
+    ddp_bucket_cap_mb: int | None = None
+    ddp_broadcast_buffers: bool | None = None
+    ddp_static_graph: bool | None = None
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -49,11 +59,6 @@ class AccelTrainingArguments(ParallelArguments):
     Args:
         accelerator_args: what `accelerate.Accelerator` takes, and what belongs to its data-loader configuration, to the
             process group or to our data loader.
-        fp16: forward passes under float16 autocast, with a scaled loss.
-        ddp_find_unused_parameters: DistributedDataParallel looks for weights without gradient at every step.
-        ddp_bucket_cap_mb: size of the pieces in which it adds gradients.
-        ddp_broadcast_buffers: it copies buffers of the first rank before each forward pass.
-        ddp_static_graph: it may take the graph of the first step for all steps.
         deepspeed: the file or the mapping of DeepSpeed's configuration, or "auto".
 
     Their values and what must hold among them are data: `forgather/ml/rules/accel_trainer.json`.
@@ -62,11 +67,6 @@ class AccelTrainingArguments(ParallelArguments):
     RULES: ClassVar[Rules] = door.rules("accel_trainer", "forgather.ml:AccelTrainingArguments")
 
     accelerator_args: Mapping[str, Any] | None = None
-    fp16: bool = False
-    ddp_find_unused_parameters: bool | None = None
-    ddp_bucket_cap_mb: int | None = None
-    ddp_broadcast_buffers: bool | None = None
-    ddp_static_graph: bool | None = None
     deepspeed: str | Mapping[str, Any] | None = None
 
 
