@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-distributed lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing what constraints.txt pins into $(VENV): a few minutes the first time, most of it PyTorch."
@@ -17,6 +17,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Every cell of the matrix of strategies (480 trainings, about ten minutes); writes the table of docs/parallelism.md.
+test-distributed: $(STAMP)
+	$(BIN)/python -m pytest tests/ml/distributed --all-cells --write-results build/results.json
+	$(BIN)/python scripts/write_results.py build/results.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,5 +3,10 @@
 import signal
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-cells", action="store_true", help="train every cell of the matrix of strategies")
+    parser.addoption("--write-results", metavar="FILE", help="write what the cells of the matrix measured as JSON")
+
+
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)

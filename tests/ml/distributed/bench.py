@@ -1,0 +1,242 @@
+"""The test-bench of strategies: the same training in several processes and in one, compared number by number.
+
+Takes a `Cell` (a trainer and its settings, a model, an accumulation, a precision); gives its `Errors` against the run of
+one process over the same global batches. Keeps true: both runs go through the public trainers; the reference knows no
+strategy but that of one process; a sabotaged cell must be far off, or the bench measures nothing.
+"""
+
+import dataclasses
+import functools
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.trainer_callback import TrainerCallback
+
+import forgather.ml
+from forgather.ml.distributed.env import DistributedEnvironment
+from tests.ml.distributed.gang import run_ranks
+
+VOCAB, LENGTH, LAYERS = 64, 12, 8
+GLOBAL_ROWS = 8
+"""Rows of one micro-step over all data-parallel ranks: every cell and its reference see the same ones."""
+
+PRECISIONS = {
+    "fp64": {"dtype": torch.float64, "optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5},
+    "fp32 sgd": {"dtype": torch.float32, "optim": "sgd", "learning_rate": 5e-2, "max_grad_norm": 0.0},
+    "fp32 adamw": {"dtype": torch.float32, "optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5},
+}
+
+LIMITS = {
+    "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
+    "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
+    "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training in several processes.
+
+    Args:
+        strategy: its name in the table.
+        world_size: number of processes.
+        trainer: name of the trainer in `forgather.ml`.
+        settings: what its arguments say beside those that all cells share.
+        dp_size: data-parallel ranks.
+        model: "llama", or "gpt2" with tied embeddings.
+        accumulation: micro-steps of an update.
+        precision: a row of `PRECISIONS`.
+        quick: part of the reduced set.
+    """
+
+    strategy: str
+    world_size: int
+    trainer: str
+    settings: dict = field(default_factory=dict)
+    dp_size: int = 1
+    model: str = "llama"
+    accumulation: int = 1
+    precision: str = "fp64"
+    quick: bool = False
+
+    @property
+    def name(self):
+        """Names the cell in reports."""
+        return f"{self.strategy} x{self.world_size}, {self.model}, accumulation {self.accumulation}, {self.precision}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a training gave: a line per update, and weights before and after, by name."""
+
+    losses: list
+    norms: list
+    before: dict
+    after: dict
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a curve lies from its reference.
+
+    Args:
+        loss: largest relative difference of a step's loss.
+        grad_norm: largest relative difference of a norm before clipping.
+        updrel: |w - w_ref| / |w_ref - w_0|, over all weights.
+        max_abs: largest difference of one weight.
+    """
+
+    loss: float
+    grad_norm: float
+    updrel: float
+    max_abs: float
+
+    @property
+    def digits(self):
+        """Decimal digits to which loss, norm and update agree."""
+        worst = max(self.loss, self.grad_norm, self.updrel)
+        return 16 if worst == 0 else math.floor(-math.log10(worst))
+
+
+def broken_limits(errors, precision):
+    """Returns what lies beyond the limits of a precision: {name: (found, limit)}."""
+    found = dataclasses.asdict(errors)
+    return {name: (found[name], limit) for name, limit in LIMITS[precision].items() if not found[name] <= limit}
+
+
+def make_model(kind, dtype):
+    """Returns a tiny model whose weights depend on nothing but its kind and type."""
+    torch.manual_seed(7)
+    if kind == "gpt2":
+        sizes = {
+            "vocab_size": VOCAB,
+            "n_embd": 32,
+            "n_layer": LAYERS,
+            "n_head": 4,
+            "n_positions": LENGTH,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        config = GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False)
+        model = GPT2LMHeadModel(config).to(dtype)
+        model.loss_type = "ForCausalLM"
+        return model
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def packed_rows(accumulation):
+    """Rows of packed documents, with unevenly many valid targets; three updates an epoch, the last of them short."""
+    micro_steps = {1: 3, 3: 8}[accumulation]
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for number in range((micro_steps - 1) * GLOBAL_ROWS + 5):
+        ids = torch.randint(0, VOCAB, (LENGTH,), generator=generator)
+        labels = ids.clone()
+        labels[LENGTH - (number * 5) % (LENGTH - 2) :] = -100
+        cut = 2 + number % (LENGTH - 4)
+        positions = torch.cat([torch.arange(cut), torch.arange(LENGTH - cut)])
+        rows.append({"input_ids": ids, "labels": labels, "position_ids": positions})
+    return rows
+
+
+class Recorder(TrainerCallback):
+    """Keeps loss and norm of every update."""
+
+    def __init__(self):
+        self.losses, self.norms = [], []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            self.losses.append(logs["loss"])
+            self.norms.append(logs["grad_norm"])
+
+
+def train(cell, sabotage=None):
+    """Trains a cell as the rank that the environment says, and returns its curve."""
+    precision = dict(PRECISIONS[cell.precision])
+    dtype = precision.pop("dtype")
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = getattr(forgather.ml, f"{cell.trainer.removesuffix('Trainer')}TrainingArguments")
+        args = arguments(
+            output_dir=folder,
+            use_cpu=True,
+            per_device_train_batch_size=GLOBAL_ROWS // cell.dp_size,
+            gradient_accumulation_steps=cell.accumulation,
+            num_train_epochs=2,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            save_strategy="no",
+            **precision,
+            **cell.settings,
+        )
+        trainer = getattr(forgather.ml, cell.trainer)(
+            model_init=functools.partial(make_model, cell.model, dtype),
+            args=args,
+            train_dataset=packed_rows(cell.accumulation),
+            callbacks=[recorder],
+            distributed_env=DistributedEnvironment(timeout_seconds=60, start_timeout_seconds=60),
+        )
+        if sabotage is not None:
+            sabotage(trainer)
+        before = _whole(trainer)
+        trainer.train()
+        return Curve(recorder.losses, recorder.norms, before, _whole(trainer))
+
+
+def _whole(trainer):
+    return {name: value.detach().clone() for name, value in trainer.strategy.export()}
+
+
+@functools.cache
+def reference(model, accumulation, precision):
+    """Returns the curve of one process."""
+    return train(Cell("one process", 1, "Trainer", model=model, accumulation=accumulation, precision=precision))
+
+
+def measure(cell, sabotage: Callable | None = None, timeout=180.0) -> Errors:
+    """Trains a cell in its processes and returns how far the writer's curve lies from the reference."""
+    expected = reference(cell.model, cell.accumulation, cell.precision)
+    actual = run_ranks(cell.world_size, train, cell, sabotage, timeout=timeout)[0]
+    return compare(expected, actual)
+
+
+def compare(expected, actual):
+    """Returns the errors of a curve.
+
+    Raises:
+        AssertionError: the curves differ in their updates, in the names of weights, or in the weights they began with.
+    """
+    assert len(expected.losses) == len(actual.losses) == 6
+    assert sorted(expected.after) == sorted(actual.after)
+    changed = [name for name, value in expected.before.items() if not torch.equal(value, actual.before[name])]
+    assert [] == changed, "initial weights differ from those of one process"
+    gap = _norm(actual.after[name].double() - value.double() for name, value in expected.after.items())
+    way = _norm(expected.before[name].double() - value.double() for name, value in expected.after.items())
+    return Errors(
+        loss=_relative(expected.losses, actual.losses),
+        grad_norm=_relative(expected.norms, actual.norms),
+        updrel=gap / way,
+        max_abs=max(float((actual.after[name] - value).abs().max()) for name, value in expected.after.items()),
+    )
+
+
+def _norm(tensors):
+    return math.sqrt(sum(float(tensor.pow(2).sum()) for tensor in tensors))
+
+
+def _relative(expected, actual):
+    return max(abs(one - other) / abs(one) for one, other in zip(expected, actual, strict=True))

@@ -1,0 +1,86 @@
+"""Which trainings are compared with one process: the cells of the matrix, as data."""
+
+from tests.ml.distributed.bench import GLOBAL_ROWS, Cell
+
+SCHEDULES = {
+    "ScheduleGPipe": 1,
+    "Schedule1F1B": 1,
+    "ScheduleInterleaved1F1B": 2,
+    "ScheduleLoopedBFS": 2,
+    "ScheduleInterleavedZeroBubble": 2,
+    "ScheduleZBVZeroBubble": 2,
+    "ScheduleDualPipeV": 2,
+}
+"""Stages of a rank, by schedule."""
+
+
+def _accel(strategy, world_size, *, dp_size=None, **settings):
+    return {
+        "strategy": strategy,
+        "world_size": world_size,
+        "trainer": "AccelTrainer",
+        "dp_size": world_size if dp_size is None else dp_size,
+        "settings": settings,
+    }
+
+
+def _pipeline(schedule, world_size, *, dp_size=1, label="", **settings):
+    replica = world_size // dp_size
+    rows = GLOBAL_ROWS // dp_size
+    return {
+        "strategy": f"{schedule.removeprefix('Schedule')}{label}",
+        "world_size": world_size,
+        "trainer": "PipelineTrainer",
+        "dp_size": dp_size,
+        "settings": {
+            "split_spec": "auto",
+            "schedule_class": schedule,
+            "stages_per_rank": SCHEDULES[schedule],
+            "pipeline_parallel_size": replica,
+            "pipeline_chunks": rows,
+            **settings,
+        },
+    }
+
+
+def _zero(stage, **settings):
+    config = {"zero_optimization": {"stage": stage, **settings}, "zero_allow_untested_optimizer": True}
+    return _accel(f"ZeRO-{stage}", 2, deepspeed=config)
+
+
+def _kinds():
+    for ranks in (2, 4):
+        yield _accel("DDP", ranks)
+        yield _accel("FSDP2", ranks, fsdp="full_shard")
+    yield _accel("FSDP2 shard_grad_op", 2, fsdp="shard_grad_op")
+    yield _accel("FSDP2 offload", 2, fsdp="full_shard", fsdp_config={"cpu_offload": True})
+    yield _accel("HSDP", 4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2})
+    yield _accel("TP2", 2, dp_size=1, tensor_parallel_size=2)
+    yield _accel("DP2 x TP2", 4, dp_size=2, tensor_parallel_size=2)
+    yield _accel("FSDP2 x TP2", 4, dp_size=2, tensor_parallel_size=2, fsdp="full_shard")
+    for schedule in SCHEDULES:
+        for ranks in (2, 4):
+            yield _pipeline(schedule, ranks)
+        yield _pipeline(schedule, 4, dp_size=2, label=", DP2 x PP2")
+        yield _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="full_shard")
+
+
+_QUICK = {("DDP", 2, 3), ("DDP", 4, 1)}
+"""What every run of the suite trains, in both models and in fp64."""
+
+
+def all_cells():
+    """Yields every cell: those of the kinds in three precisions and two accumulations, for both models."""
+    for kind in _kinds():
+        for model in ("llama", "gpt2"):
+            for accumulation in (1, 3):
+                for precision in ("fp64", "fp32 sgd", "fp32 adamw"):
+                    is_quick = precision == "fp64" and (kind["strategy"], kind["world_size"], accumulation) in _QUICK
+                    yield Cell(**kind, model=model, accumulation=accumulation, precision=precision, quick=is_quick)
+    for stage in (1, 2, 3):
+        for model in ("llama", "gpt2"):
+            for accumulation in (1, 3):
+                for precision in ("fp32 sgd", "fp32 adamw"):
+                    is_quick = (model, accumulation, precision) == ("llama", 3, "fp32 adamw")
+                    cell = {"model": model, "accumulation": accumulation, "precision": precision, "quick": is_quick}
+                    yield Cell(**_zero(stage), **cell)
