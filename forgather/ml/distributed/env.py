@@ -36,6 +36,20 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
     return processes.process_facts(os.environ if environ is None else environ)
 
 
+@contextlib.contextmanager
+def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
+    """Names the device to DeepSpeed, which looks once, when it is imported: without this it never takes the CPU."""
+    before = os.environ.get("DS_ACCELERATOR")
+    os.environ["DS_ACCELERATOR"] = device_type
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DS_ACCELERATOR"]
+        else:
+            os.environ["DS_ACCELERATOR"] = before
+
+
 @dataclass(frozen=True)
 class DistributedEnvironment:
     """The processes of a run, as facts. Building one starts nothing, and equal settings are equal objects.

@@ -12,6 +12,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
+from forgather.ml.strategy.deepspeed import deepspeed_strategy
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
 
@@ -32,6 +33,8 @@ class AccelTrainer(Trainer):
         """Returns how updates are computed."""
         args = self.args
         layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+        if args.deepspeed is not None:
+            return deepspeed_strategy(args, environment, layout)
         settings = DataParallelSettings(ddp=ddp_settings(args))
         return DataParallel(environment, layout, settings=settings, use_cpu=args.use_cpu)
 

@@ -1,0 +1,350 @@
+"""ZeRO 1, 2 and 3: DeepSpeed's engine shares out optimizer state, gradients and weights among the replicas.
+
+Takes a recipe and windows; gives losses and updates that equal those of one process. Keeps true: the engine is
+DeepSpeed's and nothing falls back to another; the trainer owns optimizer, schedule, accumulation and clipping; a
+captured state is the canonical one, so that it goes on under any other strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forgather.errors import DistributedError, TrainingError, nearest
+from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.log import get_logger
+from forgather.ml.losses import LossRule
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.deepspeed_config import zero_config
+from forgather.ml.strategy.deepspeed_knobs import ZeroConfig, optimizer_knobs, refuse_differences
+from forgather.ml.strategy.deepspeed_state import EngineState
+from forgather.ml.strategy.single import to_device
+from forgather.ml.types import Topology, Update, Window
+
+_log = get_logger(__name__)
+
+_WHOLE_TENSORS = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "lbfgs", "sparseadam")
+"""Optimizers that look at a weight as a whole: on the flat slices of ZeRO they would compute something else."""
+
+
+_SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tells whether a line of DeepSpeed's log says something that was not decided here."""
+    return not record.getMessage().startswith(_SAID_BY_DESIGN)
+
+
+def import_deepspeed(device_type: str) -> Any:
+    """Returns the module, told where this process computes.
+
+    Raises:
+        DistributedError: FG740 where it is not installed.
+    """
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
+    warnings.filterwarnings("ignore", message=r".*torch.distributed.\w+_tensor. is deprecated", category=FutureWarning)
+    try:
+        with accelerator_for_deepspeed(device_type):
+            module = import_module("deepspeed")
+    except ImportError as error:
+        if error.name not in (None, "deepspeed"):
+            raise
+        raise DistributedError(
+            "the training arguments ask for deepspeed, and it is not installed",
+            code="FG740",
+            hint="pip install 'forgather[deepspeed]'",
+        ) from None
+    # On a CPU DeepSpeed compiles an operation over shared memory at the first start, in every process at once; a start
+    # that is killed meanwhile leaves a lock that all later ones wait at forever. gloo needs neither.
+    module.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    for handler in module.utils.logger.handlers:
+        # Its log goes to the standard output, where results go.
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
+    return module
+
+
+def deepspeed_strategy(args: Any, environment: DistributedEnvironment, layout: Layout) -> DeepSpeedZero:
+    """Returns the strategy that the training arguments ask for by `deepspeed`.
+
+    Raises:
+        TrainingError: FG741 to FG744 for a config that cannot be used.
+        DistributedError: FG740 where deepspeed is not installed.
+    """
+    if layout.pipeline_parallel_size * layout.tensor_parallel_size > 1:
+        raise TrainingError(
+            f"deepspeed shares out weights among replicas, and the layout has pipeline_parallel_size "
+            f"{layout.pipeline_parallel_size} and tensor_parallel_size {layout.tensor_parallel_size}",
+            code="FG744",
+            hint="set fsdp: full_shard in place of deepspeed, or both sizes to 1",
+        )
+    on_cpu = args.use_cpu or environment.device.type == "cpu"
+    config = zero_config(args.deepspeed, args, processes=layout.data_parallel_size, on_cpu=on_cpu)
+    return DeepSpeedZero(environment, layout, config=config, use_cpu=args.use_cpu, record_in=args.logging_dir)
+
+
+class DeepSpeedZero:
+    """The strategy of DeepSpeed's ZeRO.
+
+    Args:
+        environment: who this process is.
+        layout: sizes; data parallelism only.
+        config: DeepSpeed's config, filled from the arguments.
+        use_cpu: compute on the CPU though there is an accelerator.
+        record_in: folder that the config is written into as the engine got it; None for nowhere.
+
+    Raises:
+        DistributedError: FG740 where deepspeed is not installed.
+    """
+
+    model: nn.Module
+    view: nn.Module
+    rule: LossRule
+    optimizer: Optimizer | None = None
+
+    def __init__(
+        self,
+        environment: DistributedEnvironment,
+        layout: Layout,
+        *,
+        config: ZeroConfig,
+        use_cpu: bool = False,
+        record_in: str | Path | None = None,
+    ) -> None:
+        device_type = "cpu" if use_cpu else environment.device.type
+        self._deepspeed = import_deepspeed(device_type)
+        device = environment.start(use_cpu=use_cpu)
+        self.topology = Topology(
+            rank=environment.rank,
+            world_size=environment.world_size,
+            device=device,
+            is_writer=environment.rank == 0,
+            local_rank=environment.local_rank,
+            dp_rank=layout.position(environment.rank).data,
+            dp_size=layout.data_parallel_size,
+        )
+        self.config = config
+        self._record_in = record_in
+        self._engine: Any = None
+        self._state: EngineState | None = None
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the model and its loss rule and prepares it; the engine places it."""
+        self._recipe = recipe
+        self.model = recipe.make_model()
+        self._refuse_double()
+        if self.config.stage < 3:
+            # At stage 3 the engine moves one weight after the other: the device never holds the whole model.
+            self.model = self.model.to(self.topology.device)
+        self.view = self.model
+        self.rule = recipe.make_rule(self.model)
+        for step in recipe.prepare:
+            step(self.model)
+        for note in self.config.notes:
+            _log.warning("deepspeed: %s", note)
+
+    def _refuse_double(self) -> None:
+        double = next((name for name, weight in self.model.named_parameters() if weight.dtype == torch.float64), None)
+        if double is not None:
+            raise TrainingError(
+                f"{double} is float64, and DeepSpeed keeps weights in float32",
+                code="FG744",
+                hint="make the model in float32, or leave deepspeed out",
+            )
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer and the engine; a second training begins with an optimizer that remembers nothing."""
+        if self._engine is None:
+            self._start_engine()
+        elif self._state is not None:
+            self._state.forget()
+        assert self.optimizer is not None  # noqa: S101 - the engine has one
+        return self.optimizer
+
+    def _start_engine(self) -> None:
+        ours = self._recipe.make_optimizer(self.model)
+        _refuse_whole_tensor_optimizer(ours)
+        knobs = list(optimizer_knobs(type(ours).__name__, ours.defaults))
+        refuse_differences(self.config, knobs, "the trainer")
+        self.config = self.config.filled_for_model(_hidden_size(self.model))
+        settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
+        self._check_schema(settings)
+        self._record(settings)
+        names = {id(weight): name for name, weight in self.model.named_parameters()}
+        groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
+        try:
+            with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._engine, *_ = self._deepspeed.initialize(
+                    model=self.model, optimizer=ours, config=settings, dist_init_required=False
+                )
+        except (AssertionError, ValueError, self._deepspeed.runtime.zero.utils.ZeRORuntimeException) as error:
+            raise TrainingError(
+                f"DeepSpeed refuses its config: {_first_line(error)}",
+                code="FG741",
+                hint=f"look at {self.config.source}, and at what the arguments filled in",
+            ) from error
+        zero = self._engine.optimizer
+        self.optimizer = zero.optimizer
+        self._state = EngineState(self._deepspeed, self.model, zero, stage=self.config.stage, groups=groups)
+
+    def _check_schema(self, settings: Mapping[str, Any]) -> None:
+        schema = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+        try:
+            schema(**settings["zero_optimization"])
+        except ValueError as error:
+            listed = getattr(error, "errors", None)
+            problems = listed() if callable(listed) else []
+            first = problems[0] if problems else {"loc": (), "msg": str(error), "type": ""}
+            name = ".".join(map(str, first["loc"]))
+            known = [field.alias or key for key, field in schema.model_fields.items()]
+            unknown = first["type"] == "extra_forbidden"
+            what = f"zero_optimization has no setting {name!r}"
+            raise TrainingError(
+                what if unknown else f"zero_optimization.{name} is {first.get('input')!r:.80}: {first['msg']}",
+                code="FG741",
+                span=self.config.place("zero_optimization", *map(str, first["loc"])),
+                hint=nearest(name, known) if unknown else None,
+            ) from None
+
+    def _record(self, settings: Mapping[str, Any]) -> None:
+        if self._record_in is None or not self.topology.is_writer:
+            return
+        file = Path(self._record_in) / "deepspeed.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        _log.info("ZeRO stage %d; DeepSpeed's config, as filled from the arguments: %s", self.config.stage, file)
+
+    def _place(self, batch: Any) -> Any:
+        return to_device(batch, self.topology.device) if self.topology.device.type != "cpu" else batch
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns this process's share of its loss."""
+        if not self.model.training:
+            self._engine.train()
+        total = torch.zeros((), device=self.topology.device)
+        last = len(window.batches) - 1
+        for position, batch in enumerate(window.batches):
+            self._engine.set_gradient_accumulation_boundary(position == last)
+            loss = self.rule.total(self._engine, self._place(batch), denom=denom) / denom
+            # The engine takes the mean over processes; shares add up.
+            self._engine.backward(loss * self.topology.dp_size, scale_wrt_gas=False)
+            total = total + loss.detach()
+            if after_micro_batch is not None and position != last:
+                after_micro_batch()
+        return total
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], None],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act of the engine."""
+        assert self._state is not None, "build_optimizer comes first"  # noqa: S101
+        norm = self._state.norm() if max_norm > 0 or want_norm else None
+        # Where losses are scaled, gradients that are too large are no fault: the engine leaves the update out.
+        overflows = norm is not None and self._engine.fp16_enabled() and not bool(torch.isfinite(norm))
+        before_step(None if overflows else norm)
+        self._engine.optimizer.clip_grad = max_norm
+        self._engine.step()
+        skipped = not self._engine.was_step_applied()
+        after_step()
+        return Update(grad_norm=None if overflows else norm, skipped=skipped)
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        if self._state is not None:
+            self._state.drop_gradients()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum and the number of valid targets of a batch, without gradients."""
+        if self._engine is None:
+            self._start_engine()
+        if self.model.training:
+            self._engine.eval()
+        return self.rule.total(self._engine, self._place(batch)), self.rule.count(batch)
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the sum of a value over all processes."""
+        if self.topology.world_size == 1:
+            return value
+        if isinstance(value, Tensor):
+            total = value.detach().clone().to(self.topology.device)
+            dist.all_reduce(total)
+            return total
+        exact = torch.float64 if self.topology.device.type != "mps" else torch.float32
+        number = torch.tensor(value, dtype=exact, device=self.topology.device)
+        dist.all_reduce(number)
+        return type(value)(number.item())
+
+    def capture(self) -> dict[str, Any]:
+        """Returns "model" (weights by name) and "optimizer"; whole on the process that writes, empty elsewhere."""
+        keep = self.topology.is_writer
+        model = {name: value for name, value in self.export() if keep}
+        optimizer = None if self._state is None else self._state.capture(keep=keep)
+        return {"model": model, "optimizer": optimizer}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+
+        Raises:
+            CheckpointError: FG605 where the state is that of another model or optimizer.
+        """
+        if self._state is None:
+            self._start_engine()
+        assert self._state is not None  # noqa: S101 - made by the line above
+        self._state.restore_model(state["model"])
+        if state.get("optimizer") is not None:
+            self._state.restore_optimizer(state["optimizer"])
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        if self._state is None:
+            yield from self.model.state_dict().items()
+        else:
+            yield from self._state.weights()
+
+
+def _refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
+    if any(word in name.lower() for word in _WHOLE_TENSORS):
+        raise TrainingError(
+            f"{name} looks at each weight as a whole, and ZeRO gives it flat slices of all of them",
+            code="FG744",
+            hint="use an optimizer that treats each number by itself, as torch.optim:AdamW, or leave deepspeed out",
+        )
+    if not type(optimizer).__module__.startswith(("torch.optim", "deepspeed.")):
+        _log.warning(
+            "ZeRO gives %s flat slices of the weights: its updates equal those of one process only where it treats "
+            "each number by itself",
+            name,
+        )
+
+
+def _hidden_size(model: nn.Module) -> int | None:
+    config = getattr(model, "config", None)
+    found = getattr(config, "hidden_size", None) or getattr(getattr(config, "text_config", None), "hidden_size", None)
+    return found if isinstance(found, int) else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,326 @@
+"""DeepSpeed's config: read, brought to present names, filled from the arguments, and held against them.
+
+Takes "auto", a JSON file or a mapping, and the training arguments; gives the whole config that the engine gets. Keeps
+true: neither torch nor deepspeed is imported; each knob has one owner, which is the trainer wherever both have it, so
+that a config may repeat an argument but not differ from it; nothing that was written is dropped unsaid.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import TrainingError, nearest
+from forgather.ml.strategy.deepspeed_knobs import (
+    ABSENT,
+    AUTO,
+    ZERO,
+    ZeroConfig,
+    knobs_of,
+    put,
+    refuse_differences,
+    written_in,
+)
+from forgather.source import Span
+
+DEFAULT_STAGE = 2
+
+KEYS = (
+    "activation_checkpointing",
+    "aio",
+    "bf16",
+    "checkpoint",
+    "comms_logger",
+    "communication_data_type",
+    "compile",
+    "csv_monitor",
+    "data_types",
+    "dataloader_drop_last",
+    "disable_allgather",
+    "disable_python_gc",
+    "dump_state",
+    "flops_profiler",
+    "fp16",
+    "gradient_accumulation_steps",
+    "gradient_allreduce_op",
+    "gradient_clipping",
+    "gradient_predivide_factor",
+    "log_level",
+    "managed_gradient_accumulation",
+    "memory_breakdown",
+    "optimizer",
+    "prescale_gradients",
+    "scheduler",
+    "steps_per_print",
+    "tensorboard",
+    "timers",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "wall_clock_breakdown",
+    "wandb",
+    ZERO,
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+)
+"""Keys of the outermost level. DeepSpeed reads what it knows there and passes over the rest in silence."""
+
+ELSEWHERE = {
+    "autotuning": "give the values themselves",
+    "amp": "set bf16: true in the training arguments",
+    "curriculum_learning": "order the rows of the data set",
+    "data_efficiency": "order the rows of the data set",
+    "elasticity": "start another number of processes and resume; checkpoints fit any number",
+    "expert_parallel": "leave it out",
+    "hybrid_engine": "leave it out",
+    "pipeline": "use trainers/pipeline_trainer.yaml",
+    "quantize_training": "leave it out",
+    "sequence_parallel_size": "leave it out",
+    "sparse_attention": "choose attn_implementation in the model's config",
+    "tensor_parallel": "set tensor_parallel_size in the training arguments, without deepspeed",
+    "torch_autocast": "set bf16 or fp16 in the training arguments",
+    "weight_quantization": "leave it out",
+}
+"""What DeepSpeed has and this trainer does not do, or does by itself; and what to do instead."""
+
+_RENAMED = {
+    "allgather_base_size": "allgather_bucket_size",
+    "allgather_size": "allgather_bucket_size",
+    "reduce_scatter_base_size": "reduce_bucket_size",
+    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
+_SCHEDULES = {
+    "WarmupLR": "constant_with_warmup",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+}
+
+
+def zero_config(
+    asked: Any, args: Any, *, processes: int, on_cpu: bool, where: str = "the training arguments"
+) -> ZeroConfig:
+    """Returns the config of a run.
+
+    Args:
+        asked: "auto", the path of a JSON file, or a mapping.
+        args: the training arguments.
+        processes: number of data-parallel processes.
+        on_cpu: True where the run computes on the CPU.
+        where: what the arguments are called in messages.
+
+    Raises:
+        TrainingError: FG741 for what cannot be read, FG742 for knobs that differ, FG743 for a schedule of DeepSpeed,
+            FG744 for what this trainer does not do.
+    """
+    found = _present(_read(asked))
+    _refuse_unknown(found)
+    _refuse_elsewhere(found, args, on_cpu=on_cpu)
+    found = _filled(found, args, processes, on_cpu=on_cpu)
+    refuse_differences(found, list(knobs_of(args, processes)), where)
+    return found
+
+
+def _read(asked: Any) -> ZeroConfig:
+    if isinstance(asked, Mapping):
+        return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
+    if asked == AUTO or asked is True:
+        return ZeroConfig(config={}, source='deepspeed: "auto"')
+    if not isinstance(asked, str):
+        raise TrainingError(
+            f"deepspeed is {asked!r:.80}", code="FG741", hint='give "auto", the path of a JSON file, or a mapping'
+        )
+    path = Path(asked).expanduser().absolute()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(
+            f"DeepSpeed's config {asked!r} cannot be read: {getattr(error, 'strerror', None) or error}",
+            code="FG741",
+            hint='give the path of a JSON file, a mapping, or "auto"',
+        ) from None
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TrainingError(
+            f"{asked} is no JSON: {error.msg}", code="FG741", span=Span(str(path), error.lineno, error.colno)
+        ) from None
+    if not isinstance(config, dict):
+        raise TrainingError(f"{asked} holds a {type(config).__name__} and no mapping", code="FG741")
+    return ZeroConfig(config=config, source=str(path), text=text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _present(found: ZeroConfig) -> ZeroConfig:
+    """Returns the config under DeepSpeed's present names."""
+    config, notes = found.config, []
+    if "zero_stage" in config:
+        stage = config.pop("zero_stage")
+        config.setdefault(ZERO, {})
+        if isinstance(config[ZERO], dict):
+            config[ZERO].setdefault("stage", stage)
+        notes.append(f"zero_stage is zero_optimization.stage: {stage!r}")
+    zero = config.get(ZERO, {})
+    if isinstance(zero, bool) or zero == AUTO:
+        zero = {} if zero else {"stage": 0}
+    if not isinstance(zero, dict):
+        raise TrainingError(
+            f"zero_optimization is {zero!r:.80}",
+            code="FG741",
+            span=found.place(ZERO),
+            hint="give a mapping with a stage of 1, 2 or 3",
+        )
+    zero = dict(zero)
+    for old, new in _RENAMED.items():
+        for holder in (config, zero):
+            if old in holder and new not in zero:
+                zero[new] = holder.pop(old)
+                notes.append(f"{old} is {new} of zero_optimization")
+    _offload(zero, notes)
+    config[ZERO] = {"stage": DEFAULT_STAGE, **zero} if zero.get("stage") != AUTO else {**zero, "stage": DEFAULT_STAGE}
+    return dataclasses.replace(found, config=config, notes=(*found.notes, *notes))
+
+
+def _offload(zero: dict[str, Any], notes: list[str]) -> None:
+    """Brings all spellings of offloading to mappings with a device."""
+    pin = zero.pop("cpu_offload_use_pin_memory", None)
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param")):
+        for name in (old, old.removesuffix("s")):
+            if name in zero:
+                value = zero.pop(name)
+                zero.setdefault(new, bool(value))
+                notes.append(f"{name} is {new} of zero_optimization")
+    for name in ("offload_optimizer", "offload_param"):
+        value = zero.get(name)
+        if isinstance(value, str):
+            value = {"device": value}
+        if isinstance(value, bool):
+            notes.append(f"{name}: {json.dumps(value)} is {name}.device: {'cpu' if value else 'none'}")
+            value = {"device": "cpu"} if value else {"device": "none"}
+        if isinstance(value, dict) and pin is not None:
+            value.setdefault("pin_memory", pin)
+        if isinstance(value, dict) and value.get("device", "none") in ("none", None):
+            value = None
+        if value is None:
+            zero.pop(name, None)
+        else:
+            zero[name] = value
+
+
+def offloads(config: Mapping[str, Any], what: str) -> bool:
+    """Tells whether "optimizer" or "param" lie outside the accelerator."""
+    return isinstance(config[ZERO].get(f"offload_{what}"), dict)
+
+
+def _refuse_unknown(found: ZeroConfig) -> None:
+    for key in found.config:
+        if key not in KEYS and key not in ELSEWHERE and not key.startswith(("_", "#", "comment")):
+            raise TrainingError(
+                f"DeepSpeed has no setting {key!r}", code="FG741", span=found.place(key), hint=nearest(key, KEYS)
+            )
+    stage = found.config[ZERO]["stage"]
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise TrainingError(
+            f"the ZeRO stage is {stage!r}",
+            code="FG741",
+            span=found.place(ZERO, "stage"),
+            hint="give 1 (optimizer state), 2 (gradients too) or 3 (weights too)",
+        )
+
+
+def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
+    config, zero = found.config, found.config[ZERO]
+    for key, instead in ELSEWHERE.items():
+        section = config.get(key)
+        if isinstance(section, Mapping) and section.get("enabled") is False:
+            del config[key]
+        elif section:
+            raise _not_done(f"{key} of DeepSpeed", instead, found.place(key))
+    if config.get("scheduler"):
+        raise _second_schedule(found, args)
+    if zero["stage"] == 0:
+        raise _not_done(
+            "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.place(ZERO, "stage")
+        )
+    if zero["stage"] < 3 and offloads(config, "param"):
+        raise _not_done(
+            f"offload_param at ZeRO stage {zero['stage']}",
+            "set stage: 3, or leave offload_param out",
+            found.place("offload_param"),
+        )
+    for name in ("zenflow", "super_offload"):
+        if zero.get(name):
+            raise _not_done(f"{name} of zero_optimization", "leave it out", found.place(name))
+    if config.get("gradient_allreduce_op", "mean") != "mean":
+        raise _not_done("another gradient_allreduce_op than mean", "leave it out", found.place("gradient_allreduce_op"))
+    section = config.get("fp16")
+    written = section.get("enabled") if isinstance(section, Mapping) else None
+    if on_cpu and (written is True or getattr(args, "fp16", False)):
+        raise _not_done(
+            "fp16 on the CPU",
+            "set bf16: true, or leave both out",
+            None if written is not True else found.place("fp16"),
+        )
+
+
+def _not_done(what: str, instead: str, span: Span | None) -> TrainingError:
+    return TrainingError(f"{what} is not available under this trainer", code="FG744", span=span, hint=instead)
+
+
+def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
+    section = found.config["scheduler"]
+    kind = section.get("type") if isinstance(section, Mapping) else None
+    params = section.get("params") or {} if isinstance(section, Mapping) else {}
+    same = {
+        "lr_scheduler_type": _SCHEDULES.get(kind) if isinstance(kind, str) else None,
+        "warmup_steps": params.get("warmup_num_steps"),
+        "learning_rate": params.get("warmup_max_lr"),
+        "max_steps": params.get("total_num_steps"),
+    }
+    shown = ", ".join(f"{name}: {value}" for name, value in same.items() if value not in (None, AUTO))
+    return TrainingError(
+        f"scheduler {kind!r} of DeepSpeed stands beside the trainer's own (lr_scheduler_type: "
+        f"{getattr(args, 'lr_scheduler_type', 'linear')}), and one learning rate cannot have two",
+        code="FG743",
+        span=found.place("scheduler"),
+        hint="leave it out of DeepSpeed's config"
+        + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once an update"),
+    )
+
+
+def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> ZeroConfig:
+    """Returns the config with what is absent or "auto" filled from the arguments."""
+    config, notes = copy.deepcopy(found.config), list(found.notes)
+    for knob in knobs_of(args, processes):
+        for depth in range(1, len(knob.keys)):
+            if written_in(config, knob.keys[:depth]) == AUTO:
+                put(config, knob.keys[:depth], {})
+        if written_in(config, knob.keys) in (ABSENT, AUTO):
+            put(config, knob.keys, knob.value)
+    # The trainer's optimizer steps partitions like any tensors, and where they were offloaded to.
+    config["zero_allow_untested_optimizer"] = True
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    for name in ("offload_optimizer", "offload_param"):
+        section = config[ZERO].get(name)
+        if on_cpu and isinstance(section, dict) and section.get("device") == "cpu":
+            if section.get("pin_memory") is True:
+                notes.append(f"{name}.pin_memory is false: there is no accelerator that memory could be pinned for")
+            section["pin_memory"] = False
+    if config[ZERO].get("stage3_gather_16bit_weights_on_model_save") is False:
+        notes.append("stage3_gather_16bit_weights_on_model_save: saving gathers the weights whole all the same")
+    if config.pop("activation_checkpointing", None):
+        notes.append("activation_checkpointing is not used: set gradient_checkpointing in the training arguments")
+    return dataclasses.replace(found, config=config, notes=tuple(notes))

@@ -1,0 +1,270 @@
+"""What a ZeRO engine holds, by the names of weights and whole; and back.
+
+Takes DeepSpeed's optimizer, whose state lies in flat slices, one of each group on each process; gives weights and
+optimizer state in the form that no layout changes. Keeps true: every process calls each method, in the same order;
+weights are those that the optimizer steps (float32), also where the model computes in a half type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forgather.errors import CheckpointError
+
+
+class EngineState:
+    """The state of an engine.
+
+    Args:
+        deepspeed: the module.
+        model: the model, as the engine holds it.
+        zero: the engine's optimizer.
+        stage: of ZeRO.
+        groups: names of weights, by groups of the optimizer as it was made.
+    """
+
+    def __init__(
+        self, deepspeed: Any, model: nn.Module, zero: Any, *, stage: int, groups: Sequence[Sequence[str]]
+    ) -> None:
+        self._deepspeed = deepspeed
+        self._model = model
+        self._zero = zero
+        self._stage = stage
+        self._groups = [list(names) for names in groups]
+        self._initial = [{name: value for name, value in group.items() if name != "params"} for group in self._settings]
+
+    @property
+    def _settings(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._zero.optimizer.param_groups
+        return groups
+
+    def _slices(self) -> Iterator[tuple[list[nn.Parameter], nn.Parameter]]:
+        """Yields the weights of each flat slice, and the slice."""
+        if self._stage == 3:
+            yield from zip(self._zero.fp16_groups, self._zero.fp32_partitioned_groups_flat, strict=True)
+        else:
+            yield from zip(self._zero.bit16_groups, self._zero.single_partition_of_fp32_groups, strict=True)
+
+    def norm(self) -> Tensor:
+        """Returns the norm of the gradients before clipping; not finite where one of them is not."""
+        if self._stage == 3:
+            parts = self._zero._get_norm_groups()
+            scaled = self._deepspeed.runtime.utils.combine_grad_norm_groups(parts)
+        else:
+            scaled = self._zero.scaled_global_norm()
+        norm = torch.as_tensor(scaled, dtype=torch.float32) / float(self._zero.loss_scale)
+        # A norm below zero is how DeepSpeed marks one that is not finite.
+        return torch.where(norm < 0, torch.full_like(norm, torch.inf), norm)
+
+    def drop_gradients(self) -> None:
+        """Forgets gradients that no update followed."""
+        zero = self._zero
+        zero.zero_grad(set_to_none=True)
+        if self._stage == 3:
+            zero.averaged_gradients = {}
+            return
+        zero.micro_step_id = -1
+        zero._release_preflattened_grad_buffers()
+        if zero.cpu_offload:
+            zero.reset_cpu_buffers()
+        for kept in (zero.averaged_gradients, zero.all_grad_tensors):
+            for group in kept:
+                kept[group] = None
+
+    def forget(self) -> None:
+        """Brings the optimizer back to how it was made: settings of its groups, and a state of zeros."""
+        for group, initial in zip(self._settings, self._initial, strict=True):
+            params = group["params"]
+            group.clear()
+            group |= {"params": params, **initial}
+        for state in self._zero.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name, whole; a weight of several names is gathered once."""
+        gathered: dict[int, Tensor] = {}
+        shared = _shared_weights(self._model)
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if not isinstance(value, nn.Parameter):
+                yield name, value.detach() if isinstance(value, Tensor) else value
+                continue
+            whole = gathered.get(id(value))
+            if whole is None:
+                whole = self._whole(value)
+                if id(value) in shared:
+                    gathered[id(value)] = whole
+            yield name, whole
+
+    def _whole(self, weight: nn.Parameter) -> Tensor:
+        if self._stage < 3 and (not weight.requires_grad or weight.dtype == torch.float32):
+            return weight.detach()
+        if weight.requires_grad:
+            master: Tensor = self._deepspeed.utils.safe_get_full_fp32_param(weight)
+            return master.detach()
+        with self._deepspeed.zero.GatheredParameters([weight]):
+            return weight.detach().clone()
+
+    def restore_model(self, state: Mapping[str, Any]) -> None:
+        """Puts weights and buffers in place.
+
+        Raises:
+            CheckpointError: FG605 where they are those of another model.
+        """
+        present = self._model.state_dict(keep_vars=True)
+        shapes = {
+            name: tuple(getattr(value, "ds_shape", getattr(value, "shape", ()))) for name, value in present.items()
+        }
+        wrong = _misfit(shapes, state)
+        if wrong:
+            raise CheckpointError(
+                f"the weights do not fit {type(self._model).__name__}: {wrong}",
+                code="FG605",
+                hint="resume with the model that the checkpoint was written with",
+            )
+        done: set[int] = set()
+        for name, held in present.items():
+            if isinstance(held, nn.Parameter):
+                if id(held) not in done:
+                    self._put(held, state[name])
+                    done.add(id(held))
+            elif isinstance(held, Tensor):
+                held.data.copy_(state[name])
+
+    def _put(self, weight: nn.Parameter, value: Tensor) -> None:
+        """Sets a weight and the copy of it that the optimizer steps."""
+        if self._stage == 3:
+            with self._deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+                weight.data.copy_(value)
+        else:
+            weight.data.copy_(value)
+        if weight.requires_grad:
+            self._put_slice(weight, value, None)
+
+    def _put_slice(self, weight: nn.Parameter, value: Tensor, key: str | None) -> None:
+        utils = self._deepspeed.utils
+        if self._stage < 3:
+            # Only the process that holds a part of the weight copies, and that part alone.
+            placed = value.to(weight.device, torch.float32)
+            if key is None:
+                utils.safe_set_full_fp32_param(weight, placed)
+            else:
+                utils.safe_set_full_optimizer_state(weight, placed, key)
+            return
+        part = _slice_of(weight, value, torch.distributed.get_rank())
+        if key is None:
+            utils.safe_set_local_fp32_param(weight, part)
+        else:
+            utils.safe_set_local_optimizer_state(weight, part, key)
+
+    def capture(self, *, keep: bool) -> dict[str, Any]:
+        """Returns the state of the optimizer by names of weights; with `keep` false it only takes part."""
+        names = {id(weight): name for name, weight in self._model.named_parameters()}
+        state: dict[str, Any] = {}
+        self._link()
+        for weights, flat in self._slices():
+            held = self._zero.optimizer.state.get(flat) or {}
+            for weight in weights:
+                found = {key: self._read(weight, key, value, flat) for key, value in held.items()}
+                if keep and found:
+                    state[names[id(weight)]] = found
+        groups = [
+            {**{key: value for key, value in group.items() if key != "params"}, "params": list(names)}
+            for group, names in zip(self._settings, self._groups, strict=True)
+        ]
+        return {"state": state, "param_groups": groups if keep else []}
+
+    def _link(self) -> None:
+        """Lets DeepSpeed find the state of each weight in that of its slice, which it does not by itself."""
+        if self._stage < 3 and any(self._zero.optimizer.state.values()):
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+    def _read(self, weight: nn.Parameter, key: str, value: Any, flat: nn.Parameter) -> Any:
+        if not _lies_along(value, flat):
+            return value.clone() if isinstance(value, Tensor) else value
+        return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach()
+
+    def restore_optimizer(self, captured: Mapping[str, Any]) -> None:
+        """Goes on from the state of an optimizer.
+
+        Raises:
+            CheckpointError: FG605 where it is that of another one.
+        """
+        saved = captured["param_groups"]
+        if [sorted(group["params"]) for group in saved] != [sorted(names) for names in self._groups]:
+            raise CheckpointError(
+                f"the optimizer state does not fit {type(self._zero.optimizer).__name__}: "
+                "its groups hold other weights",
+                code="FG605",
+                hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
+            )
+        for group, settings in zip(self._settings, saved, strict=True):
+            group |= {key: value for key, value in settings.items() if key != "params"}
+        names = {id(weight): name for name, weight in self._model.named_parameters()}
+        state = captured["state"]
+        for weights, flat in self._slices():
+            held = [state[names[id(weight)]] for weight in weights if names[id(weight)] in state]
+            if held:
+                self._zero.optimizer.state[flat] = self._room(weights, held[0], state[names[id(weights[0])]], flat)
+        if not state:
+            return
+        self._link()
+        for weights, flat in self._slices():
+            for weight in weights:
+                for key, value in state[names[id(weight)]].items():
+                    if _lies_along(self._zero.optimizer.state[flat].get(key), flat):
+                        self._put_slice(weight, value, key)
+
+    def _room(
+        self, weights: Sequence[nn.Parameter], one: Mapping[str, Any], first: Mapping[str, Any], flat: nn.Parameter
+    ) -> dict[str, Any]:
+        """Returns a state of the right keys for a slice: zeros for what lies along it, the value for what does not."""
+        shape = tuple(getattr(weights[0], "ds_shape", weights[0].shape))
+        return {
+            key: torch.zeros_like(flat, requires_grad=False)
+            if isinstance(value, Tensor) and value.ndim and tuple(value.shape) == shape
+            else value.clone()
+            if isinstance(value, Tensor)
+            else value
+            for key, value in first.items()
+        }
+
+
+def _lies_along(value: Any, flat: Tensor) -> bool:
+    """Tells whether an item of an optimizer's state has one number for each of the slice."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == flat.numel()
+
+
+def _slice_of(weight: Any, value: Tensor, rank: int) -> Tensor:
+    """Returns the part of a weight that a process holds at stage 3; the last parts are padded."""
+    size = weight.ds_tensor.ds_numel
+    rows = value.to(device=weight.ds_tensor.device, dtype=torch.float32).flatten()
+    part = rows[size * rank : size * (rank + 1)]
+    return nn.functional.pad(part, (0, size - part.numel()))
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for _, weight in model.named_parameters(remove_duplicate=False):
+        (shared if id(weight) in seen else seen).add(id(weight))
+    return shared
+
+
+def _misfit(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any]) -> str | None:
+    missing, surplus = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
+    if missing or surplus:
+        said = [f"missing {', '.join(missing[:3])}"] * bool(missing) + [f"unknown {', '.join(surplus[:3])}"] * bool(
+            surplus
+        )
+        return "; ".join(said)
+    for name, shape in shapes.items():
+        if isinstance(state[name], Tensor) and tuple(state[name].shape) != shape:
+            return f"{name} has the shape {tuple(state[name].shape)}, and {shape} is needed"
+    return None
