@@ -11,14 +11,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forgather.config.graph import Call, Node, Scalar
 from forgather.errors import ProjectError
 from forgather.processes import NodeFacts
+from forgather.project.asked import processes_asked_for
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
-_SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,33 +102,23 @@ def asked_processes(
             code="FG462",
             hint=f"name {asked.per_node} devices, or give --nproc-per-node {len(devices)}",
         )
-    return _placed(asked, options, node)
+    placed = _placed(asked, options, node)
+    given = options.nproc_per_node is not None or run_meta(project.graph).nproc_per_node != "auto"
+    return placed if given else _shared_out(placed)
+
+
+def _shared_out(asked: Asked) -> Asked:
+    """Returns processes that sizes ask for in all, as so many on each machine."""
+    total, machines = asked.per_node, asked.num_nodes
+    if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
+        return replace(asked, per_node=total // machines)
+    return asked
 
 
 def _per_node(project: Project) -> int | str:
-    """Returns what the config asks for; sizes that multiply to a number say what `auto` is."""
+    """Returns what the config asks for; the sizes of its trainer's arguments say what `auto` is, where they do."""
     wished = run_meta(project.graph).nproc_per_node
-    sizes = _sizes(project)
-    product = 1
-    for size in sizes.values():
-        product *= size
-    return product if wished == "auto" and "data_parallel_size" in sizes and product > 1 else wished
-
-
-def _sizes(project: Project) -> dict[str, int]:
-    main = project.graph.targets.get("main")
-    arguments = _keyword(main.value, "args") if main else None
-    found = {name: _keyword(arguments, name) for name in _SIZES} if arguments else {}
-    return {
-        name: node.value
-        for name, node in found.items()
-        if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool)
-    }
-
-
-def _keyword(node: Node, name: str) -> Node | None:
-    entries = node.kwargs if isinstance(node, Call) else ()
-    return next((entry.value for entry in entries if entry.key == name), None)
+    return processes_asked_for(project.graph) or wished if wished == "auto" else wished
 
 
 def _devices(text: str | None) -> list[str]:

@@ -62,7 +62,7 @@ def refuse_difference(asked: Asked, facts: ProcessFacts, config: str) -> None:
         ProjectError: FG461.
     """
     wished, got = asked.per_node, facts.local_world_size
-    if isinstance(wished, str) or wished == got:
+    if isinstance(wished, str) or wished == got or asked.world_size == facts.world_size:
         return
     many = f"{got} process{'es' if got > 1 else ''}"
     script = shlex.quote(sys.argv[0]) if sys.argv[0].endswith(".py") else f"scripts/train_script.py {config}"

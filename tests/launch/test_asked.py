@@ -45,15 +45,29 @@ def test_devices_are_one_process_each_where_the_config_leaves_the_number_open(tm
     assert 2 == asked(tmp_path, "-d", "0,2,5").per_node
 
 
-SIZES = "main: !partial:int\n  kwargs:\n    args: !partial:dict {data_parallel_size: 2, tensor_parallel_size: 3}\n"
+SIZES = """\
+meta: {nproc_per_node: auto}
+main: !partial:int
+  kwargs:
+    args: !call:forgather.ml:AccelTrainingArguments {data_parallel_size: 2, tensor_parallel_size: 3}
+"""
 
 
-def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path):
-    make_project(tmp_path, {"templates/configs/b.yaml": f"meta: {{nproc_per_node: auto}}\n{SIZES}"})
+@pytest.mark.parametrize(
+    ("words", "per_node"),
+    [
+        ([], 6),
+        (["--nnodes", "2", "--master-addr", "a"], 3),
+        (["--nnodes", "4", "--master-addr", "a"], 6),
+        (["--nproc-per-node", "2"], 2),
+    ],
+)
+def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path, words, per_node):
+    make_project(tmp_path, {"templates/configs/b.yaml": SIZES})
     parser = argparse.ArgumentParser()
     add_process_options(parser)
 
-    assert 6 == asked_processes(Project("b", tmp_path), parser.parse_args([]), None).per_node
+    assert per_node == asked_processes(Project("b", tmp_path), parser.parse_args(words), None).per_node
 
 
 @pytest.mark.parametrize(
@@ -116,3 +130,7 @@ def test_a_launcher_that_started_another_number_is_refused_with_what_would_work(
 
 def test_a_word_is_met_by_any_number():
     refuse_difference(Asked(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")
+
+
+def test_sizes_may_be_met_on_several_machines():
+    refuse_difference(Asked(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
