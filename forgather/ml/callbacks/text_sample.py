@@ -95,16 +95,19 @@ class TextSampleCallback(TrainerCallback):
 
     def _sample(self, args: Any, state: Any, scene: dict[str, Any]) -> None:
         tokenizer = self.tokenizer or scene.get("processing_class")
-        if not state.is_world_process_zero or self._last_step == state.global_step:
+        if self._last_step == state.global_step:
             return
         if tokenizer is None:
             raise ValueError("text samples need a tokenizer: give `tokenizer`, or `processing_class` to the trainer")
         self._last_step = state.global_step
-        if self._writer is None:
-            self._writer = LineWriter(run_folder(args, self.run_dir) / SAMPLES_FILE)
         model = unwrapped(scene["model"])
+        # Every process computes: a model may lie on all of them in parts.
         with resting(model, self.seed):
             texts = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
+        if not state.is_world_process_zero:
+            return
+        if self._writer is None:
+            self._writer = LineWriter(run_folder(args, self.run_dir) / SAMPLES_FILE)
         now = round(time.time(), 3)
         for prompt, text in zip(self.prompts, texts, strict=True):
             self._writer.write({"step": state.global_step, "time": now, "prompt": prompt, "text": text})

@@ -200,6 +200,11 @@ class TrainBatches:
         return self._own.num_batches
 
     @property
+    def num_rows(self) -> int | None:
+        """Rows of an epoch; None where nobody knows."""
+        return self._own.num_rows
+
+    @property
     def updates_per_epoch(self) -> int | None:
         """Updates of an epoch; None where nobody knows."""
         return None if self.num_batches is None else math.ceil(self.num_batches / self.accumulation)

@@ -2,7 +2,8 @@
 
 Takes data sets; gives metrics under `eval_` names and sends them to the callbacks. Keeps true: the loss
 is a sum over valid targets divided by their number over the whole set, so neither the batch size nor
-accumulation changes it; no random state is touched; the model goes on training as before.
+accumulation nor the number of processes changes it; no random state is touched; the model goes on training as before;
+every process has the same metrics.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from forgather.errors import TrainingError
+from forgather.ml.distributed import agreement
 from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.args import TrainingArguments
@@ -53,6 +55,8 @@ def evaluate(
         for name, batches in sets.items():
             session.dispatcher.scene["eval_dataloader"] = batches.loader
             metrics |= _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix)
+    # Whichever of them is to decide, a time included, decides the same on every process.
+    metrics = agreement.by_writer(lambda: metrics)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
@@ -61,25 +65,27 @@ def evaluate(
 
 def _evaluate_one(session: Session, strategy: Strategy, own: OwnBatches, prefix: str) -> dict[str, float]:
     began = time.perf_counter()
+    agreement.refuse_differences({"the number of evaluation rows": own.num_rows})
     device = strategy.topology.device
     # Sums of many batches lose digits in float32, and then depend on how rows were batched.
-    total = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
-    valid: Any = 0
+    sums = torch.zeros(3, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     rows = batches = 0
-    for ready in own.read(strategy.rule):
+    batches_of_all = own.read(strategy.rule)
+    for ready in batches_of_all if own.num_rows is not None else agreement.in_step(batches_of_all):
         loss, targets = strategy.evaluate(ready.batch)
-        total += loss
-        valid = valid + targets
+        sums[0] += loss
+        sums[1] += targets
         rows += ready.num_rows
         batches += 1
         session.send("on_prediction_step")
     if batches == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
-    loss_sum, num_targets = float(strategy.reduce(total)), float(strategy.reduce(valid))  # waits for the device
+    sums[2] = rows
+    loss_sum, num_targets, num_rows = strategy.reduce(sums).tolist()  # waits for the device
     seconds = max(time.perf_counter() - began, 1e-9)
     return {
         f"{prefix}_loss": loss_sum / num_targets if num_targets else float("nan"),
         f"{prefix}_runtime": seconds,
-        f"{prefix}_samples_per_second": rows / seconds,
+        f"{prefix}_samples_per_second": num_rows / seconds,
         f"{prefix}_steps_per_second": batches / seconds,
     }

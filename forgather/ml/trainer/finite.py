@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forgather.errors import TrainingError
+from forgather.ml.trainer.later import Later
 
 
 class FiniteGuard:
@@ -30,7 +31,7 @@ class FiniteGuard:
         self.optimizer = optimizer
         self.rank = rank
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._pending: list[tuple[int, Tensor, torch.Event | None]] = []
+        self._pending: list[tuple[int, Later]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
         """Returns the loss of a step, as a number where that needs no waiting.
@@ -67,11 +68,7 @@ class FiniteGuard:
         """Has the optimizer leave the update out where `bad` turns out true, and looks at it later."""
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = bad.to(torch.float32)
-        if bad.device.type == "cpu":
-            self._pending.append((step, bad, None))
-            return
-        copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(bad, non_blocking=True)
-        self._pending.append((step, copy, torch.accelerator.current_stream(bad.device).record_event()))
+        self._pending.append((step, Later(bad)))
 
     def poll(self, *, wait: bool = False) -> None:
         """Looks at what arrived since; `wait` looks at all of it.
@@ -80,13 +77,11 @@ class FiniteGuard:
             TrainingError: FG818.
         """
         while self._pending:
-            step, bad, event = self._pending[0]
-            if event is not None and not wait and not event.query():
+            step, bad = self._pending[0]
+            if not wait and not bad.is_there:
                 return
-            if event is not None:
-                event.synchronize()
             self._pending.pop(0)
-            if bool(bad):
+            if bool(bad.read()):
                 raise self.error("the loss or the norm of the gradients is not finite", step)
 
     def error(self, found: str, step: int) -> TrainingError:

@@ -1,7 +1,7 @@
 """The training loop.
 
-Takes a run; gives it back with every step done. Keeps true: it reads top to bottom, and does not know
-which strategy computes its updates.
+Takes a run; gives it back with every step done. Keeps true: it reads top to bottom, and does not know which strategy
+computes its updates, nor how many processes there are: the counts of a window and the loss are those of all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def train_loop(run: Run) -> None:
     while not run.finished:
         complete = True
         for window in run.begin_epoch():
-            denom = at_least_one_target(strategy.reduce(window.num_valid))
+            denom = at_least_one_target(window.num_valid)
             run.begin_step()
             share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
-            loss = run.check_loss(strategy.reduce(share))
+            loss = run.check_loss(share)
             update = strategy.update(
                 max_norm=run.args.max_grad_norm,
                 want_norm=run.want_norm,

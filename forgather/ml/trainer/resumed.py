@@ -17,6 +17,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.store import MANIFEST
+from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -36,6 +37,22 @@ def announce(folder: Path, state: TrainerState, *, finished: bool) -> None:
     is_today = moment[:3] == time.localtime()[:3]
     when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
     _log.warning("resuming from %s (step %d of %d, written %s)", folder, state.global_step, state.max_steps, when)
+
+
+def refuse_unseen(folder: Path) -> None:
+    """Raises, on every process, where one of them does not see the checkpoint that all go on from.
+
+    Raises:
+        CheckpointError: FG856.
+    """
+    blind = [rank for rank, is_seen in enumerate(agreement.gathered((folder / MANIFEST).is_file())) if not is_seen]
+    if blind:
+        ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
+        raise CheckpointError(
+            f"the checkpoint {str(folder)!r} is not there for rank{'s' if len(blind) > 1 else ''} {ranks}",
+            code="FG856",
+            hint="every process reads it: put output_dir on a file system that all machines share",
+        )
 
 
 def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:

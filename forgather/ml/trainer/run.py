@@ -6,6 +6,7 @@ after `finish_step` the run is at a step boundary, and what a checkpoint holds t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,16 +19,19 @@ from forgather.errors import TrainingError, nearest
 from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.lineage import new_run, next_origin, origin_of
 from forgather.ml.checkpoint.retention import prune
-from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.checkpoint.rng import restore_rng
 from forgather.ml.checkpoint.state import write_state
 from forgather.ml.checkpoint.store import checkpoint_folder, step_of, write_checkpoint
+from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed, saving
+from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
 from forgather.ml.trainer.session import Session
 from forgather.ml.types import Update, Window
 
@@ -61,7 +65,8 @@ class Run:
         self.strategy = strategy
         self.data = data
         self.schedule = schedule
-        self.interrupt = interrupt
+        self.agreed = Agreed(strategy, interrupt)
+        self.stops_together = False
         self.meter = Meter(strategy.topology.device)
         self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.output_dir = Path(self.args.output_dir)
@@ -104,7 +109,7 @@ class Run:
         self.session.send("on_epoch_begin")
         windows = self.data.windows(self.strategy.rule)
         self._restore_rng()
-        return windows
+        return self.agreed.windows(windows, has_length=self.data.num_batches is not None)
 
     def _restore_rng(self) -> None:
         if self._rng is not None:
@@ -120,9 +125,9 @@ class Run:
         """Tells the callbacks that a micro-batch is done and more follow."""
         self.session.send("on_substep_end")
 
-    def check_loss(self, loss: Tensor) -> float | Tensor:
-        """Returns the loss of the present step if it is finite."""
-        return self.guard.loss(loss, self.session.state.global_step + 1)
+    def check_loss(self, share: Tensor) -> float | Tensor:
+        """Returns the loss of the present step, over all processes, if it is finite."""
+        return self.guard.loss(self.agreed.loss(share), self.session.state.global_step + 1)
 
     def before_update(self, norm: Tensor | None) -> None:
         """Looks at the gradients and tells the callbacks; from here on the weights change."""
@@ -144,9 +149,10 @@ class Run:
         """Moves the learning rate on and counts the step; logs, evaluates and saves where that is due.
 
         Raises:
-            KeyboardInterrupt: where Ctrl-C was pressed during the step.
+            KeyboardInterrupt: where Ctrl-C was pressed during the step, on whichever process.
         """
         state, control = self.session.state, self.session.control
+        self.agreed.settle(window)
         self._learning_rate = self.present_learning_rate
         if not (update.skipped or self._follows_metric):
             self.schedule.step()
@@ -159,8 +165,9 @@ class Run:
         flow.after_step(self.args, state, control)
         self.session.send("on_step_end")
         self._log_evaluate_save()
-        if self.interrupt.requested:
-            raise self.interrupt.error
+        if (error := self.agreed.stop()) is not None:
+            self.stops_together = True
+            raise error
 
     def finish_epoch(self, *, complete: bool) -> None:
         """Tells the callbacks; logs, evaluates and saves where that is due."""
@@ -180,13 +187,16 @@ class Run:
         self._log_evaluate_save()
 
     def _log_evaluate_save(self) -> None:
-        control = self.session.control
-        if control.should_log and self.meter.has_steps:
+        self._agree_on_control()
+        if self.session.control.should_log and self.meter.has_steps:
             self.log()
-        if control.should_evaluate:
+        if self.session.control.should_evaluate:
             self.evaluate()
         if self.session.control.should_save:
             self.save()
+
+    def _agree_on_control(self) -> None:
+        self.agreed.control(self.session.control, self.session.dispatcher.callbacks)
 
     def log(self) -> None:
         """Sends a line of metrics to the callbacks."""
@@ -194,6 +204,7 @@ class Run:
         values = self.meter.line(self._learning_rate)
         with self.meter.paused():
             self.session.log(values)
+        self._agree_on_control()
 
     def evaluate(self) -> None:
         """Evaluates, and remembers whether this is the best model so far."""
@@ -202,6 +213,7 @@ class Run:
             return
         with self.meter.paused():
             metrics = self._evaluate()
+        self._agree_on_control()
         if self.args.metric_for_best_model is None:
             return
         value = self._metric_of(metrics)
@@ -262,14 +274,19 @@ class Run:
                 if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
                 self._export_callbacks()
-                origin = next_origin(self.output_dir, self.run_id, state.max_steps)
-                write_checkpoint(self.output_dir, state.global_step, self._fill, run=origin)
+                captured = self.strategy.capture() | {"rng": rng_of_all()}
+                agreement.by_writer(functools.partial(self._write, captured, folder))
                 self._saved_step = state.global_step
-                limit = self.args.save_total_limit
-                prune(self.output_dir, limit, best=self.best_folder, newest=folder, run=self.run_id)
         self.session.control.should_save = False
         self.session.send("on_save")
+        self._agree_on_control()
         return folder
+
+    def _write(self, captured: dict[str, Any], folder: Path) -> None:
+        step = self.session.state.global_step
+        origin = next_origin(self.output_dir, self.run_id, self.session.state.max_steps)
+        write_checkpoint(self.output_dir, step, functools.partial(self._fill, captured), run=origin)
+        prune(self.output_dir, self.args.save_total_limit, best=self.best_folder, newest=folder, run=self.run_id)
 
     @property
     def best_folder(self) -> Path | None:
@@ -290,10 +307,9 @@ class Run:
         # transformers declares a list, and keeps a dict by the names of classes.
         self.session.state.stateful_callbacks = states  # type: ignore[assignment]
 
-    def _fill(self, folder: Path) -> None:
-        captured = self.strategy.capture()
+    def _fill(self, captured: dict[str, Any], folder: Path) -> None:
         processing_class = self.session.dispatcher.scene.get("processing_class")
-        saving.write_model_files(self.strategy.model, captured["model"], processing_class, folder)
+        saving.write_model_files(self.strategy.view, captured["model"], processing_class, folder)
         saving.write_trainer_state(self.session.state, folder)
         (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
         if self.args.save_only_model:
@@ -304,7 +320,7 @@ class Run:
             "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
-            "rng": capture_rng(),
+            "rng": captured["rng"],
         }
         write_state(folder, saving.TRAINING_STATE, rest)
 
@@ -324,7 +340,9 @@ class Run:
         resumed.mention(configured, resumed.settings(self.strategy.optimizer, self.schedule))
         self.data.load_state_dict(parts["data"])
         self.meter.load_state_dict(parts["meter"])
-        self._rng = parts["rng"]
+        self._rng = own_rng(parts["rng"], self.strategy.topology)
+        if self._rng is None:
+            seed_process(self.args.seed, self.strategy.topology, step=saved.global_step)
         self.run_id = origin_of(folder).run or self.run_id
         if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
             self._saved_step = saved.global_step

@@ -23,6 +23,7 @@ from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, Trainer
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.checkpoint.store import list_checkpoints, verify
+from forgather.ml.distributed import agreement
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
@@ -37,6 +38,7 @@ from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.prepare import preparation
+from forgather.ml.trainer.randomness import seed_process
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.shares import Share
@@ -116,7 +118,7 @@ class Trainer:
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
         scene = {
-            "model": self.model,
+            "model": self.strategy.view,
             "processing_class": self.processing_class,
             "optimizer": None,
             "lr_scheduler": None,
@@ -182,14 +184,13 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C, when the state was saved.
         """
         args, session = self.args, self._session
-        if args.save_strategy != "no":
-            saving.check_writable(Path(args.output_dir))
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = saving.resolve_resume(request, Path(args.output_dir))
-        if folder is None and args.save_strategy != "no":
-            _mention_earlier_run(Path(args.output_dir))
-        seed_everything(args.seed)
-        with Interrupt() as interrupt:
+        folder = agreement.by_writer(functools.partial(_begin_from, args, request))
+        if folder is not None:
+            resumed.refuse_unseen(folder)
+        topology = self.strategy.topology
+        seed_process(args.seed, topology)
+        with Interrupt(same_within=1.0 if topology.world_size > 1 else 0.0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
                 run.load(folder)
@@ -210,6 +211,9 @@ class Trainer:
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
         steps, epochs = _extent(self.args, data)
+        agreement.refuse_differences(
+            {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
+        )
         optimizer = self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(
@@ -217,7 +221,7 @@ class Trainer:
             num_train_epochs=epochs,
             train_batch_size=self.args.per_device_train_batch_size,
             is_world_process_zero=self.strategy.topology.is_writer,
-            is_local_process_zero=self.strategy.topology.is_writer,
+            is_local_process_zero=self.strategy.topology.local_rank == 0,
         )
         state.compute_steps(self.args, steps)  # type: ignore[no-untyped-call]
         self._session.dispatcher.scene |= {
@@ -272,7 +276,7 @@ class Trainer:
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            verify(run.best_folder)
+            agreement.by_writer(functools.partial(verify, run.best_folder))
             self.strategy.restore({"model": saving.read_weights(run.best_folder)})
         if self.args.save_strategy != "no":
             self.save_model()
@@ -295,7 +299,9 @@ class Trainer:
         # The program that caught the signal says how the run ended; the notes are for a plain Python script.
         step = self.state.global_step
         run.strategy.discard()
-        if run.in_update or step == 0:
+        # What all processes write together needs all of them: one that stops alone writes nothing.
+        is_alone = run.agreed.several and not run.stops_together
+        if run.in_update or step == 0 or is_alone:
             error.add_note(f"nothing was saved at step {step}")
             return
         try:
@@ -330,7 +336,11 @@ class Trainer:
             TrainingError: FG817 where nothing can be written into the folder.
         """
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        saving.export_model(self.model, dict(self.strategy.export()), folder, self.processing_class)
+        is_writer = self.strategy.topology.is_writer
+        weights = {name: weight for name, weight in self.strategy.export() if is_writer}
+        agreement.by_writer(
+            functools.partial(saving.export_model, self.strategy.view, weights, folder, self.processing_class)
+        )
         self.saved_to = folder
         return folder
 
@@ -346,6 +356,17 @@ def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: in
             found, code="FG801", hint="give the trainer a torch.nn.Module, or model_init that gives one"
         )
     return model
+
+
+def _begin_from(args: TrainingArguments, request: bool | str | None) -> Path | None:
+    """Returns the checkpoint to go on from, and looks at the folder that will be written to."""
+    output_dir = Path(args.output_dir)
+    if args.save_strategy != "no":
+        saving.check_writable(output_dir)
+    folder = saving.resolve_resume(request, output_dir)
+    if folder is None and args.save_strategy != "no":
+        _mention_earlier_run(output_dir)
+    return folder
 
 
 def _mention_earlier_run(output_dir: Path) -> None:

@@ -1,0 +1,141 @@
+"""What processes tell one another outside of the model: facts, decisions and failures.
+
+Takes small values, and acts that one process does for all. Gives the values of all, or the same outcome everywhere.
+Keeps true: in one process nothing is sent; every process calls the same functions in the same order; the hosts speak
+with one another, so nothing here waits for a device; an act of the writer that fails, fails on every process with the
+writer's error, so that nobody waits for a file that never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from forgather.errors import DistributedError, ForgatherError
+
+T = TypeVar("T")
+
+
+def several() -> bool:
+    """Tells whether there is anybody to agree with."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _hosts() -> Any:
+    """Returns the group through which hosts speak: the one of all processes where that is gloo, else one beside it."""
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    key = dist.group.WORLD
+    if key not in _beside:
+        _beside.clear()
+        _beside[key] = dist.new_group(backend="gloo")
+    return _beside[key]
+
+
+_beside: dict[Any, Any] = {}
+
+
+def gathered(value: T) -> list[T]:
+    """Returns the value of each process, by rank. Values are pickled."""
+    if not several():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=_hosts())
+    return values
+
+
+def by_writer(act: Callable[[], T]) -> T:
+    """Returns, on every process, what `act` gives on the one that writes.
+
+    Raises:
+        ForgatherError: that of the writer; DistributedError FG854 on the others where it is none of ours.
+    """
+    if not several():
+        return act()
+    failure: Exception | None = None
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = act()
+        except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
+            failure = error
+            outcome[1] = error if isinstance(error, ForgatherError) else _of_writer(error)
+    dist.broadcast_object_list(outcome, src=0, group=_hosts())
+    if failure is not None:
+        raise failure
+    if outcome[1] is not None:
+        raise outcome[1]
+    answer: T = outcome[0]
+    return answer
+
+
+def _of_writer(error: Exception) -> DistributedError:
+    return DistributedError(
+        f"rank 0, which writes for all processes, failed: {type(error).__name__}: {error}",
+        code="FG854",
+        hint="what rank 0 says itself comes first",
+    )
+
+
+def total(value: float) -> float:
+    """Returns the sum of a number over all processes."""
+    if not several():
+        return value
+    sum_of_all = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(sum_of_all, group=_hosts())
+    return sum_of_all.item()
+
+
+def of_writer(switches: Sequence[bool]) -> list[bool]:
+    """Returns the switches of the process that writes."""
+    if not several():
+        return list(switches)
+    values = torch.tensor(list(switches))
+    dist.broadcast(values, src=0, group=_hosts())
+    return values.tolist()
+
+
+def refuse_differences(facts: Mapping[str, Any]) -> None:
+    """Compares facts that every process must have alike; called before the first thing that all do together.
+
+    Raises:
+        DistributedError: FG855, on every process.
+    """
+    every = gathered(dict(facts))
+    for name in facts:
+        values = [one[name] for one in every]
+        if any(value != values[0] for value in values):
+            other = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise DistributedError(
+                f"{name} differs between processes: {values[0]!r} on rank 0 and {values[other]!r} on rank {other}",
+                code="FG855",
+                hint="every process must make the same data from the same settings",
+            )
+
+
+def in_step(items: Iterator[T]) -> Iterator[T]:
+    """Yields items of a stream while every process has one.
+
+    Raises:
+        DistributedError: FG855, on every process, where some have one and others have none left.
+    """
+    if not several():
+        yield from items
+        return
+    nothing: Any = object()
+    for number in range(1 << 62):
+        item = next(items, nothing)
+        present = int(total(float(item is not nothing)))
+        if 0 < present < dist.get_world_size():
+            raise DistributedError(
+                f"the data ended after {number} batches on {dist.get_world_size() - present} of "
+                f"{dist.get_world_size()} processes, and goes on on the others",
+                code="FG855",
+                hint="a data set without a length must give the same rows on every process, whatever its rank",
+            )
+        if item is nothing:
+            return
+        yield item

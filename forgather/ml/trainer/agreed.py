@@ -1,0 +1,115 @@
+"""What all processes of a run know of a step: its targets, its loss, and whether somebody wants to stop.
+
+Takes this process's windows and its share of the loss; gives those of all. Keeps true: one process sends nothing and
+changes nothing; with several there are two sums a step, of the counts and of the loss, and the wish to stop rides on
+the second; on an accelerator the host waits for none of them: it reads the counts at the end of their step, and the
+wish to stop one step later, the same on every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
+from forgather.ml.distributed import agreement
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.interrupt import Interrupt
+from forgather.ml.trainer.later import Later
+from forgather.ml.types import Window
+
+
+class Agreed:
+    """The sums of a run.
+
+    Args:
+        strategy: adds up.
+        interrupt: tells whether this process was asked to stop.
+    """
+
+    def __init__(self, strategy: Strategy, interrupt: Interrupt) -> None:
+        topology = strategy.topology
+        self.several = topology.world_size > 1
+        self._strategy = strategy
+        self._interrupt = interrupt
+        self._device = topology.device
+        self._counts_differ = topology.dp_size > 1
+        # Only where every process has a share of its own does the sum of losses hear everybody.
+        self._rides = topology.dp_size == topology.world_size
+        self._counts: Later | None = None
+        self._wishes: list[Later] = []
+
+    def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
+        """Yields this process's windows with the counts of all; on an accelerator `settle` brings those of the host.
+
+        Raises:
+            DistributedError: FG855 for data without a length that ends at different places.
+        """
+        for window in own if has_length else agreement.in_step(own):
+            if self._counts_differ:
+                self._add_counts(window)
+            yield window
+
+    def _add_counts(self, window: Window) -> None:
+        valid = window.num_valid
+        known = 0.0 if isinstance(valid, Tensor) else float(valid)
+        counts = torch.tensor([known, window.num_tokens, window.num_rows], dtype=torch.float64)
+        if self._device.type != "cpu":
+            counts = counts.pin_memory().to(self._device, non_blocking=True)
+        if isinstance(valid, Tensor):
+            counts[0] = valid
+        counts = self._strategy.reduce(counts)
+        self._counts = Later(counts)
+        if self._device.type == "cpu":
+            window.num_valid = counts[0].item()
+            self.settle(window)
+        else:
+            window.num_valid = counts[0]
+
+    def settle(self, window: Window) -> None:
+        """Gives a window the tokens and rows of all processes."""
+        if self._counts is not None:
+            _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
+            self._counts = None
+
+    def loss(self, share: Tensor) -> Tensor:
+        """Returns the loss of all processes; what somebody wishes is sent along."""
+        if not self.several:
+            loss: Tensor = self._strategy.reduce(share)
+            return loss
+        wish = self._interrupt.wish
+        if self._rides:
+            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, wish)]))
+            self._wishes.append(Later(sums[1]))
+            return sums[0]  # type: ignore[no-any-return]
+        loss = self._strategy.reduce(share)
+        self._wishes.append(Later(torch.tensor(agreement.total(wish))))
+        return loss
+
+    def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
+        """Sets the switches as they are on the process that writes, where callbacks may have set them apart.
+
+        Those of Forgather and of transformers decide from what is the same everywhere; one of the user may look at a
+        clock.
+        """
+        if self.several and any(_is_foreign(callback) for callback in callbacks):
+            agreed = agreement.of_writer([getattr(control, name) for name in _SWITCHES])
+            for name, value in zip(_SWITCHES, agreed, strict=True):
+                setattr(control, name, value)
+
+    def stop(self) -> KeyboardInterrupt | None:
+        """Returns what to raise where a process was asked to stop; None elsewhere. It is the same on every process."""
+        if not self.several:
+            return self._interrupt.error if self._interrupt.requested else None
+        if len(self._wishes) > 1 or (self._wishes and self._device.type == "cpu"):
+            return self._interrupt.of(float(self._wishes.pop(0).read()))
+        return None
+
+
+_SWITCHES = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
+
+
+def _is_foreign(callback: TrainerCallback) -> bool:
+    return type(callback).__module__.partition(".")[0] not in ("forgather", "transformers")
