@@ -67,6 +67,18 @@ class _Left(Exception):  # noqa: N818 - not an error: the way out of a forward p
         self.states = states
 
 
+class _SentBack(torch.autograd.Function):
+    """Hidden states as they are; their gradient in one piece, for gloo sends nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
 class _Gate:
     """Where hidden states wait until the first block is reached."""
 
@@ -197,12 +209,12 @@ class _StageForward:
                 named = part.entry is Entry.EMBEDS
                 output = forward(**{self._input_name: states}, **keywords) if named else forward(states, **keywords)
             else:
-                output = self._later(forward, states, keywords)
+                output = self._later(forward, _sent_back(states), keywords)
         except _Left as left:
             output = left.states
         finally:
             self._gate.close()
-        result = output_tensor(output) if part.is_last else output
+        result = output_tensor(output) if part.is_last else output.contiguous()
         self._refuse_leak(states, result)
         return result
 
@@ -232,6 +244,10 @@ class _StageForward:
                 code="FG754",
                 hint="train it without a pipeline",
             )
+
+
+def _sent_back(states: Tensor) -> Tensor:
+    return _SentBack.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
 
 
 def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:

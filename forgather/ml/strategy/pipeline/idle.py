@@ -1,0 +1,278 @@
+"""How long ranks of a pipeline wait: an event simulation of torch's own schedules, and the formulas they follow.
+
+Takes the name of a schedule, the sizes and the times of a micro-batch; gives a `Simulation`: time of a step, idle
+share, micro-batches in flight. Keeps true: the order of actions is the one that torch's schedule object would run, an
+action starts when its rank is free and what it needs has arrived, and no process group is needed.
+
+Letters: p ranks, m micro-batches, v stages of a rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from forgather.errors import TrainingError, nearest
+
+V_SCHEDULES = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+"""Two stages a rank, the second ones in reverse: the last stage lies with the first."""
+
+ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
+LOOPED = ("ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble")
+SCHEDULES = (*ONE_STAGE, *LOOPED, *V_SCHEDULES)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Times of one micro-batch in one stage; in any unit.
+
+    Args:
+        forward: of the forward pass.
+        backward_input: of the backward pass to the inputs.
+        backward_weight: of the backward pass to the weights.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """Time of everything."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    def of(self, kind: str) -> float:
+        """Returns the time of an action of a schedule: F, I, W, or B for both backward passes."""
+        if kind == "B":
+            return self.backward_input + self.backward_weight
+        return {"F": self.forward, "I": self.backward_input, "W": self.backward_weight}[kind]
+
+    def as_first(self) -> StageTimes:
+        """Returns the times of the first stage where backward passes are split.
+
+        Its inputs need no gradients, so torch runs all of its backward pass as that of the weights.
+        """
+        return StageTimes(self.forward, 0.0, self.backward_input + self.backward_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One action of one rank, in time.
+
+    Args:
+        rank: who acts.
+        stage: stage of the action.
+        kind: F, I, W, or B for both backward passes.
+        micro_batch: which micro-batch.
+        start: when it begins.
+        end: when it ends.
+    """
+
+    rank: int
+    stage: int
+    kind: str
+    micro_batch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A step of a pipeline, simulated.
+
+    Args:
+        step_time: from the first action to the end of the last.
+        busy: time in which each rank computes.
+        in_flight: the most micro-batches of which each rank holds activations; a stage of v counts 1/v.
+        events: every action.
+    """
+
+    step_time: float
+    busy: tuple[float, ...]
+    in_flight: tuple[float, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the time of all ranks in which they wait."""
+        return 1 - sum(self.busy) / (self.step_time * len(self.busy))
+
+
+def default_stages_per_rank(schedule: str) -> int:
+    """Returns one stage a rank for schedules that take no more, two for the others."""
+    return 1 if schedule in ONE_STAGE else 2
+
+
+@functools.lru_cache(maxsize=64)
+def actions_of(
+    schedule: str, num_ranks: int, num_micro_batches: int, stages_per_rank: int
+) -> tuple[tuple[tuple[int, str, int], ...], ...]:
+    """Returns (stage, F I W or B, micro-batch) of each rank in order, as torch's schedule object has them.
+
+    Raises:
+        TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
+    """
+    if schedule not in SCHEDULES:
+        raise TrainingError(
+            f"no schedule {schedule!r}",
+            code="FG756",
+            hint=nearest(schedule, SCHEDULES) or "one of: " + ", ".join(SCHEDULES),
+        )
+    try:
+        order = get_schedule_ops(schedule.removeprefix("Schedule"), num_ranks, num_micro_batches, stages_per_rank)
+    except (ValueError, AssertionError) as error:
+        raise TrainingError(
+            f"{schedule} cannot run {num_micro_batches} micro-batches on {num_ranks} ranks with {stages_per_rank} "
+            f"stages each: {error}",
+            code="FG756",
+            hint="change pipeline_chunks or stages_per_rank",
+        ) from None
+    ranks = []
+    for actions in order:
+        found: list[tuple[int, str, int]] = []
+        for action in actions:
+            if action is None:
+                continue
+            # An overlapped pair runs one after the other, as torch runs it.
+            for part in action.sub_actions or (action,):
+                if part.is_compute_op and part.microbatch_index is not None:
+                    found.append((part.stage_index, part.computation_type.value, part.microbatch_index))
+        ranks.append(_counted_from_zero(found))
+    return tuple(ranks)
+
+
+def _counted_from_zero(actions: Sequence[tuple[int, str, int]]) -> tuple[tuple[int, str, int], ...]:
+    """Numbers micro-batches from 0: for the last rank of 1F1B torch 2.13 lists them from 1, and runs them from 0."""
+    least: dict[tuple[int, str], int] = {}
+    for stage, kind, micro_batch in actions:
+        # I and B of one stage share their micro-batches; only the forward passes are ever said wrongly.
+        if kind == "F":
+            least[(stage, kind)] = min(micro_batch, least.get((stage, kind), micro_batch))
+    return tuple((stage, kind, number - least.get((stage, kind), 0)) for stage, kind, number in actions)
+
+
+def simulate(
+    schedule: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    *,
+    stages_per_rank: int | None = None,
+    times: StageTimes | Sequence[StageTimes] = StageTimes(),  # noqa: B008 - frozen
+    send_time: float = 0.0,
+) -> Simulation:
+    """Returns a step of a pipeline.
+
+    Args:
+        schedule: name of a schedule of torch, as in "Schedule1F1B".
+        num_ranks: ranks of the pipeline.
+        num_micro_batches: micro-batches of a step.
+        stages_per_rank: stages of a rank; the schedule's usual number by default.
+        times: of each stage, or of every stage.
+        send_time: time between the end of an action and the arrival of its result at another rank.
+
+    Raises:
+        TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
+    """
+    per_rank = stages_per_rank or default_stages_per_rank(schedule)
+    num_stages = per_rank * num_ranks
+    stage_times = [times] * num_stages if isinstance(times, StageTimes) else list(times)
+    if len(stage_times) != num_stages:
+        raise ValueError(f"times are given for {len(stage_times)} stages, and there are {num_stages}")
+    queues = actions_of(schedule, num_ranks, num_micro_batches, per_rank)
+    rank_of = {stage: rank for rank, queue in enumerate(queues) for stage, _, _ in queue}
+    position, clock = [0] * num_ranks, [0.0] * num_ranks
+    done: dict[tuple[int, str, int], float] = {}
+    events: list[Event] = []
+    while any(position[rank] < len(queues[rank]) for rank in range(num_ranks)):
+        before = len(events)
+        for rank, queue in enumerate(queues):
+            while position[rank] < len(queue):
+                stage, kind, micro_batch = queue[position[rank]]
+                ready = _ready(done, rank_of, num_stages, queue[position[rank]], send_time)
+                if ready is None:
+                    break
+                start = max(clock[rank], ready)
+                clock[rank] = start + stage_times[stage].of(kind)
+                done[(stage, "I" if kind == "B" else kind, micro_batch)] = clock[rank]
+                events.append(Event(rank, stage, kind, micro_batch, start, clock[rank]))
+                position[rank] += 1
+        assert len(events) > before, "torch's order of actions waits for itself"  # noqa: S101
+    busy = [sum(event.end - event.start for event in events if event.rank == rank) for rank in range(num_ranks)]
+    return Simulation(
+        step_time=max(event.end for event in events),
+        busy=tuple(busy),
+        in_flight=tuple(_in_flight(queue, per_rank) for queue in queues),
+        events=tuple(sorted(events, key=lambda event: (event.start, event.rank))),
+    )
+
+
+def _ready(
+    done: dict[tuple[int, str, int], float],
+    rank_of: dict[int, int],
+    num_stages: int,
+    action: tuple[int, str, int],
+    send_time: float,
+) -> float | None:
+    """Returns when what an action needs has arrived; None where it was not computed yet."""
+    stage, kind, micro_batch = action
+    if kind == "W" or (kind == "F" and stage == 0):
+        return 0.0  # the order of its own rank is enough
+    if kind == "F":
+        other = stage - 1
+        needed = (other, "F", micro_batch)
+    elif stage == num_stages - 1:
+        other, needed = stage, (stage, "F", micro_batch)
+    else:
+        other = stage + 1
+        needed = (other, "I", micro_batch)
+    if needed not in done:
+        return None
+    return done[needed] + (send_time if rank_of[other] != rank_of[stage] else 0.0)
+
+
+def _in_flight(queue: Sequence[tuple[int, str, int]], stages_per_rank: int) -> float:
+    """Activations are held from the forward pass to the end of the backward pass to the inputs."""
+    held = most = 0
+    for _, kind, _ in queue:
+        held += {"F": 1, "B": -1, "I": -1}.get(kind, 0)
+        most = max(most, held)
+    return most / stages_per_rank
+
+
+def idle_formula(
+    schedule: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    *,
+    stages_per_rank: int | None = None,
+    times: StageTimes = StageTimes(),  # noqa: B008 - frozen
+) -> float:
+    """Returns the idle share of a step with stages of the same times and nothing to pay for sending.
+
+    Args:
+        schedule: name of a schedule of torch.
+        num_ranks: p.
+        num_micro_batches: m, at least as many as stages.
+        stages_per_rank: v.
+        times: of one stage.
+
+    Raises:
+        ValueError: for a V schedule with unequal times, which follows no formula: simulate it.
+
+    Source:
+        GPipe and 1F1B (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1), Narayanan et al. 2021, 2.2; zero bubble, Qi et al.
+        2023, 2.3. torch's V schedules are not without idle time in a synchronous step: the fill stays.
+    """
+    v = stages_per_rank or default_stages_per_rank(schedule)
+    p, m = num_ranks, num_micro_batches
+    if schedule in ONE_STAGE:
+        return (p - 1) / (m + p - 1)
+    if schedule in ("ScheduleInterleaved1F1B", "ScheduleLoopedBFS"):
+        return (p - 1) / (v * m + p - 1)
+    if schedule in V_SCHEDULES and not times.forward == times.backward_input == times.backward_weight:
+        raise ValueError(f"{schedule} has a formula for equal times only; simulate it")
+    fill = (p - 1) * (times.forward + max(0.0, times.backward_input - times.backward_weight))
+    return fill / (fill + v * m * times.total)

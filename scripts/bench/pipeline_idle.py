@@ -1,0 +1,213 @@
+"""Idle share of torch's seven pipeline schedules: formula, simulation, and a real run whose layers sleep.
+
+Four gloo ranks; a layer sleeps in its forward pass, in its backward pass to the inputs and in that to the weights, so
+that ranks compute without a processor. The simulation gets the mean times that the layers really slept. Prints rows as
+JSON; `--table` prints everything that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.distributed.pipelining import PipelineStage  # noqa: E402
+from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
+
+from forgather.ml.strategy.pipeline.idle import (  # noqa: E402
+    ONE_STAGE,
+    SCHEDULES,
+    V_SCHEDULES,
+    StageTimes,
+    default_stages_per_rank,
+    idle_formula,
+    simulate,
+)
+
+RANKS, MICRO_BATCHES = 4, 8
+UNIT = 0.06  # seconds of one kind of action, for all stages of a rank together
+STEPS = 5
+REACH = 0.05
+
+
+class Slept:
+    """Seconds slept, by kind of action."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {"F": [], "I": [], "W": []}
+
+    def sleep(self, kind: str, seconds: float) -> None:
+        start = time.perf_counter()
+        time.sleep(seconds)
+        self.seconds[kind].append(time.perf_counter() - start)
+
+
+class ToInputs(torch.autograd.Function):
+    """Sleeps forward, and in the backward pass to the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, slept: Slept, seconds: float) -> Tensor:
+        ctx.slept, ctx.seconds = slept, seconds
+        slept.sleep("F", seconds)
+        return states.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.slept.sleep("I", ctx.seconds)
+        return gradient.contiguous(), None, None
+
+
+class ToWeights(torch.autograd.Function):
+    """Sleeps in the backward pass to the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, slept: Slept, seconds: float) -> Tensor:
+        ctx.slept, ctx.seconds = slept, seconds
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.slept.sleep("W", ctx.seconds)
+        return gradient, None, None
+
+
+class Sleeping(nn.Module):
+    """A stage that computes nothing and takes its time."""
+
+    def __init__(self, slept: Slept, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.slept, self.seconds = slept, seconds
+
+    def forward(self, states: Tensor) -> Tensor:
+        moved = states + ToWeights.apply(self.weight, self.slept, self.seconds)
+        return ToInputs.apply(moved, self.slept, self.seconds)
+
+
+def stages_of(schedule: str, rank: int, per_rank: int) -> list[int]:
+    if schedule in V_SCHEDULES:
+        return [rank, 2 * RANKS - 1 - rank]
+    return [rank + RANKS * loop for loop in range(per_rank)]
+
+
+def measure(schedule: str, rank: int) -> tuple[float, dict[str, list[float]]]:
+    """Returns the seconds of the fastest step and what this rank slept in it, by kind.
+
+    The fastest, because whatever else runs on the machine makes steps longer and none shorter.
+    """
+    per_rank = default_stages_per_rank(schedule)
+    slept, device = Slept(), torch.device("cpu")
+    stages = [
+        PipelineStage(Sleeping(slept, UNIT / per_rank), index, RANKS * per_rank, device)
+        for index in stages_of(schedule, rank, per_rank)
+    ]
+    kind = get_schedule_class(schedule.removeprefix("Schedule"))
+    runner = kind(
+        stages[0] if schedule in ONE_STAGE else stages,
+        n_microbatches=MICRO_BATCHES,
+        loss_fn=lambda output, target: (output - target).sum(),
+        scale_grads=False,
+    )
+    rows = torch.zeros(MICRO_BATCHES, 4)
+    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+    results = []
+    for _ in range(1 + STEPS):  # the first one finds out shapes
+        slept.seconds = {"F": [], "I": [], "W": []}
+        dist.barrier()
+        start = time.perf_counter()
+        runner.step(*([rows] if first else []), **({"target": rows, "losses": []} if last else {}))
+        took = torch.tensor(time.perf_counter() - start)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        results.append((took.item(), slept.seconds))
+    return min(results[1:], key=lambda result: result[0])
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=limit)
+    found = {schedule: measure(schedule, rank) for schedule in SCHEDULES}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def run() -> list[dict[str, Any]]:
+    """Returns what each rank measured."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [multiprocessing.get_context("fork").Process(target=work, args=(r, folder)) for r in range(RANKS)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode for process in ranks):
+            raise RuntimeError(f"a rank failed: exit codes {[process.exitcode for process in ranks]}")
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def compare(schedule: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns formula, simulation and measurement of one schedule."""
+    step = max(rank[schedule][0] for rank in ranks)
+    slept = [rank[schedule][1] for rank in ranks]
+    busy = sum(sum(seconds) for rank in slept for seconds in rank.values())
+    mean = {kind: statistics.mean(t for rank in slept for t in rank[kind]) for kind in "FIW"}
+    times = StageTimes(mean["F"], mean["I"], mean["W"])
+    num_stages = RANKS * default_stages_per_rank(schedule)
+    by_stage = [times.as_first(), *[times] * (num_stages - 1)]
+    simulated = simulate(schedule, RANKS, MICRO_BATCHES, times=by_stage)
+    return {
+        "formula": idle_formula(schedule, RANKS, MICRO_BATCHES),
+        "equal": simulate(schedule, RANKS, MICRO_BATCHES).idle_share,
+        "simulated": simulated.idle_share,
+        "measured": 1 - busy / (RANKS * step),
+        "step_simulated": simulated.step_time,
+        "step_measured": step,
+    }
+
+
+def main() -> None:
+    """Prints rows as JSON, or all that was measured as a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true", help="print every schedule with formula and simulation")
+    options = parser.parse_args()
+    ranks = run()
+    found = {schedule: compare(schedule, ranks) for schedule in SCHEDULES}
+    if options.table:
+        print("| schedule | formula | simulated | simulated, as run | measured | step, s | simulated | difference |")
+        print("|---|---|---|---|---|---|---|---|")
+        for name, row in found.items():
+            off = row["step_measured"] / row["step_simulated"] - 1
+            shares = " | ".join(f"{row[key]:.3f}" for key in ("formula", "equal", "simulated", "measured"))
+            print(f"| {name} | {shares} | {row['step_measured']:.3f} | {row['step_simulated']:.3f} | {off:+.1%} |")
+        return
+    rows = []
+    for name, row in found.items():
+        off = abs(row["step_measured"] / row["step_simulated"] - 1)
+        rows.append(
+            {
+                "what": f"{name}: idle {row['measured']:.3f}, simulated {row['simulated']:.3f}; step over simulation",
+                "value": round(100 * off, 1),
+                "reach": 100 * REACH,
+                "unit": "%",
+                "reached": off <= REACH,
+            }
+        )
+    print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
