@@ -1,0 +1,275 @@
+"""Weights shared among replicas (FSDP2), layers cut into slices (tensor parallelism), and both.
+
+Takes a recipe and windows; gives losses and updates of the model, a part of which lies on each rank. Keeps true: an
+update is the one that a single process makes of the rows of all replicas; what leaves here (losses, norms, states) is
+whole; no rank waits for a collective that another leaves out.
+
+Collectives: gathering and scattering by torch's `fully_shard`, the sums of `reduce`, one norm in `update`, and one
+gather per tensor in `capture` and `export`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from forgather.errors import DistributedError
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.distributed.mesh import Mesh
+from forgather.ml.losses import LossRule
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.gradients import clip, norm_of
+from forgather.ml.strategy.initial import initial_state
+from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.state import (
+    load_model_state,
+    load_optimizer_state,
+    whole_model_state,
+    whole_optimizer_state,
+)
+from forgather.ml.strategy.tensor_parallel import cut
+from forgather.ml.strategy.wrapping import recompute, shard, units_of
+from forgather.ml.types import Topology, Update, Window
+
+
+class Sharded:
+    """The strategy of shards and slices.
+
+    Args:
+        environment: who this process is.
+        layout: how many replicas, and how many of them share one copy; how many slices.
+        sharding: settings of FSDP2; None leaves the weights of a replica whole where there is one replica.
+        tp_plan: which layers are cut, see `tensor_parallel.cut`.
+        use_cpu: compute on the CPU though there is an accelerator.
+
+    Raises:
+        DistributedError: FG704 for a layout with pipeline stages.
+    """
+
+    model: nn.Module
+    view: nn.Module
+    rule: LossRule
+    optimizer: Optimizer | None = None
+
+    def __init__(
+        self,
+        environment: DistributedEnvironment,
+        layout: Layout,
+        *,
+        sharding: Sharding | None = None,
+        tp_plan: str | Mapping[str, Any] | None = None,
+        use_cpu: bool = False,
+    ) -> None:
+        if layout.pipeline_parallel_size != 1:
+            raise DistributedError(
+                f"pipeline_parallel_size is {layout.pipeline_parallel_size}, and this trainer has no stages",
+                code="FG704",
+                hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
+            )
+        device = environment.start(use_cpu=use_cpu)
+        self.mesh = Mesh.of(layout, device.type)
+        self.topology = Topology(
+            rank=environment.rank,
+            world_size=environment.world_size,
+            device=device,
+            is_writer=environment.rank == 0,
+            local_rank=environment.local_rank,
+            dp_rank=self.mesh.position.data,
+            dp_size=layout.data_parallel_size,
+        )
+        shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
+        self._sharding = shared
+        self._tp_plan = tp_plan
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
+        self._recipe = recipe
+        weights = initial_state(recipe, self.topology)
+        self.model = self.view = weights.on_meta()
+        self.rule = recipe.make_rule(self.model)
+        cut_modules: list[nn.Module] = []
+        if self.mesh.layout.tensor_parallel_size > 1:
+            cut_modules = cut(self.model, self.mesh.tp, self._tp_plan)
+            # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
+            # fully_shard warns of cannot happen.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        units = [] if self._sharding is None else units_of(self.model, self._sharding)
+        self._recompute(units)
+        for step in recipe.prepare:
+            step(self.model)
+        self._refuse_double_recomputation()
+        if self._sharding is not None:
+            shard(self.model, units, self.mesh.shards, self._sharding)
+        offloads = self._sharding is not None and self._sharding.cpu_offload
+        weights.fill(self.model, device="cpu" if offloads else self.topology.device)
+        if offloads:
+            self._move_buffers()
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
+
+    def _recompute(self, units: list[nn.Module]) -> None:
+        if self._sharding is not None and self._sharding.recompute != "none":
+            recompute(units or [self.model], self._sharding)
+
+    def _refuse_double_recomputation(self) -> None:
+        asked = self._sharding is not None and self._sharding.recompute != "none"
+        if asked and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            raise DistributedError(
+                "gradient_checkpointing and fsdp_config.activation_checkpointing are both on, and mean the same",
+                code="FG734",
+                hint="remove one of them",
+            ).about("fsdp_config")
+
+    def _move_buffers(self) -> None:
+        """Moves what is no parameter to where the computation is: only parameters are offloaded."""
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self.topology.device)
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer of the model as it was built."""
+        self.optimizer = self._recipe.make_optimizer(self.model)
+        return self.optimizer
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._recipe.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns this replica's share of its loss."""
+        if not self.model.training:
+            self.model.train()
+        total = torch.zeros((), device=self.topology.device)
+        last = len(window.batches) - 1
+        for position, batch in enumerate(window.batches):
+            with self._autocast():
+                loss = self.rule.total(self.model, to_device(batch, self.topology.device), denom=denom)
+            loss = loss / denom
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+            if after_micro_batch is not None and position != last:
+                after_micro_batch()
+        return total
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], None],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act."""
+        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+        self._add_slices()
+        norm = norm_of(self._parameters) if max_norm > 0 or want_norm else None
+        if norm is not None and max_norm > 0:
+            clip(self._parameters, norm, max_norm)
+        before_step(norm)
+        self.optimizer.step()
+        after_step()
+        self.discard()
+        return Update(grad_norm=norm)
+
+    def _add_slices(self) -> None:
+        """Adds gradients of which each slice computed its part alone."""
+        for parameter in self._summed:
+            if parameter.grad is not None:
+                grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                there = grad.to(self.topology.device)
+                dist.all_reduce(there, group=self.mesh.tp_group)
+                grad.copy_(there)
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum and the number of valid targets of this replica's batch, without gradients."""
+        if self.model.training:
+            self.model.eval()
+        with self._autocast():
+            total = self.rule.total(self.model, to_device(batch, self.topology.device))
+        return total, self.rule.count(batch)
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the sum of a value over the replicas, on every process."""
+        if isinstance(value, Tensor):
+            summed = value.detach().clone().to(self.topology.device)
+            dist.all_reduce(summed, group=self.mesh.dp_group)
+            return summed
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        number = torch.tensor(value, dtype=kind, device=self.topology.device)
+        dist.all_reduce(number, group=self.mesh.dp_group)
+        return number.item()
+
+    def _reshard(self) -> None:
+        """Frees gathered weights: a forward pass without a backward pass leaves those of the root in place."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def capture(self) -> dict[str, Any]:
+        """Returns "model" (weights by name) and "optimizer", whole on the process that writes."""
+        self._reshard()
+        writes = self.topology.is_writer
+        weights: dict[str, Any] = {}
+        moved: dict[int, tuple[Any, Any]] = {}
+        for name, value in whole_model_state(self.model):
+            if writes:
+                if id(value) not in moved:
+                    moved[id(value)] = (value, value.cpu() if isinstance(value, Tensor) else value)
+                weights[name] = moved[id(value)][1]
+        optimizer = None
+        if self.optimizer is not None:
+            optimizer = whole_optimizer_state(self.model, self.optimizer, keep=writes)
+        return {"model": weights, "optimizer": optimizer}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+
+        Raises:
+            CheckpointError: FG605 where the state is that of another model or optimizer.
+        """
+        self._reshard()
+        load_model_state(self.model, state["model"])
+        if self.optimizer is not None and state.get("optimizer") is not None:
+            load_optimizer_state(self.model, self.optimizer, state["optimizer"])
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        self._reshard()
+        yield from whole_model_state(self.model)
+
+
+def sharded(environment: DistributedEnvironment, args: Any) -> Sharded:
+    """Returns the strategy that `ParallelArguments` ask for: `fsdp`, `tensor_parallel_size`, or both.
+
+    Raises:
+        DistributedError: FG704 for sizes that do not make the processes, FG734 for settings that are not known.
+    """
+    wanted = bool(args.fsdp) or (args.fsdp is None and bool(args.fsdp_config))
+    sharding = Sharding.of(args.fsdp, args.fsdp_config) if wanted else None
+    tensor = args.tensor_parallel_size
+    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=tensor)
+    if sharding is not None:
+        shared = sharding.shared_by(layout.data_parallel_size, environment.local_world_size // tensor)
+        layout = Layout.of(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
+    return Sharded(environment, layout, sharding=sharding, tp_plan=args.tp_plan, use_cpu=args.use_cpu)

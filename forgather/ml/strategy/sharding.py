@@ -1,0 +1,327 @@
+"""How weights are shared among replicas: the words of configs, and what they mean for FSDP2.
+
+Takes `fsdp` and `fsdp_config` of the arguments; gives a `Sharding`. Keeps true: every key and value is understood or
+refused; a setting of FSDP1 that FSDP2 does by itself, or no longer has, is said in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+from forgather.errors import DistributedError, nearest
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+Recompute = Literal["none", "full", "selective"]
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "fp64": torch.float64,
+    "float64": torch.float64,
+}
+_WRAP = {
+    "TRANSFORMER_BASED": "blocks",
+    "TRANSFORMER_BASED_WRAP": "blocks",
+    "SIZE_BASED": "size",
+    "SIZE_BASED_WRAP": "size",
+    "NO_WRAP": "none",
+}
+_KEYS = (
+    "sharding_strategy",
+    "reshard_after_forward",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "min_num_params",
+    "cpu_offload",
+    "mixed_precision",
+    "activation_checkpointing",
+    "shard_size",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+)
+# Settings of FSDP1 and of its wrappers that FSDP2 has no place for: what it does instead.
+_GONE = {
+    "use_orig_params": "FSDP2 always trains the original parameters",
+    "sync_module_states": "every rank reads its part of the weights that the first process made",
+    "cpu_ram_efficient_loading": "every rank reads its part of the weights that the first process made",
+    "state_dict_type": "checkpoints are whole, and say nothing of the layout",
+    "version": "FSDP2 is used",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Types under FSDP2; None for that of the weights.
+
+    Args:
+        param_dtype: of gathered weights, and of the computation.
+        reduce_dtype: in which gradients are added over ranks.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+
+    @property
+    def policy(self) -> MixedPrecisionPolicy:
+        """The same as torch takes it."""
+        return MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Settings of FSDP2.
+
+    Args:
+        strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.
+        reshard_after_forward: gathered weights are dropped after the forward pass, and gathered again.
+        wrap: what becomes one unit: "blocks" (the layers of a transformer), "size" (modules of at least
+            `min_num_params`), or "none" (the model is one unit).
+        layers: names of classes (or of modules) that become units; those that the model names by default.
+        min_num_params: see `wrap`.
+        cpu_offload: weights, gradients and the state of the optimizer lie on the CPU.
+        precision: types of computation and reduction.
+        recompute: what the backward pass computes anew: nothing, whole units, or all of a unit but its matrix products.
+        shard_size: how many replicas share one copy, in a hybrid.
+        forward_prefetch: the next unit is asked for before the present one computes.
+
+    Example:
+        >>> Sharding.of("SHARD_GRAD_OP", None).reshard_after_forward
+        False
+    """
+
+    strategy: str = "FULL_SHARD"
+    reshard_after_forward: bool = True
+    wrap: Literal["blocks", "size", "none"] = "blocks"
+    layers: tuple[str, ...] = ()
+    min_num_params: int = 100_000_000
+    cpu_offload: bool = False
+    precision: Precision = field(default_factory=Precision)
+    recompute: Recompute = "none"
+    shard_size: int | None = None
+    forward_prefetch: bool = False
+
+    @classmethod
+    def of(cls, fsdp: bool | str | None, config: Mapping[str, Any] | None) -> Sharding:
+        """Returns the settings that the arguments ask for.
+
+        Args:
+            fsdp: true or a strategy; None where only the config is given.
+            config: `fsdp_config`.
+
+        Raises:
+            DistributedError: FG734 for a key or a value that is not known, or two that contradict each other.
+        """
+        config = _known_keys(config or {})
+        strategy = _strategy(fsdp, config)
+        _say_what_moved(config)
+        wrap, layers = _wrapping(config)
+        reshard = config.get("reshard_after_forward")
+        return cls(
+            strategy=strategy,
+            reshard_after_forward=strategy != "SHARD_GRAD_OP" if reshard is None else _flag(config, name=_RESHARD),
+            wrap=wrap,
+            layers=layers,
+            min_num_params=_count(config, "min_num_params", 100_000_000),
+            cpu_offload=_flag(config, name="cpu_offload"),
+            precision=_precision(config.get("mixed_precision")),
+            recompute=_recompute(config.get("activation_checkpointing")),
+            shard_size=_count(config, "shard_size", 0) or None,
+            forward_prefetch=_flag(config, name="forward_prefetch"),
+        )
+
+    def shared_by(self, replicas: int, replicas_of_a_machine: int) -> int:
+        """Returns how many of the replicas share one copy of the weights.
+
+        Args:
+            replicas: the data-parallel size.
+            replicas_of_a_machine: how many of them one machine holds; what a hybrid shares by default.
+        """
+        if self.strategy == "NO_SHARD":
+            return 1
+        if self.strategy != "HYBRID_SHARD":
+            return replicas
+        return self.shard_size or min(replicas, max(replicas_of_a_machine, 1))
+
+    def offload_policy(self, device_type: str) -> OffloadPolicy:
+        """Returns where sharded weights lie, as torch takes it."""
+        # Memory is pinned for an accelerator: without one torch refuses to.
+        return CPUOffloadPolicy(pin_memory=device_type != "cpu") if self.cpu_offload else OffloadPolicy()
+
+
+_RESHARD = "reshard_after_forward"
+
+
+def _refused(message: str, hint: str | None, name: str) -> DistributedError:
+    return DistributedError(message, code="FG734", hint=hint).about(name)
+
+
+def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config by plain names; `fsdp_` before a name is that of transformers and Accelerate."""
+    known: dict[str, Any] = {}
+    for key, value in config.items():
+        name = str(key).removeprefix("fsdp_")
+        if name not in _KEYS and name not in _GONE:
+            hint = nearest(name, [*_KEYS, *_GONE]) or "one of: " + ", ".join(_KEYS)
+            raise _refused(f"fsdp_config has no setting {str(key)!r}", hint, "fsdp_config")
+        if name in known:
+            raise _refused(f"fsdp_config gives {name!r} twice", "remove one of them", "fsdp_config")
+        known[name] = value
+    return known
+
+
+def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
+    found: dict[str, str] = {}
+    for place, value in (("fsdp", fsdp), ("fsdp_config.sharding_strategy", config.get("sharding_strategy"))):
+        if isinstance(value, str):
+            word = value.upper()
+            if word not in _STRATEGIES:
+                raise _refused(f"{place} is {value!r}", nearest(word, _STRATEGIES), place)
+            found[place] = word
+    if len(set(found.values())) > 1:
+        said = " and ".join(f"{place} is {word}" for place, word in found.items())
+        raise _refused(said, "remove one of them", "fsdp")
+    strategy = next(iter(found.values()), "HYBRID_SHARD" if config.get("shard_size") else "FULL_SHARD")
+    if config.get("shard_size") and strategy != "HYBRID_SHARD":
+        raise _refused(
+            f"fsdp_config.shard_size is {config['shard_size']!r}, and {strategy} shares the weights among "
+            + ("nobody" if strategy == "NO_SHARD" else "all replicas"),
+            "give sharding_strategy: HYBRID_SHARD, or remove shard_size",
+            "fsdp_config",
+        )
+    reshard = config.get(_RESHARD)
+    if reshard is not None and strategy in found.values() and reshard != (strategy != "SHARD_GRAD_OP"):
+        raise _refused(
+            f"sharding_strategy {strategy} and reshard_after_forward {reshard!r} contradict each other",
+            "remove one of them: SHARD_GRAD_OP is reshard_after_forward: false",
+            "fsdp_config",
+        )
+    return strategy
+
+
+def _wrapping(config: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    layers = config.get("transformer_layer_cls_to_wrap")
+    named = _names(layers, "transformer_layer_cls_to_wrap")
+    policy = config.get("auto_wrap_policy")
+    if policy is None:
+        return ("size" if config.get("min_num_params") else "blocks"), named
+    if isinstance(policy, str) and (wrap := _WRAP.get(policy.upper())):
+        if named and wrap != "blocks":
+            message = f"auto_wrap_policy is {policy!r}, and transformer_layer_cls_to_wrap names layers"
+            raise _refused(message, "remove one of them", "fsdp_config")
+        return wrap, named
+    # Anything else names layers, as in auto_wrap_policy: LlamaDecoderLayer.
+    return "blocks", (*named, *_names(policy, "auto_wrap_policy"))
+
+
+def _names(value: Any, key: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str | type) else value
+    if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(item, str | type) for item in items):
+        hint = "give the name of a class, or a list of names"
+        raise _refused(f"fsdp_config.{key} is {value!r}", hint, "fsdp_config")
+    named = [item.__name__ if isinstance(item, type) else item for item in items]
+    return tuple(name.strip() for item in named for name in item.split(",") if name.strip())
+
+
+def _flag(config: Mapping[str, Any], *, name: str) -> bool:
+    value = config.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise _refused(f"fsdp_config.{name} is {value!r}", "give true or false", "fsdp_config")
+
+
+def _count(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        hint = "give a whole number of at least 1"
+        raise _refused(f"fsdp_config.{name} is {value!r}", hint, "fsdp_config")
+    return value
+
+
+def _recompute(value: Any) -> Recompute:
+    known: dict[Any, Recompute] = {None: "none", False: "none", True: "full"}
+    known |= {"none": "none", "full": "full", "selective": "selective"}
+    try:
+        return known[value]
+    except (KeyError, TypeError):
+        hint = 'give true, false, "full" or "selective"'
+        raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint, "fsdp_config") from None
+
+
+def _precision(value: Any) -> Precision:
+    if value is None or (isinstance(value, str) and value == "no"):
+        return Precision()
+    if isinstance(value, str | torch.dtype):
+        value = {"param_dtype": value}
+    if not isinstance(value, Mapping):
+        hint = "give param_dtype, reduce_dtype, or bf16 alone"
+        raise _refused(f"fsdp_config.mixed_precision is {value!r}", hint, "fsdp_config")
+    names = ("param_dtype", "reduce_dtype", "buffer_dtype")
+    for name in value:
+        if name not in names:
+            message = f"fsdp_config.mixed_precision has no setting {str(name)!r}"
+            raise _refused(message, nearest(str(name), names), "fsdp_config")
+    param = _dtype(value.get("param_dtype"), "param_dtype")
+    reduce = _dtype(value.get("reduce_dtype"), "reduce_dtype")
+    if _dtype(value.get("buffer_dtype"), "buffer_dtype") is not None:
+        _log.warning("mixed_precision.buffer_dtype has no effect: FSDP2 leaves buffers in the type that the model has")
+    if reduce == torch.bfloat16:
+        _log.warning(
+            "mixed_precision.reduce_dtype is bfloat16: gradients lose digits where they are added over ranks; "
+            "leave it out to add them in float32"
+        )
+    if param == torch.bfloat16 and reduce is None:
+        reduce = torch.float32
+    return Precision(param_dtype=param, reduce_dtype=reduce)
+
+
+def _dtype(value: Any, name: str) -> torch.dtype | None:
+    if value is None:
+        return None
+    word = str(value).removeprefix("torch.")
+    if word in ("fp16", "float16", "half"):
+        raise _refused(
+            f"fsdp_config.mixed_precision.{name} is {value!r}, and its gradients vanish without a scaled loss",
+            "give bfloat16, or fp16: true of the arguments in its place",
+            "fsdp_config",
+        )
+    if word not in _DTYPES:
+        message = f"fsdp_config.mixed_precision.{name} is {value!r}"
+        raise _refused(message, nearest(word, list(_DTYPES)), "fsdp_config")
+    return _DTYPES[word]
+
+
+def _say_what_moved(config: Mapping[str, Any]) -> None:
+    prefetch = config.get("backward_prefetch")
+    if prefetch is not None and str(prefetch).upper() != "BACKWARD_PRE":
+        if str(prefetch).upper() not in ("BACKWARD_POST", "NO_PREFETCH", "NONE"):
+            words = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
+            raise _refused(
+                f"fsdp_config.backward_prefetch is {prefetch!r}", nearest(str(prefetch).upper(), words), "fsdp_config"
+            )
+        _log.warning(
+            "backward_prefetch: %s has no effect: FSDP2 always asks for the next weights before the gradients of the "
+            "present ones are computed, as BACKWARD_PRE does",
+            prefetch,
+        )
+    if config.get("limit_all_gathers") is False:
+        _log.warning("limit_all_gathers: false has no effect: FSDP2 never gathers further ahead than it has room for")
+    elif config.get("limit_all_gathers") is not None:
+        _flag(config, name="limit_all_gathers")
+    for name, instead in _GONE.items():
+        if name in config:
+            _log.warning("fsdp_config.%s has no effect: %s", name, instead)

@@ -1,0 +1,158 @@
+"""Layers cut into slices that lie on several ranks.
+
+Takes a model without memory, a plan (names of modules to words) and the axis of slices; gives the model with DTensors
+for weights, and the modules whose gradients are sums over ranks. Keeps true: the plan fits the model (every name is
+there, every size divides) or nothing is cut; weights that are shared stay shared; logits are whole on every rank.
+
+Source: the words are those of `base_model_tp_plan` in transformers; the cutting is `parallelize_module` of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from forgather.errors import DistributedError, nearest
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+# Whole on every rank: seen by one slice of the heads each, so that its gradient is the sum over ranks.
+_SUMMED = "replicated_with_grad_allreduce"
+_WORDS = (*_STYLES, _SUMMED, "replicate")
+
+
+def cut(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None) -> list[nn.Module]:
+    """Cuts the layers of a model, in place; returns the modules whose gradients must be added over the axis.
+
+    Args:
+        model: on the meta device.
+        mesh: the axis of slices.
+        plan: "auto" or None for the model's own plan, or names of modules (`*` for a number) to words.
+
+    Raises:
+        DistributedError: FG736 for a model without a plan, or a plan with a name or a word that is not known; FG737 for
+            sizes that the number of slices does not divide.
+    """
+    styles = _by_module(model, _plan_of(model, plan))
+    _refuse_uneven_heads(model, styles, mesh.size())
+    _keep_shared_whole(model, styles)
+    modules = dict(model.named_modules())
+    for name, style in styles.items():
+        _refuse_uneven(name, modules[name], style, mesh.size())
+    for name, style in styles.items():
+        if style in _STYLES:
+            parallelize_module(modules[name], mesh, _STYLES[style](), src_data_rank=None)
+        elif isinstance(style, ParallelStyle):
+            parallelize_module(modules[name], mesh, style, src_data_rank=None)
+    return [modules[name] for name, style in styles.items() if style == _SUMMED]
+
+
+def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if isinstance(plan, Mapping):
+        return plan
+    found = getattr(model, "_tp_plan", None)
+    if not found:
+        raise DistributedError(
+            f"{type(model).__name__} says nothing of how its layers can be cut",
+            code="FG736",
+            hint='give tp_plan: {"layers.*.attention.query": "colwise", "layers.*.attention.output": "rowwise"} with '
+            "the names of its linear layers, or share its weights instead (fsdp: true)",
+        ).about("tp_plan")
+    return dict(found)
+
+
+def _by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the style of each module that the plan names."""
+    names = [name for name, _ in model.named_modules() if name]
+    parameters = {name for name, _ in model.named_parameters()}
+    styles: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        if not isinstance(style, ParallelStyle) and style not in _WORDS:
+            raise DistributedError(
+                f"the tensor plan gives {pattern!r} the style {style!r}, which cannot be trained with",
+                code="FG736",
+                hint=nearest(str(style), _WORDS) or "one of: " + ", ".join(_WORDS),
+            ).about("tp_plan")
+        known = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
+        matching = [name for name in names if known.match(name)]
+        if not matching and any(known.match(name) for name in parameters) and style == "replicate":
+            continue
+        if not matching:
+            raise DistributedError(
+                f"the tensor plan names {pattern!r}, and {type(model).__name__} has no such module",
+                code="FG736",
+                hint=nearest(pattern, _that_can_be_cut(model)),
+            ).about("tp_plan")
+        styles |= dict.fromkeys(matching, style)
+    return styles
+
+
+def _that_can_be_cut(model: nn.Module) -> list[str]:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
+    return sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names})
+
+
+def _refuse_uneven_heads(model: nn.Module, styles: Mapping[str, Any], size: int) -> None:
+    config: Any = getattr(model, "config", None)
+    if not any(style == "colwise" for style in styles.values()):
+        return
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % size:
+            raise DistributedError(
+                f"{name} is {heads}, which {size} ranks cannot share evenly",
+                code="FG737",
+                hint=f"give a tensor_parallel_size that divides {heads}",
+                expected=heads,
+                found=size,
+            ).about("tensor_parallel_size")
+
+
+def _refuse_uneven(name: str, module: nn.Module, style: Any, size: int) -> None:
+    attribute = {"colwise": "out_features", "rowwise": "in_features", "rowwise_split_input": "in_features"}
+    if style in _STYLES and not isinstance(module, nn.Linear | nn.Embedding):
+        raise DistributedError(
+            f"the tensor plan cuts {name!r}, which is a {type(module).__name__}",
+            code="FG736",
+            hint="torch cuts nn.Linear and nn.Embedding; share the weights of this model instead (fsdp: true)",
+        ).about("tp_plan")
+    features = getattr(module, attribute.get(style, ""), None) if isinstance(style, str) else None
+    if isinstance(features, int) and features % size:
+        raise DistributedError(
+            f"{name!r} has {attribute[style]} {features}, which {size} ranks cannot share evenly",
+            code="FG737",
+            hint=f"give a tensor_parallel_size that divides {features}, or leave the layer out of tp_plan",
+            expected=features,
+            found=size,
+        ).about("tensor_parallel_size")
+
+
+def _keep_shared_whole(model: nn.Module, styles: dict[str, Any]) -> None:
+    """Takes from the plan the modules whose weight a module beside the plan shares: cut, it would be two weights."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(name)
+    for names in owners.values():
+        planned = [name for name in names if styles.get(name) in _STYLES]
+        if len(names) > 1 and planned:
+            for name in planned:
+                del styles[name]
+            _log.warning("the tensor plan leaves %s whole: they share one weight", " and ".join(sorted(names)))

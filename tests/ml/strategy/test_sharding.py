@@ -1,0 +1,104 @@
+"""The words of `fsdp` and `fsdp_config`."""
+
+import logging
+
+import pytest
+import torch
+
+from forgather.errors import DistributedError
+from forgather.ml.strategy.sharding import Precision, Sharding
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "config", "expected"),
+    [
+        (True, None, Sharding()),
+        ("full_shard", {}, Sharding()),
+        (None, {"fsdp_sharding_strategy": "FULL_SHARD"}, Sharding()),
+        ("SHARD_GRAD_OP", None, Sharding(strategy="SHARD_GRAD_OP", reshard_after_forward=False)),
+        (True, {"reshard_after_forward": False}, Sharding(reshard_after_forward=False)),
+        (True, {"shard_size": 2}, Sharding(strategy="HYBRID_SHARD", shard_size=2)),
+        (True, {"auto_wrap_policy": "transformer_based"}, Sharding()),
+        (True, {"auto_wrap_policy": "LlamaDecoderLayer"}, Sharding(layers=("LlamaDecoderLayer",))),
+        (True, {"transformer_layer_cls_to_wrap": "A, B"}, Sharding(layers=("A", "B"))),
+        (True, {"transformer_layer_cls_to_wrap": [torch.nn.Linear]}, Sharding(layers=("Linear",))),
+        (True, {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 9}, Sharding(wrap="size", min_num_params=9)),
+        (True, {"min_num_params": 9}, Sharding(wrap="size", min_num_params=9)),
+        (True, {"auto_wrap_policy": "NO_WRAP"}, Sharding(wrap="none")),
+        (True, {"activation_checkpointing": True}, Sharding(recompute="full")),
+        (True, {"activation_checkpointing": "selective"}, Sharding(recompute="selective")),
+        (True, {"backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True}, Sharding()),
+        (True, {"forward_prefetch": True, "cpu_offload": True}, Sharding(forward_prefetch=True, cpu_offload=True)),
+        (
+            True,
+            {"mixed_precision": "bf16"},
+            Sharding(precision=Precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+        ),
+        (
+            True,
+            {"mixed_precision": {"param_dtype": "torch.bfloat16", "reduce_dtype": "float32"}},
+            Sharding(precision=Precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+        ),
+    ],
+)
+def test_words_of_configs_are_understood(fsdp, config, expected, caplog):
+    assert expected == Sharding.of(fsdp, config)
+    assert [] == caplog.records
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "config", "words"),
+    [
+        ("full_shards", None, "fsdp is 'full_shards' (did you mean 'FULL_SHARD'?)"),
+        (True, {"cpu_ofload": True}, "fsdp_config has no setting 'cpu_ofload' (did you mean 'cpu_offload'?)"),
+        (True, {"cpu_offload": "yes"}, "fsdp_config.cpu_offload is 'yes' (give true or false)"),
+        (
+            "FULL_SHARD",
+            {"sharding_strategy": "NO_SHARD"},
+            "fsdp is FULL_SHARD and fsdp_config.sharding_strategy is NO_SH",
+        ),
+        ("SHARD_GRAD_OP", {"reshard_after_forward": True}, "contradict each other"),
+        ("FULL_SHARD", {"shard_size": 2}, "FULL_SHARD shares the weights among all replicas"),
+        (True, {"shard_size": 0}, "fsdp_config.shard_size is 0 (give a whole number of at least 1)"),
+        (True, {"auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": "A"}, "names layers (remove one"),
+        (True, {"transformer_layer_cls_to_wrap": 3}, "transformer_layer_cls_to_wrap is 3"),
+        (True, {"mixed_precision": "fp16"}, "its gradients vanish without a scaled loss"),
+        (True, {"mixed_precision": {"params": "bf16"}}, "mixed_precision has no setting 'params'"),
+        (True, {"mixed_precision": {"param_dtype": "bfloat"}}, "did you mean 'bfloat16'?"),
+        (True, {"activation_checkpointing": "some"}, "activation_checkpointing is 'some'"),
+        (True, {"backward_prefetch": "BACKWARD"}, "fsdp_config.backward_prefetch is 'BACKWARD' (did you mean"),
+        (True, {"cpu_offload": True, "fsdp_cpu_offload": True}, "gives 'cpu_offload' twice"),
+    ],
+)
+def test_what_is_not_known_is_refused(fsdp, config, words):
+    with pytest.raises(DistributedError) as caught:
+        Sharding.of(fsdp, config)
+    assert caught.value.code == "FG734"
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"backward_prefetch": "BACKWARD_POST"}, "FSDP2 always asks for the next weights"),
+        ({"limit_all_gathers": False}, "limit_all_gathers: false has no effect"),
+        ({"use_orig_params": True}, "fsdp_config.use_orig_params has no effect"),
+        ({"mixed_precision": {"buffer_dtype": "bf16"}}, "buffer_dtype has no effect"),
+        ({"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "bf16"}}, "gradients lose digits"),
+    ],
+)
+def test_what_has_no_effect_is_said_in_one_line(config, words, caplog):
+    with caplog.at_level(logging.WARNING):
+        Sharding.of(True, config)
+    assert 1 == len(caplog.records)
+    assert words in caplog.text
+
+
+def test_a_hybrid_shares_within_a_machine_by_default():
+    hybrid = Sharding.of("HYBRID_SHARD", None)
+    assert (8, 4, 16, 1) == (
+        hybrid.shared_by(32, 8),
+        hybrid.shared_by(4, 8),
+        Sharding.of("FULL_SHARD", None).shared_by(16, 8),
+        Sharding.of("NO_SHARD", None).shared_by(16, 8),
+    )
