@@ -25,8 +25,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forgather.errors import TrainingError
+from forgather.ml.strategy.pipeline.absent import (
+    AbsentAfter,
+    AbsentBefore,
+    AbsentEarlier,
+    AbsentLater,
+    Border,
+    BorderBlock,
+    Gate,
+    Left,
+    SentBack,
+)
 from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
-from forgather.ml.strategy.pipeline.probe import NumbersUnread, first_tensor, with_first_tensor
+from forgather.ml.strategy.pipeline.probe import NumbersUnread
 from forgather.ml.strategy.pipeline.split import SplitPlan
 
 
@@ -59,137 +70,11 @@ class StagePart:
         return self.index == self.num_stages - 1
 
 
-class _Left(Exception):  # noqa: N818 - not an error: the way out of a forward pass
-    """Hidden states that leave the stage."""
-
-    def __init__(self, states: Tensor) -> None:
-        super().__init__()
-        self.states = states
-
-
-class _SentBack(torch.autograd.Function):
-    """Hidden states as they are; their gradient in one piece, for gloo sends nothing else."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor) -> Tensor:
-        return states.view_as(states)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
-
-
-class _Gate:
-    """Where hidden states wait until the first block is reached."""
-
-    def __init__(self) -> None:
-        self.states: Tensor | None = None
-        self.like: Tensor | None = None
-
-    def open(self, states: Tensor) -> None:
-        self.states, self.like = states, states
-
-    def take(self) -> Tensor:
-        """Returns the hidden states, once."""
-        if self.states is None:
-            raise RuntimeError("a block was called twice in one forward pass of its stage")
-        states, self.states = self.states, None
-        return states
-
-    def close(self) -> None:
-        self.states = self.like = None
-
-
-class _Absent(nn.Module):
-    """Stands for what another stage holds."""
-
-    def __init__(self, name: str, gate: _Gate, *, width: int | None = None) -> None:
-        super().__init__()
-        self.name, self.gate, self.width = name, gate, width
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r} lies in another stage"
-
-
-class _AbsentBefore(_Absent):
-    """What lies before the blocks: called on a later stage, where the result is discarded."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns something of the right shape that is not a number."""
-        like = self.gate.like
-        if like is None or self.gate.states is None:
-            raise _used_elsewhere(self.name, "after the first block of a later stage")
-        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        if given is not None and self.width is None and given.is_floating_point():
-            return given
-        shape = () if given is None or self.width is None else (*given.shape, self.width)
-        return like.detach().new_full((), math.nan).expand(shape)
-
-
-class _AbsentAfter(_Absent):
-    """What lies after the blocks: never reached on an earlier stage."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses."""
-        raise _used_elsewhere(self.name, "before the last block")
-
-
-class _AbsentEarlier(_Absent):
-    """A block of an earlier stage: hands through what is discarded."""
-
-    def __init__(self, name: str, gate: _Gate, *, num_outputs: int | None, enters: bool) -> None:
-        super().__init__(name, gate)
-        self.num_outputs, self.enters = num_outputs, enters
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns its input, or the hidden states that came in where the stage has no block."""
-        states = self.gate.take() if self.enters else first_tensor(args, kwargs)
-        if self.num_outputs is None:
-            return states
-        return (states, *[None] * (self.num_outputs - 1))
-
-
-class _AbsentLater(_Absent):
-    """A block of a later stage: what it is called with leaves the stage."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends the forward pass."""
-        raise _Left(first_tensor(args, kwargs))
-
-
-@dataclass(frozen=True, slots=True)
-class _Border:
-    gate: _Gate
-    enters: bool
-    leaves: bool
-
-
-class _BorderBlock:
-    """What the class of the first and of the last block of a stage is preceded by.
-
-    `__call__` and not a hook: a recomputation of the block's forward pass must not see the gate, and FSDP2 casts what a
-    block is called with.
-    """
-
-    _border: _Border
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        border = self._border
-        if border.enters:
-            replaced, kwargs = with_first_tensor(args, kwargs, border.gate.take())
-            output = super().__call__(*replaced, **kwargs)  # type: ignore[misc]
-        else:
-            output = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if border.leaves:
-            raise _Left(output[0] if isinstance(output, tuple) else output)
-        return output
-
-
 class _StageForward:
     """What the class of the model is preceded by in a stage."""
 
     pipeline_part: StagePart
-    _gate: _Gate
+    _gate: Gate
     _keywords: Mapping[str, Any]
     _input_name: str
     _leak_checked: bool
@@ -210,7 +95,7 @@ class _StageForward:
                 output = forward(**{self._input_name: states}, **keywords) if named else forward(states, **keywords)
             else:
                 output = self._later(forward, _sent_back(states), keywords)
-        except _Left as left:
+        except Left as left:
             output = left.states
         finally:
             self._gate.close()
@@ -247,7 +132,7 @@ class _StageForward:
 
 
 def _sent_back(states: Tensor) -> Tensor:
-    return _SentBack.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
+    return SentBack.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
 
 
 def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
@@ -269,7 +154,7 @@ def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
         held=held,
         entry=blocks.entry,
     )
-    gate = _Gate()
+    gate = Gate()
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     if (config := getattr(model, "config", None)) is not None:
         memo[id(config)] = config
@@ -289,7 +174,7 @@ def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
 
 
 def _stand_ins(
-    model: nn.Module, blocks: BlockList, span: range, held: tuple[str, ...], gate: _Gate
+    model: nn.Module, blocks: BlockList, span: range, held: tuple[str, ...], gate: Gate
 ) -> dict[int, nn.Module]:
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[int, nn.Module] = {}
@@ -297,15 +182,15 @@ def _stand_ins(
         if unit in held or unit not in modules:
             continue
         module = modules[unit]
-        kind = _AbsentBefore if unit in blocks.before else _AbsentAfter
+        kind = AbsentBefore if unit in blocks.before else AbsentAfter
         found[id(module)] = kind(unit, gate, width=getattr(module, "embedding_dim", None))
     for index, name in enumerate(blocks.names):
         if index >= span.stop:
-            found[id(modules[name])] = _AbsentLater(name, gate)
+            found[id(modules[name])] = AbsentLater(name, gate)
         elif index < span.start:
             # A stage without blocks (norm and head alone) receives the output of the last block.
             enters = not span and index == len(blocks) - 1
-            found[id(modules[name])] = _AbsentEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
+            found[id(modules[name])] = AbsentEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
     return found
 
 
@@ -319,17 +204,17 @@ def _replace_bare_parameters(stage: nn.Module, blocks: BlockList, held: tuple[st
             module.register_buffer(name, torch.full_like(parameter.detach(), math.nan), persistent=False)
 
 
-def _mark_borders(stage: nn.Module, part: StagePart, blocks: BlockList, span: range, gate: _Gate) -> None:
+def _mark_borders(stage: nn.Module, part: StagePart, blocks: BlockList, span: range, gate: Gate) -> None:
     enters = span.start if span and not part.is_first else None
     leaves = span.stop - 1 if span and span.stop == len(blocks) and not part.is_last else None
     for index in sorted(edge for edge in {enters, leaves} if edge is not None):
         block = stage.get_submodule(blocks.block_name(index))
-        block._border = _Border(gate, enters=index == enters, leaves=index == leaves)  # type: ignore[assignment]
+        block._border = Border(gate, enters=index == enters, leaves=index == leaves)  # type: ignore[assignment]
         kind = type(block)
-        block.__class__ = type(kind.__name__, (_BorderBlock, kind), {"__module__": kind.__module__})
+        block.__class__ = type(kind.__name__, (BorderBlock, kind), {"__module__": kind.__module__})
 
 
-def _become_stage(stage: nn.Module, part: StagePart, gate: _Gate) -> None:
+def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     parameters = inspect.signature(stage.forward).parameters
     kind = type(stage)
     input_name: str = getattr(kind, "main_input_name", "input_ids")
@@ -393,12 +278,4 @@ def output_tensor(output: Any) -> Tensor:
         f"the model returned a {type(output).__name__} without a tensor, and the last stage gives logits",
         code="FG754",
         hint="return logits as a tensor, first in a tuple, or as 'logits'",
-    )
-
-
-def _used_elsewhere(name: str, when: str) -> TrainingError:
-    return TrainingError(
-        f"{name!r} is used {when}, and lies in another stage",
-        code="FG754",
-        hint="make modules in the order in which the model calls them, or train without a pipeline",
     )
