@@ -9,19 +9,34 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from forgather.errors import ProjectError
+from forgather.errors import ForgatherError, ProjectError
 from forgather.launch.asked import Asked, torchrun_words
-from forgather.processes import ProcessFacts
+from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts
 
 CHECKED = "FORGATHER_CHECKED"
 
 
-def start(asked: Asked, arguments: Sequence[str]) -> Any:
-    """Starts the processes, each with the same `fgcli` arguments, and returns how they ended.
+@dataclass(frozen=True)
+class Ending:
+    """How a run in several processes ended.
+
+    Args:
+        status: exit status.
+        error: why, where none of the processes could tell it.
+    """
+
+    status: int
+    error: ForgatherError | None = None
+
+
+def start(asked: Asked, arguments: Sequence[str]) -> Ending:
+    """Starts the processes, each with the same `fgcli` arguments, and waits for their end.
 
     Raises:
         DistributedError: they could not be started.
@@ -34,7 +49,8 @@ def start(asked: Asked, arguments: Sequence[str]) -> Any:
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     _let_children_find_us()
-    return launcher.launch([*torchrun_words(asked), "-m", "forgather", *arguments])
+    ended = launcher.launch([*torchrun_words(asked), "-m", "forgather", *arguments])
+    return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
 
 
 def _let_children_find_us() -> None:
@@ -46,13 +62,34 @@ def _let_children_find_us() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([home, *known]))
 
 
-def join() -> Any:
-    """Meets the other processes of the run that this one is part of.
+@contextmanager
+def joined() -> Iterator[Any]:
+    """Meets the other processes of the run that this one is part of, for the block; a failure in it ends all of them.
 
     Raises:
         DistributedError: they cannot be met.
+        NotTheFirst: the block failed, and another process tells why.
     """
-    return import_module("forgather.ml.distributed.member").join()
+    member = import_module("forgather.ml.distributed.member").join()
+    member.watch()
+    try:
+        yield member
+    except BaseException as error:
+        if member.fails(error):
+            raise
+        raise NotTheFirst from error
+    member.leave()
+
+
+class NotTheFirst(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
+    """This process failed because another one did, which tells the user why."""
+
+
+def met_as(facts: ProcessFacts) -> NodeFacts:
+    """Returns the machines that a launcher spread the processes over."""
+    machines = max(facts.world_size // max(facts.local_world_size, 1), 1)
+    master = facts.master or ("localhost", DEFAULT_PORT)
+    return NodeFacts(machines, facts.rank // max(facts.local_world_size, 1), master, facts.launcher)
 
 
 def refuse_difference(asked: Asked, facts: ProcessFacts, config: str) -> None:

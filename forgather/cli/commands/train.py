@@ -14,12 +14,12 @@ from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
-from forgather.cli.output import print_findings, print_note, write_json, write_text
+from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.asked import Asked, add_process_options, asked_processes, use_devices
-from forgather.launch.several import CHECKED, join, refuse_difference, start
+from forgather.launch.several import CHECKED, NotTheFirst, joined, met_as, refuse_difference, start
 from forgather.processes import is_worker, node_facts
 from forgather.project.declared import declared_options
 from forgather.project.display import Display, near_path
@@ -65,7 +65,10 @@ def run(invocation: Invocation) -> int:
         return 0
     if not asked.is_one:
         os.environ[CHECKED] = "1"
-        return _ended(start(asked, invocation.arguments))
+        ending = start(asked, invocation.arguments)
+        if ending.error is not None:
+            print_error(ending.error, project.meta.project_dir)
+        return ending.status
     with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
         print_note(f"run folder {near_path(run_dir)}")
@@ -75,24 +78,35 @@ def run(invocation: Invocation) -> int:
 
 def _run_as_one_of_several(invocation: Invocation) -> int:
     """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
+    try:
+        with joined() as member:
+            status = _run_joined(invocation, member)
+            member.ended(status)
+            return status
+    except NotTheFirst:
+        return 1
+
+
+def _run_joined(invocation: Invocation, member: Any) -> int:
     options = invocation.options
-    member = join()
     project = invocation.open_project()
     project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
     findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
-    refuse_difference(asked_processes(project, options, None), member.facts, project.config_name)
+    refuse_difference(asked_processes(project, options, met_as(member.facts)), member.facts, project.config_name)
     command = ["fgcli", *invocation.arguments]
     aside = redirect_stdout(sys.stderr) if options.json or not member.speaks else nullcontext()
     if not member.speaks:
+        member.begins(run_dir := member.share("run")["run_dir"])
         with aside:
-            return run_plan(plan, member.share("run")["run_dir"]).status
+            return run_plan(plan, run_dir, built=member.built).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     with alone_in(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
-        outcome = run_plan(plan, run_dir)
+        member.begins(run_dir)
+        outcome = run_plan(plan, run_dir, built=member.built)
     return _told(outcome, project, command, as_json=options.json)
 
 
@@ -102,15 +116,6 @@ def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json
     if outcome.interrupted and outcome.checkpoint and not as_json:
         _print_how_to_go_on(project, command)
     return outcome.status
-
-
-def _ended(ended: Any) -> int:
-    if ended.stopped_by is not None:
-        return 128 + int(ended.stopped_by)
-    first = next(iter(ended.failures), None)
-    if first is None:
-        return 0
-    return int(first.status) if first.status > 0 else 128 - int(first.status)
 
 
 def _checked(project: Project) -> Sequence[Diagnostic]:

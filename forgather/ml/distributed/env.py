@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -48,6 +49,12 @@ def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
             del os.environ["DS_ACCELERATOR"]
         else:
             os.environ["DS_ACCELERATOR"] = before
+
+
+def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Returns where torchrun looks for what this process leaves behind; None under another launcher."""
+    file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")
+    return Path(file).parent if file and Path(file).parent.is_dir() else None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch.distributed import run as torchrun
@@ -23,6 +24,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
+from forgather.ml.distributed.failure import Kind, Record, read_crash, read_record
+from forgather.ml.distributed.whereabouts import shown_in
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,16 @@ class Failure:
     Args:
         rank: its position among all.
         status: its exit status; minus the signal's number where a signal ended it.
-        folder: where it may have left a record; "" without one.
+        record: what it left behind; None where it died without a word.
+        where: the last step and phase that it noted.
+        crash: frames of native code's crash, innermost first.
     """
 
     rank: int
     status: int
-    folder: str = ""
+    record: Record | None = None
+    where: str = ""
+    crash: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,15 @@ class Ended:
     stopped_by: int | None = field(default=None)
 
 
+# After Ctrl-C or a scheduler's SIGTERM a step is finished and saved, however long that takes. Where NCCL's collectives
+# time out, its flight recorder is written.
+_WORKER_DEFAULTS = {
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+
+
 def launch(words: Sequence[str]) -> Ended:
     """Runs torchrun's command line and waits until its processes have ended.
 
@@ -60,6 +76,8 @@ def launch(words: Sequence[str]) -> Ended:
         DistributedError: FG463 for words that torchrun does not take, FG464 where it cannot start.
     """
     arguments = _parsed(words)
+    for name, value in _WORKER_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     # Its notes on every process that ends are told once, by us, with rank and step.
     for name in ("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -74,7 +92,7 @@ def launch(words: Sequence[str]) -> Ended:
     try:
         elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
-        return Ended(failures=_failures(failed))
+        return Ended(failures=_failures(failed, config.logs_specs.root_log_dir if config.logs_specs else os.devnull))
     except SignalException as stopped:
         return Ended(stopped_by=int(stopped.sigval))
     except (RuntimeError, OSError, ValueError) as error:
@@ -102,13 +120,76 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         ) from None
 
 
-def _failures(failed: ChildFailedError) -> tuple[Failure, ...]:
-    ordered = sorted(failed.failures.items(), key=lambda item: item[1].timestamp)
+def _failures(failed: ChildFailedError, log_dir: str) -> tuple[Failure, ...]:
     found = []
-    for rank, failure in ordered:
-        folder = os.path.dirname(failure.error_file) if failure.error_file not in ("", "<N/A>", os.devnull) else ""
-        found.append(Failure(rank, failure.exitcode, folder))
-    return tuple(found)
+    for rank, failure in failed.failures.items():
+        folder = _folder_of(log_dir, failure.local_rank)
+        if folder is None:
+            found.append(Failure(rank, failure.exitcode))
+            continue
+        where, crash = str(shown_in(folder)), tuple(read_crash(folder))
+        found.append(Failure(rank, failure.exitcode, read_record(folder), where, crash))
+    return tuple(sorted(found, key=_order))
+
+
+def _folder_of(log_dir: str, local_rank: int) -> Path | None:
+    """Returns where a process of the last attempt left what it had to say."""
+    attempts = Path(log_dir).glob(f"*/attempt_*/{local_rank}")
+    return max(attempts, key=lambda folder: folder.stat().st_mtime_ns, default=None)
+
+
+def _order(failure: Failure) -> tuple[int, float]:
+    """Puts what began before what followed: a cause, a death without a word, what the death of another brought."""
+    record = failure.record
+    if record is None:
+        # The agent ends the processes that are left by SIGTERM.
+        return (3 if failure.status == -signal.SIGTERM else 1, 0.0)
+    if record.told or record.kind is Kind.CAUSE:
+        return 0, record.instant
+    return 2, record.instant
+
+
+def status_of(ended: Ended) -> int:
+    """Returns the exit status of the run: that of the process that failed first."""
+    if ended.stopped_by is not None:
+        return 128 + ended.stopped_by
+    first = next(iter(ended.failures), None)
+    if first is None:
+        return 0
+    return first.status if first.status > 0 else 128 - first.status
+
+
+def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None:
+    """Returns why the run failed, where no process has told it: one was killed, crashed, or lost the others."""
+    first = next(iter(ended.failures), None)
+    if first is None or ended.stopped_by is not None:
+        return None
+    record = first.record
+    if record is not None and (record.told or record.kind is Kind.STOPPED):
+        return None
+    who = f"rank {first.rank}" + (f" of {world_size}" if world_size else "")
+    place = f" in {first.where}" if first.where else ""
+    if record is not None:
+        why = "" if record.kind is Kind.STATUS else f" {record.kind}"
+        hint = "the program said so, and told no reason" if record.kind is Kind.STATUS else _ELSEWHERE
+        return DistributedError(f"{who}{why}{place}: {record.message}", code="FG710", hint=hint)
+    how = f"was ended by {signal_name(first.status)}" if first.status < 0 else f"left with status {first.status}"
+    return DistributedError(
+        f"{who} {how}{place}, without a word",
+        code="FG710",
+        hint=_HINTS.get(-first.status, "something ended the process: os._exit, or a library in native code"),
+        context=tuple(f"crashed at {frame}" for frame in first.crash[:3]),
+    )
+
+
+_ELSEWHERE = "look at what the processes of the other machines print"
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "nobody kills like this but the system when memory is full (see dmesg), a scheduler, or a person",
+    signal.SIGSEGV: "native code crashed: look at the library that the innermost frame calls",
+    signal.SIGABRT: "native code gave up: look at what it printed above; NCCL does so after a collective timed out",
+    signal.SIGBUS: "native code crashed, often for want of shared memory: give /dev/shm more, or use fewer workers",
+    signal.SIGTERM: "someone ended this one process",
+}
 
 
 def _not_started(arguments: argparse.Namespace, error: Exception) -> DistributedError:

@@ -1,25 +1,34 @@
-"""One process among those of a run: what they tell one another before there is a process group.
+"""One process among those of a run: what they tell one another before there is a process group, and when one fails.
 
-Takes the position of the process; gives a `Member`, through which rank 0 hands facts to all others. Keeps true: it
-uses the store that the launcher keeps, and neither a device nor a collective; one process alone needs no store.
+Takes the position of the process; gives a `Member`, through which rank 0 hands facts to all others, and which lets one
+process tell why the run failed. Keeps true: it uses the store that the launcher keeps, and neither a device nor a
+collective; one process alone needs no store.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from forgather.errors import DistributedError
-from forgather.ml.distributed.env import process_facts
-from forgather.ml.distributed.group import meeting_store
+from forgather.errors import DistributedError, ForgatherError
+from forgather.ml.distributed import stacks, whereabouts
+from forgather.ml.distributed.env import launcher_folder, process_facts
+from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, write_record
+from forgather.ml.distributed.group import meeting_store, shutdown
+from forgather.ml.distributed.guard import FAILED, GRACE_SECONDS, WANTED, Guard
 from forgather.processes import ProcessFacts
 
 _POLL_SECONDS = 0.01
+_PATIENCE_SECONDS = 5.0
+_ANSWER_SECONDS = 3.0
 
 
 class Member:
@@ -29,12 +38,144 @@ class Member:
         facts: its position.
         store: where all can write and read; None for one process alone.
         timeout_seconds: how long to wait for what another process is to say.
+        folder: where this process leaves what its launcher is to know; None for nowhere.
+        connect: makes another connection to the store.
     """
 
-    def __init__(self, facts: ProcessFacts, store: Store | None, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        facts: ProcessFacts,
+        store: Store | None,
+        timeout_seconds: float,
+        *,
+        folder: Path | None = None,
+        connect: Callable[[], Store] | None = None,
+    ) -> None:
         self.facts = facts
+        self._connect = connect
         self.store = store
         self.timeout_seconds = timeout_seconds
+        self.folder = folder
+        self.report_to: Path | None = None
+        """Where a report on a hang is written; the folder of the run, once it is known."""
+        self._guard: Guard | None = None
+
+    def watch(self) -> None:
+        """Begins to look after the other processes, and lets them look after this one."""
+        if self.folder is not None:
+            whereabouts.show_in(self.folder)
+        if self._connect is not None and self.facts.world_size > 1:
+            self._guard = Guard(self._connect(), self.facts, self.folder)
+            self._guard.start()
+
+    def begins(self, run_dir: str) -> None:
+        """Notes that construction begins; reports go to the run's folder from now on."""
+        self.report_to = Path(run_dir)
+        whereabouts.at("construction")
+
+    def built(self) -> None:
+        """Notes that what was constructed begins to run."""
+        whereabouts.at("run")
+
+    def leave(self) -> None:
+        """Says that this process has done its part, and leaves the others."""
+        shutdown()
+        if self.store is not None:
+            # The keeper of the store may have ended first.
+            with suppress(RuntimeError):
+                self.store.set(f"done/{self.facts.rank}", "1")
+        if self._guard is not None:
+            self._guard.stop()
+
+    def ended(self, status: int) -> None:
+        """Leaves a record of an exit status that is not 0, so that it is not taken for a crash."""
+        if status and self.folder is not None:
+            kind = Kind.STOPPED if status > 128 else Kind.STATUS
+            message = f"ended with status {status}"
+            write_record(self.folder, Record(kind, message, str(whereabouts.present()), False, time.time()))
+
+    def fails(self, error: BaseException) -> bool:
+        """Ends the run of all processes, and tells whether this one is to print the error.
+
+        The first cause is printed, once. What follows from it in other processes waits, and is printed only where no
+        cause is found. The exception gets a note that names rank, step and phase.
+        """
+        where = whereabouts.present()
+        kind = kind_of(error)
+        if kind is Kind.WAITED:
+            self._explain_hang(error)
+        told = self._is_first(kind)
+        if self.folder is not None:
+            write_record(self.folder, record_of(error, where, told=told), error)
+        if told:
+            place = f"rank {self.facts.rank} of {self.facts.world_size}"
+            _note(error, f"{place}, {where}" if str(where) else place)
+            self._fail()
+        elif kind is Kind.STOPPED:
+            return self.speaks
+        return told
+
+    def _is_first(self, kind: Kind) -> bool:
+        if kind is Kind.STOPPED:
+            return False
+        if self.store is None:
+            return True
+        if kind is Kind.LOST and not self._waits_for_cause():
+            return False
+        try:
+            return bool(self.store.add("told", 1) == 1)
+        except RuntimeError:
+            return kind is Kind.CAUSE
+
+    def _waits_for_cause(self) -> bool:
+        """Waits for another process to tell the cause; True where none does."""
+        assert self.store is not None, "one process alone loses no other"  # noqa: S101
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                if self.store.check(["told"]):
+                    return False
+            except RuntimeError:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _fail(self) -> None:
+        # The launcher ends the others as soon as it sees one that failed; what is being printed comes first.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.store is not None:
+            with suppress(RuntimeError):
+                self.store.set(FAILED, "1")
+
+    def _explain_hang(self, error: BaseException) -> None:
+        """Asks all processes what they do, and adds what they said to the error."""
+        if self.store is None:
+            return
+        with suppress(RuntimeError):
+            if self.store.add("explains", 1) > 1:
+                # Another process has waited as long, and is asking; it ends the run when it has told.
+                time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)
+                return
+            states = self._states()
+            _note(error, _in_brief(states))
+            if self.report_to is not None:
+                file = self.report_to / "hang.txt"
+                file.write_text("\n".join(stacks.report(states)), encoding="utf-8")
+                _note(error, f"what every rank was doing, with stacks: {file}")
+
+    def _states(self) -> dict[int, dict[str, Any] | None]:
+        assert self.store is not None, "only several processes are asked"  # noqa: S101
+        states: dict[int, dict[str, Any] | None] = {rank: None for rank in range(self.facts.world_size)}
+        states[self.facts.rank] = stacks.own_state()
+        self.store.set(WANTED, "1")
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline and None in states.values():
+            for rank in [rank for rank, state in states.items() if state is None]:
+                if self.store.check([f"stacks/{rank}"]):
+                    states[rank] = json.loads(self.store.get(f"stacks/{rank}"))
+            time.sleep(_POLL_SECONDS)
+        return states
 
     @property
     def speaks(self) -> bool:
@@ -70,13 +211,35 @@ class Member:
         return dict(told)
 
 
+def _note(error: BaseException, text: str) -> None:
+    """Adds a line to an error: an error of ours is drawn from its fields, any other from its notes."""
+    if isinstance(error, ForgatherError):
+        error.context = (*error.context, text)
+    else:
+        error.add_note(text)
+
+
+def _in_brief(states: dict[int, dict[str, Any] | None]) -> str:
+    missing = stacks.missing_ranks(states)
+    if not missing:
+        return "all ranks wait in the same exchange: look at the network"
+    rank = missing[0]
+    state = states[rank]
+    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    if state is None:
+        return f"the others wait for rank {rank}{others}, which gave no answer"
+    step = "" if state["step"] is None else f"step {state['step']}, "
+    doing = f"{step}{state['phase']}".rstrip(", ")
+    return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {stacks.where_in_code(state)}"
+
+
 def join(*, timeout_seconds: float = 300) -> Member:
     """Meets the other processes of this run.
 
     Raises:
         DistributedError: FG706 where they cannot be met, FG701 for variables that make no sense.
     """
-    facts = process_facts()
+    facts, folder = process_facts(), launcher_folder()
     try:
         store = meeting_store(facts, timeout_seconds)
     except (RuntimeError, ValueError, OSError) as error:
@@ -94,11 +257,19 @@ def join(*, timeout_seconds: float = 300) -> Member:
                 code="FG706",
                 hint="start the processes with torchrun, which sets it",
             )
-        return Member(facts, None, timeout_seconds)
-    # What other processes write stands under a name of this attempt: a store outlives it.
-    prefixed = PrefixStore(f"forgather/attempt_{facts.attempt or 0}", store)
-    prefixed.set_timeout(datetime.timedelta(seconds=timeout_seconds))
-    return Member(facts, prefixed, timeout_seconds)
+        return Member(facts, None, timeout_seconds, folder=folder)
+    return Member(
+        facts,
+        _named(store, facts),
+        timeout_seconds,
+        folder=folder,
+        connect=lambda: _named(store.clone(), facts),  # type: ignore[attr-defined]
+    )
+
+
+def _named(store: TCPStore, facts: ProcessFacts) -> Store:
+    # A store outlives an attempt: what its processes write stands under its name.
+    return PrefixStore(f"forgather/attempt_{facts.attempt or 0}", store)
 
 
 def _how_to_meet(reason: str) -> str:

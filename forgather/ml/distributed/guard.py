@@ -1,0 +1,128 @@
+"""A thread beside the run that looks after the other processes: whether they live, and what they do.
+
+Takes a connection of its own to the store; ends this process when the run has failed elsewhere. Keeps true: a process
+that is killed, hangs or loses its launcher takes the others with it within seconds, also where these wait inside
+native code; it asks nothing of the loop, and wakes twice a second.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from torch._C._distributed_c10d import Store
+
+from forgather.ml.distributed import stacks
+from forgather.ml.distributed.failure import CRASH
+from forgather.processes import ProcessFacts
+
+FAILED, WANTED = "failed", "stacks_wanted"
+_PERIOD_SECONDS = 0.5
+GRACE_SECONDS = 3.0
+"""How long a process may go on after the run has failed: time to print, not to wait for its peers."""
+
+
+class Guard:
+    """Looks after one process.
+
+    Args:
+        store: a connection that nobody else uses.
+        facts: the position of this process.
+        folder: where a crash of native code is told; None for nowhere.
+    """
+
+    def __init__(self, store: Store, facts: ProcessFacts, folder: Path | None) -> None:
+        self._store = store
+        self._facts = facts
+        self._stop = threading.Event()
+        self._parent = os.getppid()
+        self._failed_since: float | None = None
+        self._answered = False
+        self._peers: dict[int, int] | None = None
+        self._crash: IO[str] | None = None
+        if folder is not None:
+            # Kept open: the interpreter writes to it when it can do nothing else any more.
+            self._crash = (folder / CRASH).open("w")
+            faulthandler.enable(self._crash)
+        self._thread = threading.Thread(target=self._watch, name="forgather-guard", daemon=True)
+
+    def start(self) -> None:
+        """Tells the others where this process is, and begins to look after them."""
+        place = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._store.set(f"place/{self._facts.rank}", json.dumps(place))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _PERIOD_SECONDS)
+        if self._crash is not None and faulthandler.is_enabled():
+            faulthandler.disable()
+            self._crash.close()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_PERIOD_SECONDS):
+            if os.getppid() != self._parent:
+                _end("the launcher is gone")
+            # The store is gone when its keeper has ended before this process: then nothing can be asked.
+            with suppress(RuntimeError):
+                self._look()
+            since = self._failed_since
+            if since is not None and time.monotonic() - since > GRACE_SECONDS:
+                _end("")
+
+    def _look(self) -> None:
+        if not self._answered and self._store.check([WANTED]):
+            self._answered = True
+            self._store.set(f"stacks/{self._facts.rank}", json.dumps(stacks.own_state()))
+        if self._failed_since is None and self._store.check([FAILED]):
+            self._failed_since = time.monotonic()
+        if self._failed_since is None and self._dead_peer() is not None:
+            self._store.set(FAILED, "1")
+
+    def _dead_peer(self) -> int | None:
+        """Returns a rank on this machine whose process is gone although it never said that it was done."""
+        if self._peers is None:
+            self._peers = self._find_peers()
+        for rank, process in (self._peers or {}).items():
+            if not _lives(process) and not self._store.check([f"done/{rank}"]):
+                return rank
+        return None
+
+    def _find_peers(self) -> dict[int, int] | None:
+        names = {rank: f"place/{rank}" for rank in range(self._facts.world_size) if rank != self._facts.rank}
+        if not self._store.check(list(names.values())):
+            return None
+        places: dict[int, Any] = {rank: json.loads(self._store.get(name)) for rank, name in names.items()}
+        here = socket.gethostname()
+        return {rank: place["pid"] for rank, place in places.items() if place["host"] == here}
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _end(why: str) -> None:
+    if why:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"ended: {why}\n")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # Nothing that hangs may keep this process: neither a handler of signals nor what the interpreter does at its end.
+    os._exit(1)

@@ -1,0 +1,111 @@
+"""What the processes of a run are doing, told by each of them when one has waited too long for the others.
+
+Takes this process; gives its stack, its step and its last collective, and a report of those of all ranks. Keeps true:
+the report names the rank that the others wait for, as far as their counts of collectives tell.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch._C._distributed_c10d as c10d
+
+from forgather.ml.distributed.whereabouts import present
+
+_INSIDE = ("torch/distributed/", "torch/utils/_contextlib", "threading.py")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The last exchange between processes that one of them began.
+
+    Args:
+        name: as in "all_reduce".
+        number: how many there were in its group, itself included.
+        shapes: of what was exchanged.
+        group: name of the group.
+    """
+
+    name: str
+    number: int
+    shapes: list[list[int]]
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.name} number {self.number} of shape {self.shapes} over {self.group}"
+
+
+def last_collective() -> Collective | None:
+    """Returns the last collective that this process began; None where there was none."""
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    try:
+        entries = json.loads(dump() or "{}").get("entries") or []
+    except (RuntimeError, ValueError):
+        return None
+    if not entries:
+        return None
+    last = entries[-1]
+    name = str(last.get("profiling_name", "")).rpartition(":")[2]
+    group = (last.get("process_group") or ["", ""])[-1]
+    return Collective(name, int(last.get("collective_seq_id", 0)), last.get("input_sizes") or [], group)
+
+
+def stack_of_main() -> list[str]:
+    """Returns the stack of this process's main thread, outermost first, as lines "FILE:LINE in FUNCTION"."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    return [f"{one.filename}:{one.lineno} in {one.name}" for one in traceback.extract_stack(frame)] if frame else []
+
+
+def own_state() -> dict[str, Any]:
+    """Returns what this process does, as plain data."""
+    collective = last_collective()
+    where = present()
+    return {
+        "step": where.step,
+        "phase": where.phase,
+        "collective": None if collective is None else collective.__dict__,
+        "stack": stack_of_main(),
+    }
+
+
+def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
+    """Returns the lines that tell what every rank did; None stands for a rank that gave no answer."""
+    lines = []
+    for rank, state in sorted(states.items()):
+        if state is None:
+            lines += [f"rank {rank}: gave no answer", ""]
+            continue
+        step = "" if state["step"] is None else f"step {state['step']}, "
+        lines.append(f"rank {rank}: {step}{state['phase'] or 'in no known phase'}")
+        collective = state["collective"]
+        lines.append(f"  last collective: {Collective(**collective) if collective else 'none'}")
+        lines += [f"    {frame}" for frame in state["stack"]]
+        lines.append("")
+    return lines
+
+
+def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
+    """Returns the ranks that the others wait for: those without an answer, or behind in collectives of one group."""
+    silent = [rank for rank, state in states.items() if state is None]
+    counts = {rank: _count(state) for rank, state in states.items() if state is not None}
+    most = max(counts.values(), default=0)
+    return sorted([*silent, *(rank for rank, count in counts.items() if count < most)])
+
+
+def _count(state: Mapping[str, Any]) -> int:
+    return int(state["collective"]["number"]) if state["collective"] else 0
+
+
+def where_in_code(state: Mapping[str, Any]) -> str:
+    """Returns the innermost frame of a stack that is not inside PyTorch's own exchange."""
+    frames = [frame for frame in state["stack"] if not any(part in frame for part in _INSIDE)]
+    return str(frames[-1]) if frames else ""
