@@ -22,7 +22,7 @@ from forgather.ml.checkpoint.retention import prune
 from forgather.ml.checkpoint.rng import restore_rng
 from forgather.ml.checkpoint.state import write_state
 from forgather.ml.checkpoint.store import checkpoint_folder, step_of, write_checkpoint
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed, saving
@@ -107,6 +107,7 @@ class Run:
             self._restore_rng()
         self.session.control.should_epoch_stop = False
         self.session.send("on_epoch_begin")
+        self._note("reading data")
         windows = self.data.windows(self.strategy.rule)
         self._restore_rng()
         return self.agreed.windows(windows, has_length=self.data.num_batches is not None)
@@ -118,8 +119,13 @@ class Run:
 
     def begin_step(self) -> None:
         """Clears the switches and tells the callbacks."""
+        self._note("forward and backward")
         flow.begin_step(self.session.control)
         self.session.send("on_step_begin")
+
+    def _note(self, phase: str) -> None:
+        """Notes what is done for the step that is not finished yet, for whoever asks when something goes wrong."""
+        whereabouts.at(phase, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
         """Tells the callbacks that a micro-batch is done and more follow."""
@@ -131,6 +137,7 @@ class Run:
 
     def before_update(self, norm: Tensor | None) -> None:
         """Looks at the gradients and tells the callbacks; from here on the weights change."""
+        self._note("update")
         self.guard.gradients(norm, self.session.state.global_step + 1)
         self.session.send("on_pre_optimizer_step")
         self.in_update = True
@@ -165,6 +172,7 @@ class Run:
         flow.after_step(self.args, state, control)
         self.session.send("on_step_end")
         self._log_evaluate_save()
+        self._note("reading data")
         if (error := self.agreed.stop()) is not None:
             self.stops_together = True
             raise error
@@ -211,6 +219,7 @@ class Run:
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
+        whereabouts.at("evaluation", self.session.state.global_step)
         with self.meter.paused():
             metrics = self._evaluate()
         self._agree_on_control()
@@ -269,6 +278,7 @@ class Run:
         state = self.session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
         if self._saved_step != state.global_step:
+            whereabouts.at("saving", state.global_step)
             with self.meter.paused():
                 self.guard.poll(wait=True)
                 if self._is_best_saved():

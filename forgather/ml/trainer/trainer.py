@@ -23,7 +23,7 @@ from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, Trainer
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.checkpoint.store import list_checkpoints, verify
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
@@ -335,6 +335,7 @@ class Trainer:
         Raises:
             TrainingError: FG817 where nothing can be written into the folder.
         """
+        whereabouts.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         is_writer = self.strategy.topology.is_writer
         weights = {name: weight for name, weight in self.strategy.export() if is_writer}
