@@ -18,11 +18,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from forgather.errors import ForgatherError
 from forgather.ml.distributed.whereabouts import Whereabouts
 
 RECORD = "error.json"
 CRASH = "crash.txt"
 _KEY = "forgather"
+# Errors of ours that tell of another process's failure.
+_FOLLOWS = ("FG706", "FG854")
 _WAITED = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
 _LOST = (
     "Connection closed by peer",
@@ -75,6 +78,8 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, KeyboardInterrupt):
         return Kind.STOPPED
     for one in _chain(error):
+        if isinstance(one, ForgatherError) and one.code in _FOLLOWS:
+            return Kind.LOST
         text = str(one)
         is_ours = isinstance(one, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
         if not (is_ours or (isinstance(one, RuntimeError) and any(word in text for word in (*_LOST, *_WAITED)))):
