@@ -13,13 +13,22 @@ if TYPE_CHECKING:
     from forgather.ml.trainer.accel import AccelTrainer
     from forgather.ml.trainer.args import TrainingArguments
     from forgather.ml.trainer.parallel_args import AccelTrainingArguments, PipelineTrainingArguments
+    from forgather.ml.trainer.pipeline import PipelineTrainer
     from forgather.ml.trainer.trainer import Trainer
 
-__all__ = ["AccelTrainer", "AccelTrainingArguments", "PipelineTrainingArguments", "Trainer", "TrainingArguments"]
+__all__ = [
+    "AccelTrainer",
+    "AccelTrainingArguments",
+    "PipelineTrainer",
+    "PipelineTrainingArguments",
+    "Trainer",
+    "TrainingArguments",
+]
 
 _LAZY = {
     "AccelTrainer": "forgather.ml.trainer.accel",
     "AccelTrainingArguments": "forgather.ml.trainer.parallel_args",
+    "PipelineTrainer": "forgather.ml.trainer.pipeline",
     "PipelineTrainingArguments": "forgather.ml.trainer.parallel_args",
     "Trainer": "forgather.ml.trainer.trainer",
     "TrainingArguments": "forgather.ml.trainer.args",

@@ -38,7 +38,9 @@ def norm_of(
             by_mesh.setdefault(mesh, []).append(parameter.grad)
     # Norms of one mesh at a time: torch refuses to stack those of several.
     norms = [_whole(get_total_norm(grads)) for grads in by_mesh.values()]
-    kind = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
+    # A stage without gradients does not know the type of the others.
+    unknown = not norms and pp_group is not None
+    kind = torch.float64 if unknown or any(norm.dtype == torch.float64 for norm in norms) else torch.float32
     if len(norms) == 1 and pp_group is None:
         return norms[0].to(device, kind)
     squares = torch.zeros((), dtype=kind, device=device)

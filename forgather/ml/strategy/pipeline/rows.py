@@ -1,0 +1,120 @@
+"""A batch as a pipeline takes it: inputs of the first stage, inputs of every stage, and the parts that meet the loss.
+
+Takes a batch; gives `StepInputs` and parts of equal numbers of rows. Keeps true: what cannot be split is refused on
+every rank before a stage runs, since all ranks of a replica see the same batch; labels meet the last stage only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from forgather.errors import TrainingError
+from forgather.ml.losses import inputs_of
+from forgather.ml.types import Weightless
+
+_MAIN_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values")
+_FLATTENED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the stages get of one batch.
+
+    Args:
+        first: positional inputs of the first stage.
+        every: keyword inputs of every stage (positions, masks).
+    """
+
+    first: tuple[Tensor, ...]
+    every: dict[str, Tensor]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.first[0].shape[0])
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What must be the same for two batches to run over the same buffers."""
+        first = tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.first)
+        every = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(self.every.items()))
+        return first, every
+
+
+def step_inputs(batch: Any) -> StepInputs:
+    """Returns what the stages get of a batch: everything but the labels.
+
+    Raises:
+        TrainingError: FG764 for a batch that a pipeline cannot split by rows.
+    """
+    if isinstance(batch, Weightless):
+        return step_inputs(batch.batch)
+    inputs = inputs_of(batch)
+    if isinstance(inputs, Tensor):
+        return StepInputs((inputs,), {})
+    if isinstance(inputs, tuple | list):
+        if len(inputs) != 1:
+            raise _refusal(
+                f"the batch is a tuple with {len(inputs)} inputs, and one of them enters the first stage",
+                "return a mapping of names to tensors from the data collator",
+            )
+        _refuse_unsplit("0", inputs[0])
+        return StepInputs(tuple(inputs), {})
+    inputs = {name: item for name, item in inputs.items() if item is not None}
+    for name, item in inputs.items():
+        _refuse_unsplit(name, item)
+    main = next((name for name in _MAIN_INPUTS if name in inputs), next(iter(inputs), None))
+    if main is None:
+        raise _refusal("the batch has no inputs beside its labels", "look at what the data collator returns")
+    rows = inputs[main].shape[0]
+    every = {name: _of_rows(name, item, rows) for name, item in inputs.items() if name != main}
+    return StepInputs((inputs[main],), every)
+
+
+def _refuse_unsplit(name: str, item: Any) -> None:
+    if name in _FLATTENED:
+        raise _refusal(
+            f"the batch has {name!r}: its rows are flattened into one, and a pipeline splits batches by rows",
+            "pack documents into rows of fixed length (collators/packed.yaml)",
+        )
+    if not isinstance(item, Tensor) or item.ndim == 0:
+        kind = "a number" if isinstance(item, Tensor) else f"a {type(item).__name__}"
+        raise _refusal(
+            f"the batch has {name!r}, which is {kind}, and a pipeline splits tensors of rows",
+            "leave it out in the data collator, or make it a tensor with one entry a row",
+        )
+
+
+def _of_rows(name: str, tensor: Tensor, rows: int) -> Tensor:
+    if tensor.shape[0] == rows:
+        return tensor
+    if tensor.shape[0] == 1:
+        return tensor.expand(rows, *tensor.shape[1:])
+    raise _refusal(
+        f"the batch has {rows} rows, and {name!r} has {tensor.shape[0]}",
+        "return tensors with one entry a row from the data collator",
+    )
+
+
+def _refusal(message: str, hint: str) -> TrainingError:
+    return TrainingError(message, code="FG764", hint=hint)
+
+
+def part_of(batch: Any, index: int, size: int) -> Any:
+    """Returns rows `index * size` to `(index + 1) * size` of a batch."""
+    if isinstance(batch, Weightless):
+        return Weightless(part_of(batch.batch, index, size))
+
+    def taken(item: Any) -> Any:
+        splits = isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] > 1
+        return item[index * size : (index + 1) * size] if splits else item
+
+    if isinstance(batch, Mapping):
+        return {name: taken(item) for name, item in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)([taken(item) for item in batch])
+    return taken(batch)

@@ -1,0 +1,331 @@
+"""A model cut into stages that lie on several ranks.
+
+Takes a recipe and windows; gives losses and updates equal to those of one process. Keeps true: a gradient is the sum
+over all rows of all replicas divided by the targets of all; every rank of a replica sees the same rows and takes the
+same decisions; whatever would leave one rank waiting for another is refused on all of them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forgather.errors import TrainingError
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.distributed.mesh import Mesh
+from forgather.ml.losses import LossRule, ModelLoss
+from forgather.ml.modes import modes_kept
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.gradients import clip, norm_of
+from forgather.ml.strategy.initial import initial_state
+from forgather.ml.strategy.pipeline.copies import join_local, sum_over_replicas, sum_tied, tied_weights
+from forgather.ml.strategy.pipeline.forward import ForwardPass
+from forgather.ml.strategy.pipeline.local import LocalStages, whole_optimizer, whole_state
+from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_random_numbers
+from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
+from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
+from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
+from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut
+from forgather.ml.strategy.pipeline.steps import Steps
+from forgather.ml.strategy.pipeline.tied import tied_parameters
+from forgather.ml.strategy.pipeline.view import PipelineView
+from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.state import load_model_state, load_optimizer_state
+from forgather.ml.types import Topology, Update, Window
+
+_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+
+
+class Pipeline:
+    """The strategy of a model in stages, over a schedule of torch.
+
+    `model` is the whole model without memory (every weight on the meta device): it tells classes, names and settings.
+
+    Args:
+        environment: who this process is.
+        layout: sizes of the axes.
+        rows: rows of one micro-step of one replica.
+        schedule_class: name of the schedule.
+        split_spec: where the model is cut, see `plan_split`.
+        pipeline_chunks: micro-batches that the rows are split into; None for as many as there are stages.
+        stages_per_rank: stages that one rank holds; None for what the cuts or the schedule say.
+        checkpoint_sequential: recompute the activations of each block in the backward pass.
+        use_cpu: compute on the CPU though there is an accelerator.
+
+    Raises:
+        DistributedError: FG760 and FG761 where sizes, schedule and rows do not fit together.
+    """
+
+    model: nn.Module
+    view: nn.Module
+    rule: LossRule
+    optimizer: Optimizer | None = None
+
+    def __init__(
+        self,
+        environment: DistributedEnvironment,
+        layout: Layout,
+        *,
+        rows: int,
+        schedule_class: str = "ScheduleGPipe",
+        split_spec: Mapping[str, Any] | str | int | None = None,
+        pipeline_chunks: int | None = None,
+        stages_per_rank: int | None = None,
+        checkpoint_sequential: bool = False,
+        use_cpu: bool = False,
+    ) -> None:
+        self.schedule = schedule_class
+        self.split_spec = split_spec
+        self.checkpoint_sequential = checkpoint_sequential
+        self.placement = place(
+            schedule_class,
+            layout.pipeline_parallel_size,
+            stages_per_rank=stages_per_rank,
+            num_stages=_stages_asked(split_spec),
+        )
+        self.parts = num_micro_batches(schedule_class, self.placement, rows, pipeline_chunks)
+        device = environment.start(use_cpu=use_cpu)
+        self.mesh = Mesh.of(layout, device.type)
+        position = self.mesh.position
+        self._share_group = self.mesh.whole["pp", "dp_replicate", "dp_shard"]._flatten("pp_dp").get_group()
+        self.topology = Topology(
+            rank=environment.rank,
+            world_size=environment.world_size,
+            device=device,
+            is_writer=environment.rank == 0,
+            local_rank=environment.local_rank,
+            dp_rank=position.data,
+            dp_size=layout.data_parallel_size,
+            has_loss=position.pipeline == self.placement.last_rank,
+            pp_rank=position.pipeline,
+            fixed_rows=True,
+        )
+
+    # -- build ---------------------------------------------------------------------------------------------------------
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the stages of this rank and the loss rule, places and prepares them.
+
+        Raises:
+            TrainingError: FG75x for a model that cannot be cut so, FG762 for one whose loss needs all of it, FG763 for
+                stages that are frozen whole under some schedules, FG767 for float16.
+        """
+        if recipe.autocast is torch.float16:
+            raise TrainingError(
+                "fp16 is on, and a pipeline has no scale for a float16 loss",
+                code="FG767",
+                hint="set bf16: true, which has the range of float32",
+            )
+        self._recipe = recipe
+        initial = initial_state(recipe, self.topology)
+        skeleton = initial.on_meta()
+        self.rule = recipe.make_rule(skeleton)
+        _refuse_loss_of_the_model(skeleton, self.rule)
+        plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
+        self._state_names = list(skeleton.state_dict())
+        self._parameter_names = [name for name, _ in skeleton.named_parameters()]
+        self._refuse_frozen_stages(skeleton, plan)
+        stages: dict[int, nn.Module] = {}
+        for index in self.placement.stages_of(self.topology.pp_rank):
+            stage = stages[index] = cut(skeleton, plan, index)
+            if self.checkpoint_sequential:
+                checkpoint_blocks(stage)
+            for step in recipe.prepare:
+                step(stage)
+            initial.fill(stage)
+        self._join(skeleton, plan, stages)
+        self._randomness = StageRandomness(
+            replica=self.topology.dp_rank,
+            position=self.topology.pp_rank,
+            draws=draws_random_numbers(skeleton, getattr(skeleton, "config", None)),
+        )
+        shared: dict[str, Any] = {"placement": self.placement, "group": self.mesh.pp_group}
+        self._steps = Steps(stages, schedule=self.schedule, parts=self.parts, device=self.topology.device, **shared)
+        self._forward = ForwardPass(stages, device=self.topology.device, **shared)
+        self.model = skeleton
+        self.view = PipelineView(self._local, self._forward, skeleton)
+
+    def _join(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
+        tied = tied_parameters(skeleton, plan)
+        join_local(stages, tied)
+        first: dict[int, str] = {}
+        aliases: dict[str, str] = {}
+        for name, parameter in skeleton.named_parameters(remove_duplicate=False):
+            if first.setdefault(id(parameter), name) != name:
+                aliases[name] = first[id(parameter)]
+        self._tied, self._counted_elsewhere = tied_weights(stages, tied, self.placement, self.mesh.pp_group)
+        self._local = LocalStages(stages, aliases, getattr(skeleton, "config", None))
+        self._parameters = [parameter for parameter in self._local.parameters() if parameter.requires_grad]
+
+    def _refuse_frozen_stages(self, skeleton: nn.Module, plan: SplitPlan) -> None:
+        if not facts_of(self.schedule).splits_backward:
+            return
+        trains = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
+        frozen = [index for index in range(plan.num_stages) if not any(plan.holds(index, name) for name in trains)]
+        if frozen and trains:
+            raise TrainingError(
+                f"stage{'s' if len(frozen) > 1 else ''} {', '.join(map(str, frozen))} of {plan.num_stages} "
+                f"ha{'ve' if len(frozen) > 1 else 's'} no trainable weight, and {self.schedule} loses gradients then",
+                code="FG763",
+                hint="use Schedule1F1B or ScheduleInterleaved1F1B, or train a weight in every stage",
+            )
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer of the stages of this rank."""
+        self.optimizer = self._recipe.make_optimizer(self._local)
+        return self.optimizer
+
+    # -- one update ----------------------------------------------------------------------------------------------------
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._recipe.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns this process's share of its loss."""
+        if not self._local.training:
+            self._local.train()
+        total = torch.zeros((), device=self.topology.device)
+        last = len(window.batches) - 1
+        for position, batch in enumerate(window.batches):
+            found = self._step(to_device(batch, self.topology.device), denom)
+            total = total if found is None else total + found
+            if after_micro_batch is not None and position != last:
+                after_micro_batch()
+        if self.topology.dp_size > 1:
+            sum_over_replicas(self._parameters, self.mesh.dp_group)
+        sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group)
+        return total
+
+    def _step(self, batch: Any, denom: float | Tensor) -> Tensor | None:
+        inputs = step_inputs(batch)
+        size = self._rows_of_a_part(inputs.rows)
+
+        def loss(output: Any, index: int) -> Tensor:
+            part = part_of(batch, index, size)
+            return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
+
+        with self._autocast(), self._randomness.own():
+            return self._steps.run(inputs, loss)
+
+    def _rows_of_a_part(self, rows: int) -> int:
+        size, rest = divmod(rows, self.parts)
+        if rest:
+            num_micro_batches(self.schedule, self.placement, rows, self.parts)
+        return size
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], None],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act."""
+        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+        norm = None
+        if max_norm > 0 or want_norm:
+            norm = norm_of(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
+        if norm is not None and max_norm > 0:
+            clip(self._parameters, norm, max_norm)
+        before_step(norm)
+        self.optimizer.step()
+        after_step()
+        self.discard()
+        return Update(grad_norm=norm)
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum of a batch where the last stage lies, and the number of its valid targets."""
+        placed = to_device(batch, self.topology.device)
+        with modes_kept(self._local), self._autocast():
+            self._local.eval()
+            output = self._forward(step_inputs(placed))
+            if output is None:
+                return torch.zeros((), device=self.topology.device), self.rule.count(batch)
+            return self.rule.total(lambda *args, **kwargs: output, placed), self.rule.count(batch)
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the sum of a value over replicas and stages, on every process; only the last stage's counts."""
+        is_tensor = isinstance(value, Tensor)
+        whole = value.dtype in _WHOLE_NUMBERS if is_tensor else isinstance(value, int)
+        # One type on every rank: those without a loss do not know in which one it was computed.
+        kind = torch.int64 if whole else torch.float32 if self.topology.device.type == "mps" else torch.float64
+        there = torch.as_tensor(value).detach().to(self.topology.device, kind, copy=True)
+        if not self.topology.has_loss:
+            there.zero_()
+        dist.all_reduce(there, group=self._share_group)
+        return there if is_tensor else there.item()
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> dict[str, Any]:
+        """Returns "model" (weights by name) and "optimizer", whole on the writer; every process calls it."""
+        model = {name: value for name, value in self.export() if self.topology.is_writer}
+        optimizer = None
+        if self.optimizer is not None:
+            optimizer = whole_optimizer(
+                self._local,
+                self.optimizer,
+                self._parameter_names,
+                group=self.mesh.pp_group,
+                device=self.topology.device,
+            )
+        return {"model": model, "optimizer": optimizer}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+
+        Raises:
+            CheckpointError: FG605 where the state is that of another model or optimizer.
+        """
+        for stage in self._local.stages.values():
+            load_model_state(stage, state["model"])
+        if self.optimizer is not None and state.get("optimizer") is not None:
+            load_optimizer_state(self._local, self.optimizer, state["optimizer"])
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the whole model by name, each weight whole, one at a time; every process iterates."""
+        yield from whole_state(self._local, self._state_names, group=self.mesh.pp_group, device=self.topology.device)
+
+
+def _stages_asked(split_spec: Any) -> int | None:
+    """Returns how many stages a split_spec makes; None where it leaves that open."""
+    if isinstance(split_spec, Mapping):
+        return len(split_spec) + 1
+    return split_spec if isinstance(split_spec, int) and not isinstance(split_spec, bool) else None
+
+
+def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
+    kind = type(model).__name__
+    if isinstance(rule, ModelLoss):
+        raise TrainingError(
+            f"{kind} computes its loss itself, and no stage of a pipeline holds all of it",
+            code="FG762",
+            hint="return logits from the model, and give the trainer a loss_fn of (logits, labels)",
+        )
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0.0):
+        raise TrainingError(
+            f"{kind} adds a loss of its routers (output_router_logits), which all stages would have to hand on",
+            code="FG762",
+            hint="set output_router_logits: false in the model's configuration",
+        )

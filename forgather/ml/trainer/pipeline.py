@@ -1,0 +1,49 @@
+"""`PipelineTrainer`: a model in stages that lie on several ranks.
+
+Takes what `Trainer` takes, with `PipelineTrainingArguments`; gives the same run on several processes. Keeps true: it
+is a choice of strategy, by the arguments alone.
+"""
+
+from __future__ import annotations
+
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.strategy.pipeline.strategy import Pipeline
+from forgather.ml.trainer.parallel_args import PipelineTrainingArguments
+from forgather.ml.trainer.trainer import Trainer
+
+
+class PipelineTrainer(Trainer):
+    """Trains a model whose layers lie on several processes.
+
+    `args` is a `PipelineTrainingArguments`; everything else is that of `Trainer`.
+
+    Raises:
+        DistributedError: FG704 for sizes that do not make the processes that run, FG760 and FG761 for stages and
+            micro-batches that do not fit the schedule.
+        TrainingError: FG750 to FG755 for a model that cannot be cut so, FG762 for one whose loss needs all of it.
+    """
+
+    args: PipelineTrainingArguments
+
+    def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
+        """Returns how updates are computed."""
+        args = self.args
+        layout = Layout.of(
+            environment.world_size,
+            data=args.data_parallel_size,
+            pipeline=args.pipeline_parallel_size,
+            tensor=args.tensor_parallel_size,
+        )
+        return Pipeline(
+            environment,
+            layout,
+            rows=args.per_device_train_batch_size,
+            schedule_class=args.schedule_class,
+            split_spec=args.split_spec,
+            pipeline_chunks=args.pipeline_chunks,
+            stages_per_rank=args.stages_per_rank,
+            checkpoint_sequential=args.checkpoint_sequential,
+            use_cpu=args.use_cpu,
+        )

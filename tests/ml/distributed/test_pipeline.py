@@ -1,0 +1,59 @@
+"""A model in stages against the same model in one process: every schedule, in float64."""
+
+import functools
+
+import pytest
+
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.pipeline_runs import (
+    MODELS,
+    SCHEDULES,
+    differences,
+    pipeline,
+    recipe,
+    single_run,
+    train,
+    weights_of,
+    windows,
+)
+
+EXACT = 1e-10
+
+
+@functools.cache
+def reference(model, accumulation, rows):
+    return single_run(recipe(MODELS[model]), windows(3, accumulation, rows, packed=True, tail=rows - 3))
+
+
+def _trains(model, accumulation, rows, world, data, settings):
+    strategy = pipeline(recipe(MODELS[model]), world=world, data=data, rows=rows // data, **settings)
+    found = train(
+        strategy,
+        windows(3, accumulation, rows, packed=True, tail=rows - 3),
+        dp_rank=strategy.topology.dp_rank,
+        dp_size=strategy.topology.dp_size,
+    )
+    return (*found, weights_of(strategy))
+
+
+def assert_equal_to_one_process(model, accumulation, rows, world, data=1, **settings):
+    want = reference(model, accumulation, rows)
+    found = run_ranks(world, _trains, model, accumulation, rows, world, data, settings)
+    assert len({tuple(losses) for losses, _, _ in found}) == 1
+    assert len({tuple(norms) for _, norms, _ in found}) == 1
+    off = differences(want, found[0])
+    assert all(value <= EXACT for value in off.values()), off
+
+
+# The whole grid (both models, both accumulations, three precisions, FSDP2) is the matrix of `make test-distributed`.
+
+
+@pytest.mark.parametrize(("model", "accumulation", "world"), [("llama", 3, 2), ("gpt2", 1, 4)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_one_process_does(schedule, model, accumulation, world):
+    assert_equal_to_one_process(model, accumulation, 8, world, schedule_class=schedule, pipeline_chunks=8)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_replicas_of_two_ranks_train_as_one_process_does(schedule):
+    assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, schedule_class=schedule, pipeline_chunks=4)
