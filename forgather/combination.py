@@ -131,6 +131,7 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "strategy": "pipeline" if pipelined else strategy,
         "schedule": given("schedule_class") if pipelined else None,
         "replicas": follows(_replicas, shared, *map(given, _DDP)) if pipelined else None,
+        "tensor": follows(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
         "accumulation": follows(_accumulation, given("gradient_accumulation_steps")),
         "precision": follows(_precision, given("fp16"), given("bf16"), given("accelerator_args")),
         "compile": follows(lambda *asked: "yes" if any(asked) else "no", *map(given, compiles)),

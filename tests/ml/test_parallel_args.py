@@ -5,8 +5,10 @@ import pickle
 
 import pytest
 
-from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, TrainingArguments
+from forgather.ml import AccelTrainer, AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
+from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.arguments_check import SettingError
+from forgather.ml.trainer.combinations import refuse_combination
 
 
 @pytest.mark.parametrize("arguments", [AccelTrainingArguments, PipelineTrainingArguments])
@@ -46,3 +48,20 @@ def test_a_value_that_does_not_fit_is_refused(settings, words):
 def test_a_missing_attribute_names_the_class():
     with pytest.raises(AttributeError, match="PipelineTrainingArguments has no attribute 'nothing'"):
         PipelineTrainingArguments("out").nothing  # noqa: B018
+
+
+def test_a_collator_that_flattens_does_not_go_with_a_pipeline():
+    collator = pytest.importorskip("transformers").DataCollatorWithFlattening()
+    rules = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
+    with pytest.raises(door.SettingError, match="flattens a batch to one row") as caught:
+        refuse_combination(rules, PipelineTrainingArguments("out"), data_collator=collator)
+    assert "FG770" == caught.value.code
+    refuse_combination(rules, PipelineTrainingArguments("out"), data_collator=None)
+    for trainer, args in ((AccelTrainer, AccelTrainingArguments("out")), (Trainer, TrainingArguments("out"))):
+        refuse_combination(trainer.RULES, args, data_collator=collator)
+
+
+def test_a_trainer_of_one_process_refuses_arguments_of_several():
+    with pytest.raises(door.SettingError, match="'Trainer' is given the arguments of another trainer") as caught:
+        Trainer(args=AccelTrainingArguments("out"))
+    assert "FG775" == caught.value.code

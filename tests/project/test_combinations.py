@@ -1,5 +1,7 @@
 """Sizes and combinations of runs in several processes: found by the check, and refused by the arguments in the same words."""
 
+import textwrap
+
 import pytest
 
 from forgather.errors import Severity
@@ -156,3 +158,38 @@ def test_the_sizes_ask_for_processes(project, constructor, settings, processes):
     assert processes == processes_asked_for(
         project(config(constructor, *settings).replace("!partial:builtins:dict", "!call:builtins:dict")).graph
     )
+
+
+def test_a_collator_that_flattens_is_found_beside_a_pipeline(project):
+    text = """\
+    main: !call:forgather.ml:AccelTrainer
+      model: !partial:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]
+      train_dataset: [1]
+      data_collator: !call:transformers:DataCollatorWithFlattening
+      args: !call:forgather.ml:PipelineTrainingArguments {output_dir: out}
+    """
+    found = [one for one in check_project(project(textwrap.dedent(text))).errors if one.code == "FG770"]
+    assert [
+        (4, "a collator that flattens a batch to one row leaves a pipeline no rows to split into micro-batches")
+    ] == [(one.span.line, one.message) for one in found]
+
+
+@pytest.mark.parametrize("arguments", ["TrainingArguments", "PipelineTrainingArguments"])
+def test_arguments_of_another_trainer_are_found_and_refused(project, arguments):
+    text = f"""\
+    main: !call:forgather.ml:AccelTrainer
+      model: !partial:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]
+      train_dataset: [1]
+      args: !call:forgather.ml:{arguments} {{output_dir: out}}
+    """
+    one = project(textwrap.dedent(text))
+    (found,) = check_project(one).errors
+    assert ("FG775", 4, "'AccelTrainer' is given the arguments of another trainer") == (
+        found.code,
+        found.span.line,
+        found.message,
+    )
+    refusal = pytest.importorskip("forgather.ml.trainer.arguments_check").SettingError
+    with pytest.raises(refusal) as refused:
+        one("main")
+    assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)

@@ -13,6 +13,7 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
+from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
 
@@ -28,6 +29,8 @@ class AccelTrainer(Trainer):
     """
 
     args: AccelTrainingArguments
+    ARGUMENTS = AccelTrainingArguments
+    RULES = door.rules("accel_trainer", "forgather.ml:AccelTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns how updates are computed."""

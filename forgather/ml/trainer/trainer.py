@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -29,10 +29,12 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe, Strategy
 from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
+from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.loop import train_loop
@@ -43,6 +45,7 @@ from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.shares import Share
 from forgather.ml.types import TrainOutput
+from forgather.rules import Rules
 
 _log = get_logger(__name__)
 
@@ -65,10 +68,14 @@ class Trainer:
         distributed_env: who this process is; read from the environment by default.
 
     Raises:
+        SettingError: FG770 and FG775 for arguments that do not go with the trainer, or with what it is given.
         TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
             something that is not a callback, FG819 for a factory that cannot be called.
         DistributedError: FG703 where several processes were started.
     """
+
+    ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
+    RULES: ClassVar[Rules] = door.rules("trainer", "forgather.ml:Trainer")
 
     def __init__(
         self,
@@ -87,7 +94,8 @@ class Trainer:
         distributed_env: DistributedEnvironment | None = None,
     ) -> None:
         refuse_uncallable(optimizer_factory=optimizer_factory, lr_scheduler_factory=lr_scheduler_factory)
-        self.args = TrainingArguments() if args is None else args
+        self.args = self.ARGUMENTS() if args is None else args
+        refuse_combination(self.RULES, self.args, data_collator=data_collator)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or default_collate(processing_class)

@@ -1,0 +1,84 @@
+"""Writes the tables of `docs/parallelism.md` out of the compatibility matrix (`forgather/ml/matrix.json`).
+
+Takes nothing; rewrites what stands between the marks `<!-- matrix -->` and `<!-- end of matrix -->` of the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from forgather.combination import Cell, Matrix, read_matrix
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "parallelism.md"
+BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
+_OF_A_STRATEGY = (
+    ("accumulation", "several"), ("precision", "bfloat16"), ("precision", "float16"), ("compile", "yes"),
+    ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"), ("reentrant", "yes"),
+    ("optimizer", "adafactor"), ("optimizer", "matrix"),
+)  # fmt: skip
+_OF_A_SCHEDULE = (
+    ("replicas", "all-reduce"), ("replicas", "fsdp2"), ("replicas", "fsdp2 with resharding"),
+    ("replicas", "hybrid shards"), ("replicas", "ddp"), ("tensor", "yes"), *_OF_A_STRATEGY[:-3], ("frozen", "stage"),
+    ("optimizer", "adafactor"), ("optimizer", "matrix"),
+)  # fmt: skip
+
+
+def tables(matrix: Matrix) -> str:
+    """Returns the tables and their notes."""
+    notes: list[Cell] = []
+    strategies = [name for name in matrix.axes["strategy"].values if name != "pipeline"]
+    schedules = list(matrix.axes["schedule"].values)
+    parts = [
+        _table(matrix, "strategy", strategies, _OF_A_STRATEGY, {}, notes),
+        _table(matrix, "schedule", schedules, _OF_A_SCHEDULE, {"strategy": "pipeline"}, notes),
+        "\n".join(_note(number, cell) for number, cell in enumerate(notes, start=1)) + "\n",
+    ]
+    return "\n".join(parts)
+
+
+def _table(
+    matrix: Matrix,
+    axis: str,
+    rows: list[str],
+    columns: tuple[tuple[str, str], ...],
+    around: dict[str, str],
+    notes: list[Cell],
+) -> str:
+    """Returns a table with a row for each combination of the others with one value of `axis`."""
+    titles = [matrix.axes[axis].title, *rows]
+    words = matrix.axes[axis].values
+    lines = [
+        "| " + " | ".join([titles[0], *(words[row] for row in rows)]) + " |",
+        "|" + "---|" * (len(rows) + 1),
+    ]
+    for name, value in columns:
+        cells = [_verdict(matrix.cell({**around, axis: row, name: value}), notes) for row in rows]
+        lines.append("| " + " | ".join([matrix.axes[name].values[value], *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(cell: Cell | None, notes: list[Cell]) -> str:
+    if cell is None:
+        return "equal"
+    if cell not in notes:
+        notes.append(cell)
+    return f"{'refused' if cell.verdict == 'refused' else 'equal'} ({notes.index(cell) + 1})"
+
+
+def _note(number: int, cell: Cell) -> str:
+    reason = cell.reason.replace("{args.schedule_class}", "this schedule")
+    if cell.verdict == "refused":
+        return f"{number}. {reason}. Instead: {cell.instead}."
+    return f"{number}. Equal with `{cell.instead}`, which is set for you: {reason}."
+
+
+def page_with(text: str, written: str) -> str:
+    """Returns a page with its tables replaced."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), tables(read_matrix())), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")
