@@ -125,6 +125,16 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
     return None
 
 
+def is_accelerate(environ: Mapping[str, str]) -> bool:
+    """Tells whether `accelerate launch` started this process, also where it started this one alone."""
+    return "ACCELERATE_MIXED_PRECISION" in environ
+
+
+def tasks_on_this_machine(environ: Mapping[str, str]) -> int:
+    """Returns how many tasks of a SLURM step run here; 1 outside of a step."""
+    return _number(_slurm_values(environ), "LOCAL_WORLD_SIZE", 1) if _is_slurm_step(environ) else 1
+
+
 def is_worker(environ: Mapping[str, str]) -> bool:
     """Tells whether a launcher has made this process as one of the processes of a run."""
     return bool(_spoken(environ)[0]) and node_facts(environ) is None
@@ -133,7 +143,7 @@ def is_worker(environ: Mapping[str, str]) -> bool:
 def _spoken(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
     """Returns who started this process, and its position under the names that torchrun gives."""
     if "TORCHELASTIC_RUN_ID" in environ:
-        return "torchrun", environ
+        return "accelerate launch" if is_accelerate(environ) else "torchrun", environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return ("Kubeflow" if _is_pod(environ) else "a launcher"), environ
     if "OMPI_COMM_WORLD_RANK" in environ:

@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 from forgather.errors import ProjectError
 from forgather.processes import NodeFacts
 from forgather.project.asked import processes_asked_for
+from forgather.project.locations import library_dir
+from forgather.project.plain import string_entries
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
+from forgather.project.written import Writers
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
 
@@ -31,6 +34,7 @@ class Asked:
         master: host and port where the machines meet; None for one machine.
         handed: words for torchrun, as they were given.
         source: who asks for `per_node`, for people.
+        is_default: True where a template of the library says so, and neither the project nor the command line.
     """
 
     per_node: int | str = 1
@@ -39,6 +43,7 @@ class Asked:
     master: tuple[str, int | None] | None = None
     handed: tuple[str, ...] = ()
     source: str = "meta.nproc_per_node"
+    is_default: bool = False
 
     @property
     def is_one(self) -> bool:
@@ -90,10 +95,10 @@ def asked_processes(
     Raises:
         ProjectError: FG828 for a number that is none, FG462 for options that do not fit together.
     """
-    asked = Asked(per_node=_per_node(project), handed=tuple(handed))
+    asked = Asked(per_node=_per_node(project), handed=tuple(handed), is_default=_is_default(project))
     devices = _devices(options.devices)
     if options.nproc_per_node is not None:
-        asked = replace(asked, per_node=options.nproc_per_node, source="--nproc-per-node")
+        asked = replace(asked, per_node=options.nproc_per_node, source="--nproc-per-node", is_default=False)
     elif devices and isinstance(asked.per_node, str):
         asked = replace(asked, per_node=len(devices), source="--devices")
     if devices and isinstance(asked.per_node, int) and asked.per_node > len(devices):
@@ -119,6 +124,17 @@ def _per_node(project: Project) -> int | str:
     """Returns what the config asks for; the sizes of its trainer's arguments say what `auto` is, where they do."""
     wished = run_meta(project.graph).nproc_per_node
     return processes_asked_for(project.graph) or wished if wished == "auto" else wished
+
+
+def _is_default(project: Project) -> bool:
+    """Tells whether the number of processes stands in the library alone."""
+    meta = project.graph.targets.get("meta")
+    entries = string_entries(meta.value) if meta else ()
+    span = next((entry.span for entry in entries if entry.key == "nproc_per_node"), None)
+    if span is None:
+        return True
+    written = Writers(project).span(span, "meta.nproc_per_node") or span
+    return written.file.startswith(os.path.join(library_dir(), ""))
 
 
 def _devices(text: str | None) -> list[str]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
 from forgather.launch.asked import Asked, torchrun_words
-from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts
+from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
 CHECKED = "FORGATHER_CHECKED"
 
@@ -70,6 +70,8 @@ def joined() -> Iterator[Any]:
         DistributedError: they cannot be met.
         NotTheFirst: the block failed, and another process tells why.
     """
+    refuse_two_launchers(os.environ)
+    _tell_libraries(process_facts(os.environ))
     member = import_module("forgather.ml.distributed.member").join()
     member.watch()
     try:
@@ -81,8 +83,52 @@ def joined() -> Iterator[Any]:
     member.leave()
 
 
+def _tell_libraries(facts: ProcessFacts) -> None:
+    """Sets the variables that libraries read, where a launcher has told the same under names of its own."""
+    told: dict[str, object] = {
+        "RANK": facts.rank,
+        "LOCAL_RANK": facts.local_rank,
+        "WORLD_SIZE": facts.world_size,
+        "LOCAL_WORLD_SIZE": facts.local_world_size,
+    }
+    if facts.master is not None:
+        told |= {"MASTER_ADDR": facts.master[0], "MASTER_PORT": facts.master[1]}
+    for name, value in told.items():
+        os.environ.setdefault(name, str(value))
+
+
 class NotTheFirst(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
     """This process failed because another one did, which tells the user why."""
+
+
+def refuse_lone_process(asked: Asked, config: str) -> None:
+    """Raises where `accelerate launch` started this process alone, and several were asked for.
+
+    Raises:
+        ProjectError: FG461.
+    """
+    wished = asked.per_node
+    if isinstance(wished, str):
+        devices = import_module("forgather.ml.distributed.launcher").count_devices()
+        wished = devices or (os.cpu_count() or 1 if wished in ("auto", "cpu") else 1)
+    lone = ProcessFacts(launcher="accelerate launch, which starts one process where there is no GPU,")
+    refuse_difference(replace(asked, per_node=wished), lone, config)
+
+
+def refuse_two_launchers(environ: Mapping[str, str]) -> None:
+    """Raises where SLURM started several tasks on this machine, and each of them started torchrun.
+
+    Raises:
+        ProjectError: FG468.
+    """
+    tasks = tasks_on_this_machine(environ)
+    if "TORCHELASTIC_RUN_ID" in environ and tasks > 1:
+        here = process_facts(environ).local_world_size
+        raise ProjectError(
+            f"SLURM started {tasks} tasks on this machine, and each of them {here} processes: {tasks * here} in all",
+            code="FG468",
+            hint="one task on each machine starts the others: #SBATCH --ntasks-per-node=1",
+        )
 
 
 def met_as(facts: ProcessFacts) -> NodeFacts:
@@ -99,7 +145,9 @@ def refuse_difference(asked: Asked, facts: ProcessFacts, config: str) -> None:
         ProjectError: FG461.
     """
     wished, got = asked.per_node, facts.local_world_size
-    if isinstance(wished, str) or wished == got or asked.world_size == facts.world_size:
+    is_met = isinstance(wished, str) or wished == got or asked.world_size == facts.world_size
+    # A number that only a template of the library says is no wish; but one process is no several.
+    if is_met or (asked.is_default and got > 1):
         return
     many = f"{got} process{'es' if got > 1 else ''}"
     script = shlex.quote(sys.argv[0]) if sys.argv[0].endswith(".py") else f"scripts/train_script.py {config}"

@@ -45,6 +45,9 @@ def test_devices_are_one_process_each_where_the_config_leaves_the_number_open(tm
     assert 2 == asked(tmp_path, "-d", "0,2,5").per_node
 
 
+SET = """[config_metadata]
+    -- set ns.nproc_per_node = 3
+"""
 SIZES = """\
 meta: {nproc_per_node: auto}
 main: !partial:int
@@ -134,3 +137,21 @@ def test_a_word_is_met_by_any_number():
 
 def test_sizes_may_be_met_on_several_machines():
     refuse_difference(Asked(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
+
+
+def test_a_number_of_the_library_is_no_wish_but_one_process_is_no_several(tmp_path):
+    default = Asked(per_node=2, is_default=True)
+    refuse_difference(default, ProcessFacts(0, 0, 4, 4, launcher="torchrun"), "a.yaml")
+    with pytest.raises(ProjectError, match="torchrun started 1 process on this machine"):
+        refuse_difference(default, ProcessFacts(0, 0, 1, 1, launcher="torchrun"), "a.yaml")
+
+
+def test_a_number_that_the_project_writes_is_a_wish(tmp_path):
+    text = "-- extends 'trainers/accel_trainer.yaml'\n"
+    make_project(tmp_path, {"templates/configs/a.yaml": text, "templates/configs/b.yaml": f"{text}{SET}"})
+    parser = argparse.ArgumentParser()
+    add_process_options(parser)
+
+    found = [asked_processes(Project(name, tmp_path), parser.parse_args([]), None) for name in "ab"]
+
+    assert [(2, True), (3, False)] == [(one.per_node, one.is_default) for one in found]

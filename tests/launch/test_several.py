@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from forgather.errors import ProjectError
+from forgather.launch.several import refuse_two_launchers
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
@@ -100,3 +102,21 @@ def test_a_busy_port_is_one_sentence(bench):
         done = fgcli("-t", "a", "train", "--master-port", str(port), cwd=bench)
 
     assert (1, f"error[FG464]: the port of 127.0.0.1:{port} is in use") == (done.returncode, done.stderr.split("\n")[0])
+
+
+def test_a_script_is_printed_and_nothing_started(bench):
+    done = fgcli("-t", "a", "train", "--print", "torchrun", cwd=bench)
+
+    assert "torchrun --nproc-per-node=2 --standalone -m forgather -t a train\n" in done.stdout
+    assert not (bench / "out").exists()
+
+
+def test_several_tasks_on_a_machine_that_each_start_processes_are_refused():
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "8"}
+    environ = {**step, "TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+
+    with pytest.raises(ProjectError, match="8 tasks on this machine, and each of them 8 processes: 64") as caught:
+        refuse_two_launchers(environ)
+
+    assert "FG468" == caught.value.code
+    refuse_two_launchers(step)

@@ -18,9 +18,20 @@ from forgather.cli.output import print_error, print_findings, print_note, write_
 from forgather.errors import Diagnostic
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
+from forgather.launch.accelerate import added_settings, config_file
 from forgather.launch.asked import Asked, add_process_options, asked_processes, use_devices
-from forgather.launch.several import CHECKED, NotTheFirst, joined, met_as, refuse_difference, start
-from forgather.processes import is_worker, node_facts
+from forgather.launch.scripts import KINDS as SCRIPTS
+from forgather.launch.scripts import job_name, script
+from forgather.launch.several import (
+    CHECKED,
+    NotTheFirst,
+    joined,
+    met_as,
+    refuse_difference,
+    refuse_lone_process,
+    start,
+)
+from forgather.processes import is_accelerate, is_worker, node_facts
 from forgather.project.declared import declared_options
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
@@ -42,6 +53,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and construct nothing")
+    parser.add_argument("--print", choices=SCRIPTS, help="print a script that starts the run, and run nothing")
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
     add_json(parser)
@@ -63,7 +75,15 @@ def run(invocation: Invocation) -> int:
     if options.dry_run:
         _print_plan(plan, asked, command, as_json=options.json)
         return 0
-    if not asked.is_one:
+    if options.print:
+        name, folder = job_name(project.config_name), os.getcwd()
+        words = invocation.arguments
+        write_text(script(options.print, asked, words, name=name, folder=folder, devices=options.devices))
+        return 0
+    if is_accelerate(os.environ):
+        refuse_lone_process(asked, project.config_name)
+        _print_what_accelerate_adds()
+    elif not asked.is_one:
         os.environ[CHECKED] = "1"
         ending = start(asked, invocation.arguments)
         if ending.error is not None:
@@ -101,6 +121,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         with aside:
             return run_plan(plan, run_dir, built=member.built).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
+    _print_what_accelerate_adds()
     with alone_in(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
@@ -108,6 +129,14 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.begins(run_dir)
         outcome = run_plan(plan, run_dir, built=member.built)
     return _told(outcome, project, command, as_json=options.json)
+
+
+def _print_what_accelerate_adds() -> None:
+    settings = added_settings(os.environ)
+    if settings:
+        file = config_file(os.environ)
+        source = f"its options, or {near_path(file)}" if file else "its options"
+        print_note(f"accelerate launch sets {', '.join(settings)} (from {source})")
 
 
 def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json: bool) -> int:

@@ -1,0 +1,113 @@
+"""Scripts that start a run elsewhere: a batch job of SLURM, torchrun, `accelerate launch`.
+
+Takes what a run asks for and its command line; gives the text of a script. Keeps true: one task on each machine, which
+starts the processes there; every setting stands in the script, so that no file of the machine it runs on adds one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from forgather.launch.asked import Asked, torchrun_words
+
+KINDS = ("slurm", "torchrun", "accelerate")
+_OF_LAUNCHING = (
+    "--print", "--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
+    "--master_port", "-d", "--devices",
+)  # fmt: skip
+
+
+def script(kind: str, asked: Asked, arguments: Sequence[str], *, name: str, folder: str, devices: str | None) -> str:
+    """Returns the text of a script that starts a run.
+
+    Args:
+        kind: one of `KINDS`.
+        asked: the processes.
+        arguments: the command line of `fgcli`.
+        name: what the job is called.
+        folder: where the command was given.
+        devices: what `--devices` names.
+    """
+    words = without_launching(arguments)
+    lines = {"slurm": _slurm, "torchrun": _torchrun, "accelerate": _accelerate}[kind](asked, words, name)
+    prepared = ["set -euo pipefail", f"cd {shlex.quote(folder)}"]
+    if devices is not None:
+        prepared.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(devices)}")
+    head = [line for line in lines if line.startswith("#")]
+    return "\n".join(["#!/usr/bin/env bash", *head, *prepared, *(line for line in lines if line not in head)]) + "\n"
+
+
+def without_launching(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line without the options that say where processes run.
+
+    Example:
+        >>> without_launching(["-t", "ddp", "train", "--print", "slurm", "--nnodes=2", "--set", "a=1", "--", "--tee=3"])
+        ['-t', 'ddp', 'train', '--set', 'a=1']
+    """
+    at = next((n for n, word in enumerate(arguments) if word == "train"), -1) + 1
+    kept, rest = list(arguments[:at]), list(arguments[at:])
+    rest = rest[: rest.index("--")] if "--" in rest else rest
+    is_value = False
+    for word in rest:
+        if not is_value and word.partition("=")[0] not in _OF_LAUNCHING:
+            kept.append(word)
+        is_value = word in _OF_LAUNCHING and not is_value
+    return kept
+
+
+def _slurm(asked: Asked, words: Sequence[str], name: str) -> list[str]:
+    gpus = asked.per_node if isinstance(asked.per_node, int) else "GPUS"
+    nodes = asked.num_nodes if isinstance(asked.num_nodes, int) else str(asked.num_nodes).replace(":", "-")
+    handed = ["--", *asked.handed] if asked.handed else []
+    return [
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={nodes}",
+        "# One task on each machine: it starts the processes there, and finds the other machines by SLURM's variables.",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={gpus}",
+        "#SBATCH --output=%x-%j.log",
+        "# Five minutes before the end a step is finished and saved; the job is queued again.",
+        "#SBATCH --signal=TERM@300",
+        "#SBATCH --requeue",
+        f"srun --kill-on-bad-exit=1 {shlex.join(['python', '-m', 'forgather', *words, *handed])}",
+    ]
+
+
+def _torchrun(asked: Asked, words: Sequence[str], name: str) -> list[str]:
+    launching = torchrun_words(asked)
+    command = [shlex.join(["torchrun", *(word for word in launching if not word.startswith("--node-rank"))])]
+    if asked.num_nodes != 1:
+        command.append('--node-rank="${NODE_RANK:?the position of this machine, from 0}"')
+    return [f"# {name}", " ".join([*command, shlex.join(["-m", "forgather", *words])])]
+
+
+def _accelerate(asked: Asked, words: Sequence[str], name: str) -> list[str]:
+    each = str(asked.per_node) if isinstance(asked.per_node, int) else "$(nvidia-smi --list-gpus | wc -l)"
+    machines = asked.num_nodes if isinstance(asked.num_nodes, int) else 1
+    total = each if machines == 1 else f"$(( {each} * {machines} ))"
+    options = [f'--num_processes "{total}"', f"--num_machines {machines}"]
+    if asked.per_node != 1 or machines != 1:
+        options.append("--multi_gpu")
+    if machines != 1:
+        host, port = asked.master or ("localhost", None)
+        options += ['--machine_rank "${NODE_RANK:?the position of this machine, from 0}"']
+        options += [f"--main_process_ip {shlex.quote(host)}", f"--main_process_port {port or 29500}"]
+    # Named, so that a file of `accelerate config` adds nothing.
+    options += ["--mixed_precision no", "--dynamo_backend no"]
+    return [
+        f"# {name}",
+        "# Without GPUs accelerate starts one process: use torchrun there.",
+        " ".join(["accelerate launch", *options, shlex.join(["-m", "forgather", *words])]),
+    ]
+
+
+def job_name(config: str) -> str:
+    """Returns a name for the job of a config.
+
+    Example:
+        >>> job_name("experiments/ddp.yaml")
+        'ddp'
+    """
+    return os.path.splitext(os.path.basename(config))[0]

@@ -1,0 +1,65 @@
+"""Scripts that start a run elsewhere."""
+
+import doctest
+import subprocess
+
+import pytest
+
+from forgather.launch import scripts
+from forgather.launch.asked import Asked
+from forgather.launch.scripts import KINDS, script
+
+WORDS = ["-t", "ddp", "train", "--nnodes", "2", "--set", "trainer_args.max_steps=3"]
+
+
+def written(kind, asked, devices=None):
+    return script(kind, asked, WORDS, name="ddp", folder="/a folder", devices=devices)
+
+
+def test_the_examples_of_the_module_hold():
+    assert 0 == doctest.testmod(scripts).failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "asked",
+    [Asked(per_node=4), Asked(per_node="gpu", num_nodes=2, master=("host", 1234)), Asked(per_node=2, num_nodes="1:4")],
+)
+def test_every_script_is_one_that_a_shell_can_read(kind, asked):
+    text = written(kind, asked, devices="0,1")
+    read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+
+    assert (0, "") == (read.returncode, read.stderr)
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "cd '/a folder'\nexport CUDA_VISIBLE_DEVICES=0,1\n" in text
+    assert text.rstrip().endswith("-m forgather -t ddp train --set trainer_args.max_steps=3")
+
+
+def test_a_batch_job_has_one_task_on_each_machine():
+    text = written("slurm", Asked(per_node=4, num_nodes=2))
+
+    assert "#SBATCH --nodes=2\n" in text
+    assert "#SBATCH --ntasks-per-node=1\n" in text
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert 1 == text.count("srun")
+    assert "torchrun" not in text
+
+
+def test_options_of_the_batch_system_stand_before_the_first_command():
+    lines = written("slurm", Asked(per_node=4)).splitlines()
+    first = next(n for n, line in enumerate(lines) if not line.startswith("#"))
+
+    assert [] == [line for line in lines[first:] if line.startswith("#SBATCH")]
+
+
+def test_words_for_torchrun_are_kept():
+    asked = Asked(per_node=4, handed=("--max-restarts", "2"))
+
+    assert "torchrun --nproc-per-node=4 --standalone --max-restarts 2 -m forgather" in written("torchrun", asked)
+
+
+def test_accelerate_reads_no_setting_from_a_file():
+    text = written("accelerate", Asked(per_node=4, num_nodes=2, master=("host", 1234)))
+
+    assert '--num_processes "$(( 4 * 2 ))" --num_machines 2 --multi_gpu' in text
+    assert "--main_process_ip host --main_process_port 1234 --mixed_precision no --dynamo_backend no" in text
