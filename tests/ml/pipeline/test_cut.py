@@ -1,6 +1,7 @@
 """Chained stages equal the whole model, bit for bit, without any process group."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -256,6 +257,14 @@ def test_what_could_not_be_watched_is_refused_at_the_first_step():
     ) as caught:
         second(first(torch.randn(2, 5)))
     assert "FG754" == caught.value.code
+
+
+def test_hidden_states_that_are_no_numbers_are_no_leak():
+    model = transformer("llama")
+    _, second = stages_of(model, plan_split(model, 2))
+    states = torch.randn(3, 12, 16, dtype=torch.float64)
+    assert second(states * math.nan).isnan().all()
+    assert not second(states).isnan().any()
 
 
 class _Unordered(nn.Module):

@@ -45,10 +45,11 @@ class Gate:
     def __init__(self) -> None:
         self.states: Tensor | None = None
         self.like: Tensor | None = None
+        self.unused = math.nan
 
-    def open(self, states: Tensor) -> None:
-        """Lets hidden states in."""
-        self.states, self.like = states, states
+    def open(self, states: Tensor, unused: float) -> None:
+        """Lets hidden states in; `unused` is what is computed with until they are reached."""
+        self.states, self.like, self.unused = states, states, unused
 
     def take(self) -> Tensor:
         """Returns the hidden states, once."""
@@ -85,7 +86,7 @@ class AbsentBefore(_Absent):
         if given is not None and self.width is None and given.is_floating_point():
             return given
         shape = () if given is None or self.width is None else (*given.shape, self.width)
-        return like.detach().new_full((), math.nan).expand(shape)
+        return like.detach().new_full((), self.gate.unused).expand(shape)
 
 
 class AbsentAfter(_Absent):

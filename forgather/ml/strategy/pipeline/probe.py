@@ -13,7 +13,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +63,17 @@ class Observed:
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """Returns the hidden states among the arguments of a block: its first tensor."""
-    for value in (*args, *kwargs.values()):
+    for value in args:
         if isinstance(value, Tensor):
             return value
-    raise TypeError("a block was called without a tensor")
+    return cast(Tensor, kwargs[_states_keyword(kwargs)])
+
+
+def _states_keyword(kwargs: dict[str, Any]) -> str:
+    names = [name for name, value in kwargs.items() if isinstance(value, Tensor)]
+    if not names:
+        raise TypeError("a block was called without a tensor")
+    return "hidden_states" if "hidden_states" in names else names[0]
 
 
 def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) -> tuple[list[Any], dict[str, Any]]:
@@ -76,8 +83,7 @@ def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) 
         if isinstance(value, Tensor):
             replaced[position] = new
             return replaced, keywords
-    name = next(name for name, value in keywords.items() if isinstance(value, Tensor))
-    keywords[name] = new
+    keywords[_states_keyword(keywords)] = new
     return replaced, keywords
 
 

@@ -86,49 +86,64 @@ class _StageForward:
             states: token ids (what the model takes) on the first stage, hidden states elsewhere.
             **keywords: of the model's forward (`position_ids`, `attention_mask`, ...), the same on every stage.
         """
-        part = self.pipeline_part
+        result = self._compute(states, keywords, unused=math.nan)
+        if not self._leak_checked:
+            self._refuse_leak(states, keywords, result)
+        return result
+
+    def _compute(self, states: Tensor, keywords: dict[str, Any], *, unused: float) -> Tensor:
+        """Runs the model's own forward pass, as far as this stage goes.
+
+        Args:
+            states: what comes in.
+            keywords: of the model's forward.
+            unused: what is computed with before the first block of a later stage.
+        """
+        part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
         keywords = {**self._keywords, **keywords}
+        given, name = states, self._input_name
+        if not part.is_first:
+            given = _sent_back(states)
+            if part.entry is not Entry.CHAIN:
+                gate.open(given, unused)
+                given, name = _stand_in_input(part.entry, states, unused), "inputs_embeds"
         try:
-            if part.is_first:
-                named = part.entry is Entry.EMBEDS
-                output = forward(**{self._input_name: states}, **keywords) if named else forward(states, **keywords)
+            if part.entry is Entry.EMBEDS:
+                output = forward(**{name: given}, **keywords)
             else:
-                output = self._later(forward, _sent_back(states), keywords)
+                output = forward(given, **keywords)
         except Left as left:
             output = left.states
         finally:
-            self._gate.close()
-        result = output_tensor(output) if part.is_last else output.contiguous()
-        self._refuse_leak(states, result)
-        return result
+            gate.close()
+        return output_tensor(output) if part.is_last else output.contiguous()
 
-    def _later(self, forward: Any, states: Tensor, keywords: dict[str, Any]) -> Any:
-        entry = self.pipeline_part.entry
-        if entry is Entry.CHAIN:
-            return forward(states, **keywords)
-        self._gate.open(states)
-        if entry is Entry.IDS:
-            return forward(
-                torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1]), **keywords
-            )
-        unused = states.detach().new_full((), math.nan).expand(states.shape)
-        return forward(inputs_embeds=unused, **keywords) if entry is Entry.EMBEDS else forward(unused, **keywords)
-
-    def _refuse_leak(self, states: Tensor, result: Tensor) -> None:
+    def _refuse_leak(self, states: Tensor, keywords: dict[str, Any], result: Tensor) -> None:
         """Looks once whether what is discarded reached the result."""
-        if self._leak_checked or self.pipeline_part.is_first or self.pipeline_part.entry is Entry.CHAIN:
-            return
+        part = self.pipeline_part
         if type(result) is not Tensor or result.device.type == "meta":  # shapes are being inferred
             return
-        self._leak_checked = True
-        if bool(result.detach().isnan().all()) and not bool(states.detach().isnan().any()):
+        if part.is_first or part.entry is Entry.CHAIN or not bool(result.detach().isnan().all()):
+            self._leak_checked = True
+            return
+        # What came in may be no numbers by itself: torch infers shapes with whatever lies in memory.
+        with torch.no_grad():
+            again = self._compute(states, keywords, unused=0.0)
+        if not bool(again.isnan().all()):
             raise TrainingError(
                 f"{type(self).__name__} uses more of what lies before its blocks than the hidden states that the first "
-                f"of them is called with, so stage {self.pipeline_part.index} cannot compute without it",
+                f"of them is called with, so stage {part.index} cannot compute without it",
                 code="FG754",
                 hint="train it without a pipeline",
             )
+
+
+def _stand_in_input(entry: Entry, states: Tensor, unused: float) -> Tensor:
+    """Returns what the model's forward is called with on a later stage: the right shape, and no memory."""
+    if entry is Entry.IDS:
+        return torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1])
+    return states.detach().new_full((), unused).expand(states.shape)
 
 
 def _sent_back(states: Tensor) -> Tensor:
@@ -217,7 +232,7 @@ def _mark_borders(stage: nn.Module, part: StagePart, blocks: BlockList, span: ra
 def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     parameters = inspect.signature(stage.forward).parameters
     kind = type(stage)
-    input_name: str = getattr(kind, "main_input_name", "input_ids")
+    input_name: str = getattr(kind, "main_input_name", "") or next(iter(parameters), "input")
     stage.__class__ = type(kind.__name__, (_StageForward, kind), {"__module__": kind.__module__})
     stage.pipeline_part = part  # type: ignore[assignment]
     stage._gate = gate  # type: ignore[assignment]
