@@ -78,9 +78,7 @@ def launch(words: Sequence[str]) -> Ended:
     arguments = _parsed(words)
     for name, value in _WORKER_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # Its notes on every process that ends are told once, by us, with rank and step.
-    for name in ("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    _quiet()
     if arguments.standalone:
         arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = "c10d", "localhost:0", str(os.getpid())
     try:
@@ -101,6 +99,14 @@ def launch(words: Sequence[str]) -> Ended:
         if arguments.log_dir is None and config.logs_specs is not None:
             shutil.rmtree(config.logs_specs.root_log_dir, ignore_errors=True)
     return Ended()
+
+
+def _quiet() -> None:
+    """Silences torchrun's notes on processes that end: they are told once, by us, with rank and step."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
+            # Each of them has a level of its own.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
