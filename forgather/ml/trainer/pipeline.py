@@ -6,10 +6,14 @@ is a choice of strategy, by the arguments alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.pipeline.strategy import Pipeline
+from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.parallel_args import PipelineTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
 
@@ -26,16 +30,21 @@ class PipelineTrainer(Trainer):
     """
 
     args: PipelineTrainingArguments
+    ARGUMENTS = PipelineTrainingArguments
+    RULES = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns how updates are computed."""
         args = self.args
-        layout = Layout.of(
-            environment.world_size,
-            data=args.data_parallel_size,
-            pipeline=args.pipeline_parallel_size,
-            tensor=args.tensor_parallel_size,
-        )
+        sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
+        layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
+        sharding = Sharding.of(args.fsdp, args.fsdp_config) if args.fsdp else None
+        if sharding is not None and sharding.strategy != "NO_SHARD":
+            replicas = environment.local_world_size // args.tensor_parallel_size
+            shared = sharding.shared_by(layout.data_parallel_size, replicas)
+            layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=shared, **sizes)
+        else:
+            sharding = None
         return Pipeline(
             environment,
             layout,
@@ -45,5 +54,7 @@ class PipelineTrainer(Trainer):
             pipeline_chunks=args.pipeline_chunks,
             stages_per_rank=args.stages_per_rank,
             checkpoint_sequential=args.checkpoint_sequential,
+            sharding=sharding,
+            tp_plan=args.tp_plan,
             use_cpu=args.use_cpu,
         )

@@ -28,7 +28,8 @@ SCHEDULES = (
 def make_llama(layers=8, dtype=torch.float64, **settings):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=layers, max_position_embeddings=64, **sizes, **settings)
+    sizes |= {"vocab_size": VOCAB, "num_hidden_layers": layers, "max_position_embeddings": 64}
+    config = LlamaConfig(**{**sizes, **settings})
     return LlamaForCausalLM(config).to(dtype)
 
 
@@ -37,6 +38,11 @@ def make_gpt2(layers=8, dtype=torch.float64, dropout=0.0, **settings):
     drops = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     config = GPT2Config(vocab_size=VOCAB, n_layer=layers, n_embd=16, n_head=2, n_positions=64, **drops, **settings)
     return GPT2LMHeadModel(config).to(dtype)
+
+
+def make_tied_llama():
+    """A Llama that two ranks can slice."""
+    return make_llama(layers=4, num_key_value_heads=2, tie_word_embeddings=True)
 
 
 MODELS = {"llama": make_llama, "gpt2": make_gpt2}
@@ -125,9 +131,10 @@ def environment():
     return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
 
 
-def pipeline(the_recipe, *, world, data=1, tensor=1, rows=4, kind=Pipeline, **settings):
-    layout = Layout.of(world, data=data, pipeline=None, tensor=tensor)
-    strategy = kind(environment(), layout, rows=rows, use_cpu=True, **settings)
+def pipeline(the_recipe, *, world, data=1, tensor=1, rows=4, **settings):
+    shard = None if settings.get("sharding") else 1
+    layout = Layout.of(world, data=data, pipeline=None, tensor=tensor, shard=shard)
+    strategy = Pipeline(environment(), layout, rows=rows, use_cpu=True, **settings)
     strategy.build(the_recipe)
     strategy.build_optimizer()
     return strategy

@@ -4,11 +4,13 @@ import functools
 
 import pytest
 
+from forgather.ml.strategy.sharding import Sharding
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import (
     MODELS,
     SCHEDULES,
     differences,
+    make_tied_llama,
     pipeline,
     recipe,
     single_run,
@@ -18,15 +20,16 @@ from tests.ml.distributed.pipeline_runs import (
 )
 
 EXACT = 1e-10
+ALL_MODELS = {**MODELS, "tied llama": make_tied_llama}
 
 
 @functools.cache
 def reference(model, accumulation, rows):
-    return single_run(recipe(MODELS[model]), windows(3, accumulation, rows, packed=True, tail=rows - 3))
+    return single_run(recipe(ALL_MODELS[model]), windows(3, accumulation, rows, packed=True, tail=rows - 3))
 
 
 def _trains(model, accumulation, rows, world, data, settings):
-    strategy = pipeline(recipe(MODELS[model]), world=world, data=data, rows=rows // data, **settings)
+    strategy = pipeline(recipe(ALL_MODELS[model]), world=world, data=data, rows=rows // data, **settings)
     found = train(
         strategy,
         windows(3, accumulation, rows, packed=True, tail=rows - 3),
@@ -57,3 +60,20 @@ def test_every_schedule_trains_as_one_process_does(schedule, model, accumulation
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_replicas_of_two_ranks_train_as_one_process_does(schedule):
     assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, schedule_class=schedule, pipeline_chunks=4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_shared_among_replicas_train_as_one_process_does(schedule):
+    settings = {"schedule_class": schedule, "pipeline_chunks": 4, "sharding": Sharding()}
+    assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, **settings)
+
+
+@pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleZBVZeroBubble"])
+def test_sliced_layers_train_as_one_process_does(schedule):
+    settings = {"schedule_class": schedule, "pipeline_chunks": 4, "tensor": 2, "tp_plan": "auto"}
+    assert_equal_to_one_process("tied llama", 3, 8, 4, **settings)
+
+
+def test_stages_replicas_and_slices_together_train_as_one_process_does():
+    settings = {"schedule_class": "ScheduleInterleavedZeroBubble", "pipeline_chunks": 4, "tensor": 2, "tp_plan": "auto"}
+    assert_equal_to_one_process("tied llama", 1, 8, 8, data=2, sharding=Sharding(), **settings)

@@ -23,8 +23,14 @@ _BUCKET_BYTES = 64 * 2**20
 
 
 @torch.no_grad()
-def sum_over_replicas(parameters: Iterable[nn.Parameter], group: Any) -> None:
-    """Adds the gradients of all replicas; a gradient that is missing here counts as zero."""
+def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.device) -> None:
+    """Adds the gradients of all ranks of a group; a gradient that is missing here counts as zero.
+
+    Args:
+        parameters: the same ones, in the same order, on every rank.
+        group: of replicas or slices.
+        device: where the group adds.
+    """
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         if not parameter.requires_grad:
@@ -35,13 +41,13 @@ def sum_over_replicas(parameters: Iterable[nn.Parameter], group: Any) -> None:
         bucket = buckets.setdefault((local.dtype, local.device), [])
         bucket.append(local)
         if sum(tensor.nbytes for tensor in bucket) >= _BUCKET_BYTES:
-            _sum_bucket(buckets.pop((local.dtype, local.device)), group)
+            _sum_bucket(buckets.pop((local.dtype, local.device)), group, device)
     for bucket in buckets.values():
-        _sum_bucket(bucket, group)
+        _sum_bucket(bucket, group, device)
 
 
-def _sum_bucket(gradients: Sequence[Tensor], group: Any) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+def _sum_bucket(gradients: Sequence[Tensor], group: Any, device: torch.device) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(device)
     dist.all_reduce(flat, group=group)
     start = 0
     for gradient in gradients:
@@ -118,21 +124,22 @@ def _lies(parameter: nn.Parameter) -> str:
 
 
 @torch.no_grad()
-def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any) -> None:
+def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
     """Gives every copy of each tied weight the sum of the gradients of all copies.
 
     Args:
         tied: the tied weights of which copies lie here.
         rank: this rank's position in the pipeline.
         group: the process group of the pipeline.
+        device: where gradients pass from rank to rank.
     """
     for weight in tied:
         for copy in weight.copies:
             if copy.grad is None:
                 copy.grad = torch.zeros_like(copy)
-        own = _local(weight.copies[0].grad).clone()
+        own = _local(weight.copies[0].grad).to(device, copy=True)
         for copy in weight.copies[1:]:
-            own += _local(copy.grad)
+            own += _local(copy.grad).to(device)
         total = _sum_among(own, weight.ranks, rank=rank, group=group)
         for copy in weight.copies:
             _local(copy.grad).copy_(total)

@@ -8,6 +8,9 @@ same decisions; whatever would leave one rank waiting for another is refused on 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,7 +28,7 @@ from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
-from forgather.ml.strategy.pipeline.copies import join_local, sum_over_replicas, sum_tied, tied_weights
+from forgather.ml.strategy.pipeline.copies import join_local, sum_gradients, sum_tied, tied_weights
 from forgather.ml.strategy.pipeline.forward import ForwardPass
 from forgather.ml.strategy.pipeline.local import LocalStages, whole_optimizer, whole_state
 from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_random_numbers
@@ -36,8 +39,11 @@ from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut
 from forgather.ml.strategy.pipeline.steps import Steps
 from forgather.ml.strategy.pipeline.tied import tied_parameters
 from forgather.ml.strategy.pipeline.view import PipelineView
+from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import load_model_state, load_optimizer_state
+from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
+from forgather.ml.strategy.wrapping import recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
@@ -57,6 +63,9 @@ class Pipeline:
         pipeline_chunks: micro-batches that the rows are split into; None for as many as there are stages.
         stages_per_rank: stages that one rank holds; None for what the cuts or the schedule say.
         checkpoint_sequential: recompute the activations of each block in the backward pass.
+        sharding: settings of FSDP2 for the replicas; None adds the gradients of whole copies after each update. What is
+            gathered stays so until the end of a step, whatever `reshard_after_forward` says.
+        tp_plan: which layers are cut into slices, see `tensor_parallel.cut`.
         use_cpu: compute on the CPU though there is an accelerator.
 
     Raises:
@@ -79,11 +88,16 @@ class Pipeline:
         pipeline_chunks: int | None = None,
         stages_per_rank: int | None = None,
         checkpoint_sequential: bool = False,
+        sharding: Sharding | None = None,
+        tp_plan: str | Mapping[str, Any] | None = None,
         use_cpu: bool = False,
     ) -> None:
         self.schedule = schedule_class
         self.split_spec = split_spec
         self.checkpoint_sequential = checkpoint_sequential
+        # Gathered anew within a step, schedules that split the backward pass lose gradients without saying so.
+        self._sharding = None if sharding is None else dataclasses.replace(sharding, reshard_after_forward=False)
+        self._tp_plan = tp_plan
         self.placement = place(
             schedule_class,
             layout.pipeline_parallel_size,
@@ -132,15 +146,27 @@ class Pipeline:
         self._state_names = list(skeleton.state_dict())
         self._parameter_names = [name for name, _ in skeleton.named_parameters()]
         self._refuse_frozen_stages(skeleton, plan)
-        stages: dict[int, nn.Module] = {}
+        self.model = skeleton
+        summed: set[str] = set()
+        if self.mesh.layout.tensor_parallel_size > 1:
+            skeleton = copy.deepcopy(skeleton)
+            summed = self._cut_into_slices(skeleton)
+        stages = {}
         for index in self.placement.stages_of(self.topology.pp_rank):
             stage = stages[index] = cut(skeleton, plan, index)
-            if self.checkpoint_sequential:
-                checkpoint_blocks(stage)
-            for step in recipe.prepare:
-                step(stage)
-            initial.fill(stage)
+            self._prepare(stage)
+            offloads = self._sharding is not None and self._sharding.cpu_offload
+            initial.fill(stage, device="cpu" if offloads else self.topology.device)
+            _move_buffers(stage, self.topology.device)
         self._join(skeleton, plan, stages)
+        self._summed = [
+            parameter
+            for index, stage in stages.items()
+            for name in summed
+            if plan.holds(index, name)
+            for parameter in stage.get_submodule(name).parameters()
+            if parameter.requires_grad
+        ]
         self._randomness = StageRandomness(
             replica=self.topology.dp_rank,
             position=self.topology.pp_rank,
@@ -149,12 +175,32 @@ class Pipeline:
         shared: dict[str, Any] = {"placement": self.placement, "group": self.mesh.pp_group}
         self._steps = Steps(stages, schedule=self.schedule, parts=self.parts, device=self.topology.device, **shared)
         self._forward = ForwardPass(stages, device=self.topology.device, **shared)
-        self.model = skeleton
         self.view = PipelineView(self._local, self._forward, skeleton)
+
+    def _cut_into_slices(self, skeleton: nn.Module) -> set[str]:
+        """Cuts layers into slices; returns the names of modules whose gradients must be added over them."""
+        modules = {id(module) for module in cut_into_slices(skeleton, self.mesh.tp, self._tp_plan)}
+        # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
+        # fully_shard warns of cannot happen.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        return {name for name, module in skeleton.named_modules() if id(module) in modules}
+
+    def _prepare(self, stage: nn.Module) -> None:
+        """Has a stage recompute, compile and share its weights, as far as that is asked for; it is empty still."""
+        units = [] if self._sharding is None else units_of(stage, self._sharding)
+        if self.checkpoint_sequential:
+            checkpoint_blocks(stage)
+        elif self._sharding is not None and self._sharding.recompute != "none":
+            recompute(units or [stage], self._sharding)
+        for step in self._recipe.prepare:
+            step(stage)
+        if self._sharding is not None:
+            shard(stage, units, self.mesh.shards, self._sharding)
 
     def _join(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
         tied = tied_parameters(skeleton, plan)
-        join_local(stages, tied)
+        if self._sharding is None:
+            join_local(stages, tied)
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
         for name, parameter in skeleton.named_parameters(remove_duplicate=False):
@@ -202,9 +248,11 @@ class Pipeline:
             total = total if found is None else total + found
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
-        if self.topology.dp_size > 1:
-            sum_over_replicas(self._parameters, self.mesh.dp_group)
-        sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group)
+        if self._summed:
+            sum_gradients(self._summed, self.mesh.tp_group, self.topology.device)
+        if self._sharding is None and self.topology.dp_size > 1:
+            sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
+        sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
         return total
 
     def _step(self, batch: Any, denom: float | Tensor) -> Tensor | None:
@@ -312,6 +360,14 @@ def _stages_asked(split_spec: Any) -> int | None:
     if isinstance(split_spec, Mapping):
         return len(split_spec) + 1
     return split_spec if isinstance(split_spec, int) and not isinstance(split_spec, bool) else None
+
+
+def _move_buffers(stage: nn.Module, device: torch.device) -> None:
+    """Moves what is no parameter to where the computation is: only parameters are offloaded."""
+    for module in stage.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
