@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
@@ -110,13 +110,16 @@ class DataParallel:
         self.precision = Precision(device, recipe.autocast, scaling=self._settings.scaling)
         self.precision.check(self._parameters)
         self._moves = device.type != "cpu"
+        self._graph_is_known = not self._settings.ddp.static_graph
         self._engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
         """Returns what forward passes go through, so that gradients are added."""
         if self.topology.world_size == 1 or not self._parameters:
             return self.model
-        with libraries_see(self._facts):
+        with libraries_see(self._facts), warnings.catch_warnings():
+            # Accelerate hands the setting on under the name that it has in all releases of torch.
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             engine: nn.Module = self._accelerator.prepare_model(self.model)
         if not isinstance(engine, DistributedDataParallel):
             raise _became(f"a {type(engine).__name__}", "DistributedDataParallel")
@@ -131,7 +134,10 @@ class DataParallel:
         return to_device(batch, self.topology.device) if self._moves else batch
 
     def _without_adding(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        if last or self._settings.sync_each_batch or not isinstance(self._engine, DistributedDataParallel):
+        # A static graph is learned in the first backward pass, which must add gradients for that.
+        last = last or self._settings.sync_each_batch or not self._graph_is_known
+        self._graph_is_known = True
+        if last or not isinstance(self._engine, DistributedDataParallel):
             return contextlib.nullcontext()
         return self._engine.no_sync()
 
@@ -252,9 +258,7 @@ def make_accelerator(device: torch.device, world_size: int, ddp: DistributedData
     Raises:
         DistributedError: FG722 where it became something else.
     """
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no":
-        # Another trainer of this process left its precision there; it keeps what it took from it.
-        AcceleratorState._reset_state()
+    _forget_earlier_state(device, world_size)
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
@@ -271,6 +275,15 @@ def make_accelerator(device: torch.device, world_size: int, ddp: DistributedData
     torch.set_num_threads(threads)
     check_engine(accelerator, device, world_size)
     return accelerator
+
+
+def _forget_earlier_state(device: torch.device, world_size: int) -> None:
+    """Drops what Accelerate keeps for the process where it is not that of this run; who took it keeps what it took."""
+    kept = PartialState._shared_state
+    if kept and (kept.get("num_processes") != world_size or kept["device"].type != device.type):
+        AcceleratorState._reset_state(reset_partial_state=True)
+    elif AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no":
+        AcceleratorState._reset_state()
 
 
 def check_engine(accelerator: Accelerator, device: torch.device, world_size: int) -> None:

@@ -6,16 +6,23 @@ choice of strategy, by the arguments alone.
 
 from __future__ import annotations
 
+import dataclasses
+
 from accelerate.utils import DistributedDataParallelKwargs
 
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
+from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
 from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer.accelerator_args import AcceleratorSettings, accelerator_settings
+from forgather.ml.trainer.arguments_check import SettingError
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
+
+_log = get_logger(__name__)
 
 
 class AccelTrainer(Trainer):
@@ -25,7 +32,8 @@ class AccelTrainer(Trainer):
 
     Raises:
         DistributedError: FG704 for sizes that do not make the processes that run, FG722 where Accelerate became
-            something else than what was asked for.
+            something else than what was asked for, FG724 where its launcher asks for another engine.
+        SettingError: FG723 for a setting of `accelerator_args` that has no place here.
     """
 
     args: AccelTrainingArguments
@@ -35,19 +43,69 @@ class AccelTrainer(Trainer):
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns how updates are computed."""
         args = self.args
+        told = accelerator_settings(args.accelerator_args)
+        environment = group_told(environment, told, use_cpu=args.use_cpu)
         layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
         if args.deepspeed is not None:
             return deepspeed_strategy(args, environment, layout)
-        settings = DataParallelSettings(ddp=ddp_settings(args))
+        settings = DataParallelSettings(
+            ddp=ddp_settings(args, told.ddp), scaling=told.scaling, sync_each_batch=told.sync_each_batch
+        )
         return DataParallel(environment, layout, settings=settings, use_cpu=args.use_cpu)
 
 
-def ddp_settings(args: AccelTrainingArguments) -> DistributedDataParallelKwargs:
-    """Returns the settings of DistributedDataParallel that the arguments give; its own defaults for the rest."""
+def group_told(
+    environment: DistributedEnvironment, told: AcceleratorSettings, *, use_cpu: bool
+) -> DistributedEnvironment:
+    """Returns the environment with what `accelerator_args` says of the process group.
+
+    Raises:
+        SettingError: FG723 for a backend that the environment gives otherwise.
+    """
+    if told.timeout_seconds is not None:
+        environment = dataclasses.replace(environment, timeout_seconds=told.timeout_seconds)
+        _log.warning("accelerator_args: the timeout was taken as that of the process group: %g s", told.timeout_seconds)
+    if told.backend is None or told.backend == environment.backend:
+        return environment
+    if environment.backend != "auto":
+        raise SettingError(
+            f"accelerator_args.backend is {told.backend!r}, and the backend of distributed_env is "
+            f"{environment.backend!r}",
+            code="FG723",
+            hint="keep one of them",
+        ).about("args.accelerator_args")
+    on_cpu = use_cpu or environment.device.type == "cpu"
+    in_force = dataclasses.replace(environment, backend=told.backend)
+    _log.warning(
+        "accelerator_args.backend was taken as that of the process group: %s%s",
+        told.backend,
+        f"; on the CPU that is {in_force.on_cpu().backend}" if on_cpu and in_force.on_cpu() != in_force else "",
+    )
+    return in_force
+
+
+def ddp_settings(
+    args: AccelTrainingArguments, handler: DistributedDataParallelKwargs | None = None
+) -> DistributedDataParallelKwargs:
+    """Returns the settings of DistributedDataParallel: those of a handler, of the arguments, or its own defaults.
+
+    Raises:
+        SettingError: FG723 for one that handler and arguments give.
+    """
     given = {
         "find_unused_parameters": args.ddp_find_unused_parameters,
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
         "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
     }
-    return DistributedDataParallelKwargs(**{name: value for name, value in given.items() if value is not None})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if handler is None:
+        return DistributedDataParallelKwargs(**chosen)
+    for name, value in chosen.items():
+        if getattr(handler, name) != value:
+            raise SettingError(
+                f"ddp_{name} is {value}, and {name} of accelerator_args.kwargs_handlers is {getattr(handler, name)}",
+                code="FG723",
+                hint="keep one of them",
+            ).about(f"args.ddp_{name}")
+    return handler

@@ -128,6 +128,7 @@ class TrainingArguments:
         object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
         door.refuse(self.RULES.values(given))
+        given = self._settled(given)
         whole = self.RULES.complete(given)
         for field in fields:
             object.__setattr__(self, field.name, whole[field.name])
@@ -136,6 +137,10 @@ class TrainingArguments:
 
     explicit = frozenset[str]()
     """Names that the user gave."""
+
+    def _settled(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the settings with those that stand inside of others."""
+        return given
 
     def _derive(self) -> None:
         if self.logging_dir is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer.accelerator_args import settled
 from forgather.ml.trainer.args import TrainingArguments, signature_of
 from forgather.rules import Rules
 
@@ -68,6 +69,9 @@ class AccelTrainingArguments(ParallelArguments):
 
     accelerator_args: Mapping[str, Any] | None = None
     deepspeed: str | Mapping[str, Any] | None = None
+
+    def _settled(self, given: dict[str, Any]) -> dict[str, Any]:
+        return settled(given, self.RULES.defaults)
 
 
 @dataclass(kw_only=True, frozen=True, init=False)

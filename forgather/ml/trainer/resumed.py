@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.store import MANIFEST
+from forgather.ml.checkpoint.store import MANIFEST, list_checkpoints
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 
@@ -148,3 +148,15 @@ def _comparable(value: Any) -> Any:
 def _shown(values: list[Any]) -> str:
     different = list(dict.fromkeys(repr(value) for value in values))
     return different[0] if len(different) == 1 else "/".join(different)
+
+
+def mention_earlier_run(output_dir: Path) -> None:
+    """Says that the output folder holds checkpoints that this run does not go on from."""
+    if earlier := list_checkpoints(output_dir):
+        _log.warning(
+            "%s holds %d checkpoints of an earlier run, up to step %d: this run begins anew, keeps them, and "
+            "replaces one where it saves the same step",
+            output_dir,
+            len(earlier),
+            earlier[-1][0],
+        )

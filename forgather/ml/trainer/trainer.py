@@ -22,9 +22,9 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.rng import seed_everything
-from forgather.ml.checkpoint.store import list_checkpoints, verify
+from forgather.ml.checkpoint.store import verify
 from forgather.ml.distributed import agreement, whereabouts
-from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe, Strategy
@@ -37,6 +37,7 @@ from forgather.ml.trainer.columns import KnownColumns, default_collate, known_co
 from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.interrupt import Interrupt
+from forgather.ml.trainer.launcher_wishes import compare
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.prepare import preparation
@@ -104,6 +105,7 @@ class Trainer:
         self.saved_to: Path | None = None
         self._scheduler_factory = lr_scheduler_factory
         self._has_own_collator = data_collator is not None
+        compare(self.args, accelerate_variables())
         self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
         self.strategy.build(
             Recipe(
@@ -374,19 +376,8 @@ def _begin_from(args: TrainingArguments, request: bool | str | None) -> Path | N
         saving.check_writable(output_dir)
     folder = saving.resolve_resume(request, output_dir)
     if folder is None and args.save_strategy != "no":
-        _mention_earlier_run(output_dir)
+        resumed.mention_earlier_run(output_dir)
     return folder
-
-
-def _mention_earlier_run(output_dir: Path) -> None:
-    if earlier := list_checkpoints(output_dir):
-        _log.warning(
-            "%s holds %d checkpoints of an earlier run, up to step %d: this run begins anew, keeps them, and "
-            "replaces one where it saves the same step",
-            output_dir,
-            len(earlier),
-            earlier[-1][0],
-        )
 
 
 def _trackers(args: TrainingArguments) -> list[Any]:

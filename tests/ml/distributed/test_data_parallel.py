@@ -1,6 +1,7 @@
 """Data parallelism over Accelerate: equal to one process, to the last digits of float64."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings, check_engine, make_accelerator
 from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.trainer.prepare import recompute_activations
 from forgather.ml.types import Window
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
@@ -127,6 +129,113 @@ def test_ranks_equal_one_process(world_size, accumulation, model):
     for actual in run_ranks(world_size, in_parallel, options):
         found = distance(expected, actual, start_of(model))
         assert {name: value for name, value in found.items() if value > 1e-10} == {}
+
+
+OPTIONS = {
+    "static graph": {"ddp": {"static_graph": True}},
+    "find unused": {"ddp": {"find_unused_parameters": True}},
+    "views of buckets": {"ddp": {"gradient_as_bucket_view": True}},
+    "small buckets": {"ddp": {"bucket_cap_mb": 1}},
+    "no buffers": {"ddp": {"broadcast_buffers": False}},
+    "each batch": {"sync_each_batch": True},
+}
+
+
+def _with_options(options, settings):
+    ddp = DistributedDataParallelKwargs(**settings.get("ddp", {}))
+    return trained(parallel(ddp=ddp, sync_each_batch=settings.get("sync_each_batch", False)), **options)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_options_change_no_result(name):
+    options = {"accumulation": 3}
+    expected = trained(single(), **options)
+    actual = run_ranks(2, _with_options, options, OPTIONS[name])[1]
+    assert max(distance(expected, actual, start_of("llama")).values()) <= 1e-10
+
+
+def _recomputed(accumulation):
+    return trained(parallel(), accumulation=accumulation, prepare=[partial(recompute_activations, settings={})])
+
+
+def test_recomputed_activations_change_no_result():
+    expected = trained(single(), accumulation=3)
+    actual = run_ranks(2, _recomputed, 3)[1]
+    assert max(distance(expected, actual, start_of("llama")).values()) <= 1e-10
+
+
+def _compiled(accumulation):
+    return trained(parallel(), accumulation=accumulation, prepare=[lambda m: m.compile(backend="aot_eager")])
+
+
+def test_compiled_copies_equal_one_process():
+    expected = trained(single(), accumulation=3)
+    actual = run_ranks(2, _compiled, 3)[1]
+    assert max(distance(expected, actual, start_of("llama")).values()) <= 1e-10
+
+
+def _half(dtype):
+    strategy = parallel() if DistributedEnvironment().world_size > 1 else single()
+    return trained(strategy, accumulation=3, dtype=torch.float32, autocast=dtype)
+
+
+def test_bfloat16_copies_are_near_one_process():
+    expected = _half(torch.bfloat16)
+    actual = run_ranks(2, _half, torch.bfloat16)[1]
+    found = distance(expected, actual, {name: value.float() for name, value in start_of("llama").items()})
+    assert found["loss"] < 1e-3
+    assert found["grad_norm"] < 1e-2
+
+
+def _overflows_once():
+    strategy = parallel(scaling={"init_scale": 2.0**10})
+    strategy.build(
+        Recipe(
+            make_model=tiny_llama,
+            make_rule=loss_rule,
+            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            autocast=torch.float16,
+        )
+    )
+    strategy.build_optimizer()
+    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    found = []
+    for factor, window in zip((1e-30, 1.0), windows(strategy.rule, strategy.topology.dp_rank, 2, 1), strict=False):
+        # One rank alone overflows; all must leave the update out.
+        divisor = factor if strategy.topology.rank == 1 else 1.0
+        strategy.forward_backward(window, denom=window.num_valid * 2 * divisor)
+        heard = []
+        update = strategy.update(
+            max_norm=1.0, want_norm=True, before_step=heard.append, after_step=partial(heard.append, "stepped")
+        )
+        same = all(torch.equal(before[name], value) for name, value in strategy.model.state_dict().items())
+        found.append((update.skipped, same, len(heard), strategy.capture()["optimizer"]["scaler"]["scale"]))
+    return found
+
+
+def test_an_overflow_on_one_rank_leaves_the_update_out_on_all():
+    for found in run_ranks(2, _overflows_once):
+        assert [(True, True, 0, 2.0**9), (False, False, 2, 2.0**9)] == found
+
+
+def _resumed(state):
+    strategy = parallel()
+    options = {"make_rule": loss_rule, "make_optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)}
+    strategy.build(Recipe(make_model=lambda: tiny_llama(seed=9).double(), **options))
+    strategy.build_optimizer()
+    strategy.restore(state)
+    return strategy.capture(), dict(strategy.export())
+
+
+def test_what_one_process_kept_several_go_on_from():
+    strategy = single()
+    trained(strategy)
+    kept = strategy.capture()
+    for state, exported in run_ranks(2, _resumed, kept):
+        assert all(torch.equal(kept["model"][name], exported[name]) for name in exported)
+        assert kept["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
+        for name, values in kept["optimizer"]["state"].items():
+            assert all(torch.equal(values[key], state["optimizer"]["state"][name][key]) for key in values)
 
 
 def _counts_reductions(accumulation):
