@@ -26,7 +26,7 @@ def test_every_default_is_that_of_transformers():
     expected = {name: TRANSFORMERS_DEFAULTS[name] for name in OURS if name in TRANSFORMERS_DEFAULTS} | on_purpose
     plain = {name: getattr(value, "value", value) for name, value in expected.items()}
     assert plain == {name: value for name, value in OURS.items() if name in expected}
-    assert {"logging_dir"} == set(OURS) - set(TRANSFORMERS_DEFAULTS)
+    assert {"logging_dir", "torch_compile_regions"} == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 
 
 def test_building_arguments_touches_no_device_and_starts_no_process_group(monkeypatch):

@@ -45,6 +45,8 @@ class TrainingArguments:
         max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
         label_smoothing_factor: of the token loss of causal language models.
         bf16: forward passes under bfloat16 autocast; the loss is computed in float32.
+        torch_compile_regions: compile the repeated blocks of the model and not the whole of it: equal blocks are
+            compiled once, and each may be sharded by itself.
         gradient_checkpointing: recompute activations in the backward pass.
         logging_steps, eval_steps, save_steps: every so many updates; below 1 a share of all steps.
         save_total_limit: how many checkpoints stay; the best and the newest always do.
@@ -88,6 +90,7 @@ class TrainingArguments:
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
+    torch_compile_regions: bool = False
     gradient_checkpointing: bool = False
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
     logging_strategy: str = "steps"
@@ -152,7 +155,7 @@ class TrainingArguments:
             object.__setattr__(self, "greater_is_better", not self.metric_for_best_model.endswith("loss"))
         trackers = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or ())
         object.__setattr__(self, "report_to", [name for name in trackers if name != "none"])
-        if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
+        if self.torch_compile_backend is not None or self.torch_compile_mode is not None or self.torch_compile_regions:
             object.__setattr__(self, "torch_compile", True)
         for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
             value = getattr(self, name)

@@ -25,7 +25,8 @@ def preparation(args: TrainingArguments) -> list[Step]:
         steps.append(functools.partial(recompute_activations, settings=args.gradient_checkpointing_kwargs or {}))
     if args.torch_compile:
         backend = args.torch_compile_backend or "inductor"
-        steps.append(functools.partial(compile_model, backend=backend, mode=args.torch_compile_mode))
+        compiles = compile_blocks if args.torch_compile_regions else compile_model
+        steps.append(functools.partial(compiles, backend=backend, mode=args.torch_compile_mode))
     return steps
 
 
@@ -50,7 +51,7 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         if callable(enable := getattr(model, f"{name}_enable", None)):
             enable(**{f"{name}_kwargs": settings})
             return
-    units = [unit for block in _outermost_blocks(model) for unit in block]
+    units = units_of(model)
     if not units:
         raise TrainingError(
             f"gradient_checkpointing is on, and {type(model).__name__} has no nn.ModuleList or nn.Sequential",
@@ -61,11 +62,15 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         unit.forward = _recomputed(unit, unit.forward, settings)
 
 
-def _outermost_blocks(module: nn.Module) -> list[nn.ModuleList | nn.Sequential]:
-    blocks: list[nn.ModuleList | nn.Sequential] = []
-    for child in module.children():
-        blocks += [child] if isinstance(child, nn.ModuleList | nn.Sequential) else _outermost_blocks(child)
-    return blocks
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the items of each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have weights."""
+    units: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            units += [unit for unit in child.children() if next(unit.parameters(), None) is not None]
+        else:
+            units += units_of(child)
+    return units
 
 
 def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
@@ -84,10 +89,25 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None) -> None:
     Raises:
         TrainingError: FG823 for a backend that torch does not know.
     """
+    _refuse_unknown(backend)
+    model.compile(backend=backend, mode=mode)
+
+
+def compile_blocks(model: nn.Module, *, backend: str, mode: str | None) -> None:
+    """Compiles each block of the model in place; all of it where it has no blocks.
+
+    Raises:
+        TrainingError: FG823 for a backend that torch does not know.
+    """
+    _refuse_unknown(backend)
+    for unit in units_of(model) or [model]:
+        unit.compile(backend=backend, mode=mode)
+
+
+def _refuse_unknown(backend: str) -> None:
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise TrainingError(
             f"torch_compile_backend is {backend!r}",
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
         )
-    model.compile(backend=backend, mode=mode)

@@ -1,8 +1,9 @@
 """The random numbers of each process of a run.
 
 Takes the seed and who a process is; gives states that are captured and restored. Keeps true: the first process draws
-what one process alone draws; replicas and stages draw numbers of their own (dropout of two replicas is not the same),
-and slices of one layer draw the same; what was captured is restored on the process that it was captured on.
+what one process alone draws; replicas draw numbers of their own (dropout of two replicas is not the same), and the
+processes of one replica the same, so that rows that draw are the same rows there (stages make their own numbers from
+them); what was captured is restored on the process that it was captured on.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
 
     Args:
         seed: of the run.
-        topology: which replica and which stage this is.
+        topology: which replica this is.
         step: where a run goes on whose states cannot be had; numbers of its beginning are not drawn again.
     """
-    place = topology.dp_rank + (topology.pp_rank << 16)
-    if place or step:
+    if topology.dp_rank or step:
         digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
-        # Generators of the CPU look at 32 bits: within a run no two places have the same.
-        seed = (int.from_bytes(digest, "big") + place) % 2**32
+        # Generators of the CPU look at 32 bits: within a run no two replicas have the same.
+        seed = (int.from_bytes(digest, "big") + topology.dp_rank) % 2**32
     seed_everything(seed)
 
 

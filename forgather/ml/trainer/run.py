@@ -319,7 +319,7 @@ class Run:
 
     def _fill(self, captured: dict[str, Any], folder: Path) -> None:
         processing_class = self.session.dispatcher.scene.get("processing_class")
-        saving.write_model_files(self.strategy.view, captured["model"], processing_class, folder)
+        saving.write_model_files(self.strategy.model, captured["model"], processing_class, folder)
         saving.write_trainer_state(self.session.state, folder)
         (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
         if self.args.save_only_model:
@@ -345,7 +345,8 @@ class Run:
         resumed.refuse_other("optimizer", self.strategy.optimizer, parts["classes"]["optimizer"])
         resumed.refuse_other("schedule", self.schedule, parts["classes"]["schedule"])
         configured = resumed.settings(self.strategy.optimizer, self.schedule)
-        self.strategy.restore({"model": saving.read_weights(folder), "optimizer": parts["optimizer"]})
+        optimizer = resumed.by_names(parts["optimizer"], self.strategy.model, self.strategy.optimizer)
+        self.strategy.restore({"model": saving.read_weights(folder), "optimizer": optimizer})
         resumed.restore_schedule(self.schedule, parts["schedule"])
         resumed.mention(configured, resumed.settings(self.strategy.optimizer, self.schedule))
         self.data.load_state_dict(parts["data"])

@@ -10,18 +10,20 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.lineage import newest_verified, passed_over
 from forgather.ml.checkpoint.state import (
+    identity_of,
     read_metadata,
     read_state,
     read_tensors,
@@ -104,6 +106,28 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
+    """Returns weights by name, on the host; what several names share stays shared.
+
+    Args:
+        weights: of all processes together; each of them iterates over it.
+        keep: False returns nothing, on processes that do not write.
+    """
+    kept: dict[str, Any] = {}
+    moved: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor]] = {}
+    for name, value in weights:
+        if not keep or not isinstance(value, Tensor):
+            kept |= {name: value} if keep else {}
+            continue
+        memory = identity_of(value)
+        earlier = moved.get(memory)
+        # Weights may come one at a time: the memory of one that is gone is used again by the next.
+        if earlier is None or earlier[0]() is None:
+            earlier = moved[memory] = (weakref.ref(value), value.detach().cpu())
+        kept[name] = earlier[1]
+    return kept
+
+
 def write_weights(state: Mapping[str, Any], folder: Path) -> None:
     """Writes a model's state as `model.safetensors`; tied weights once."""
     tensors, aliases, rest = split_tensors(state)
@@ -140,7 +164,8 @@ def _described(model: nn.Module) -> Any:
     if not isinstance(model, PreTrainedModel):
         return config
     config = copy.deepcopy(config)
-    config.architectures = [type(model).__name__]
+    # fully_shard puts a class of its own in front of the model's.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = str(model.dtype).removeprefix("torch.")
     return config
 

@@ -347,11 +347,8 @@ class Trainer:
         """
         whereabouts.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        is_writer = self.strategy.topology.is_writer
-        weights = {name: weight for name, weight in self.strategy.export() if is_writer}
-        agreement.by_writer(
-            functools.partial(saving.export_model, self.strategy.view, weights, folder, self.processing_class)
-        )
+        weights = saving.on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
+        agreement.by_writer(functools.partial(saving.export_model, self.model, weights, folder, self.processing_class))
         self.saved_to = folder
         return folder
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from forgather.ml import Trainer
 from forgather.ml.trainer.batches import epoch_seed
+from forgather.ml.trainer.prepare import compile_blocks
 from tests.ml.fixtures import (
     Regression,
     assert_same_weights,
@@ -177,6 +178,23 @@ def test_compiling_changes_no_weight_beyond_rounding(settings):
     train(settings, actual, rows(), torch_compile=True, torch_compile_backend="eager")
     assert largest_difference(weights(expected), weights(actual)) < 1e-5
     assert list(weights(expected)) == list(weights(actual))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at inputs of a block
+def test_compiling_the_blocks_alone_changes_no_weight_beyond_rounding(settings):
+    expected, actual = tiny_llama(), tiny_llama()
+    train(settings, expected, rows())
+    train(settings, actual, rows(), torch_compile_regions=True, torch_compile_backend="eager")
+    assert largest_difference(weights(expected), weights(actual)) < 1e-5
+    assert list(weights(expected)) == list(weights(actual))
+    assert actual._compiled_call_impl is None
+    assert all(layer._compiled_call_impl is not None for layer in actual.model.layers)
+
+
+def test_a_model_without_blocks_is_compiled_whole():
+    model = torch.nn.Linear(4, 1)
+    compile_blocks(model, backend="eager", mode=None)
+    assert model._compiled_call_impl is not None
 
 
 def test_bf16_keeps_weights_in_float32_and_comes_close(settings):
