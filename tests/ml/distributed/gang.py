@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
 
 _fork = multiprocessing.get_context("fork")
 
@@ -85,6 +86,8 @@ def _work(there, rank, world_size, port, start_group, function, args):
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
+    # What an earlier test of this session said to Accelerate was about one process.
+    AcceleratorState._reset_state(reset_partial_state=True)
     try:
         if start_group:
             import datetime
