@@ -74,7 +74,7 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
     written beside and moved, so that a crash leaves no half-written weights.
 
     Args:
-        model: tells class and configuration.
+        model: tells class and configuration; one that `stands_for` another tells those of that one.
         weights: by name, whole.
         folder: is made when needed.
         processing_class: tokenizer or processor; None for none.
@@ -82,6 +82,7 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
     Raises:
         TrainingError: FG817 where nothing can be written into the folder.
     """
+    model = getattr(model, "stands_for", model)
     check_writable(folder)
     draft = folder / f".saving-model-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
@@ -153,6 +154,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 def write_model_files(model: nn.Module, state: Mapping[str, Any], processing_class: Any, folder: Path) -> None:
     """Writes the weights as they are trained, with configs and tokenizer beside, into a checkpoint."""
     write_weights(state, folder)
+    model = getattr(model, "stands_for", model)
     for part in (_described(model), getattr(model, "generation_config", None), processing_class):
         if callable(save := getattr(part, "save_pretrained", None)):
             save(folder)

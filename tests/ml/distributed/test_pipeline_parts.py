@@ -356,17 +356,14 @@ def test_float16_is_refused():
         run_ranks(2, _fp16)
 
 
-def compile_blocks(stage):
-    from forgather.ml.strategy.pipeline.stage import present_blocks
-
-    for block in present_blocks(stage).values():
-        block.compile(backend="aot_eager")
+def compile_whole(model):
+    model.compile(backend="aot_eager")
 
 
 def _compiled(schedule):
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # of torch.compile
     strategy = pipeline(
-        recipe(make_llama, prepare=[compile_blocks]), world=2, schedule_class=schedule, pipeline_chunks=4
+        recipe(make_llama, prepare=[compile_whole]), world=2, schedule_class=schedule, pipeline_chunks=4
     )
     return (*train(strategy, windows(2, 1, 4)), weights_of(strategy))
 
@@ -376,6 +373,21 @@ def test_compiled_blocks_train_equally(schedule):
     want = single_run(recipe(make_llama), windows(2, 1, 4))
     off = differences(want, run_ranks(2, _compiled, schedule)[0])
     assert all(value <= EXACT for value in off.values()), off
+
+
+def _bf16(schedule):
+    make = functools.partial(make_llama, dtype=torch.float32)
+    strategy = pipeline(recipe(make, autocast=torch.bfloat16), world=2, schedule_class=schedule, pipeline_chunks=4)
+    return (*train(strategy, windows(2, 1, 4)), weights_of(strategy))
+
+
+@pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleZBVZeroBubble"])
+def test_bfloat16_is_as_near_as_its_digits_allow(schedule):
+    make = functools.partial(make_llama, dtype=torch.float32)
+    want = single_run(recipe(make, autocast=torch.bfloat16), windows(2, 1, 4))
+    off = differences(want, run_ranks(2, _bf16, schedule)[0])
+    assert off["loss"] < 2e-3
+    assert off["grad_norm"] < 2e-2
 
 
 def _uneven_rows():

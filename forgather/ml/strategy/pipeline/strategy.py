@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,7 +36,7 @@ from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_ran
 from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
-from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut
+from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, present_blocks
 from forgather.ml.strategy.pipeline.steps import Steps
 from forgather.ml.strategy.pipeline.tied import tied_parameters
 from forgather.ml.strategy.pipeline.view import PipelineView
@@ -192,6 +193,8 @@ class Pipeline:
             checkpoint_blocks(stage)
         elif self._sharding is not None and self._sharding.recompute != "none":
             recompute(units or [stage], self._sharding)
+        # Whole, a stage is left by an exception in the middle of its forward pass, which no compiler follows.
+        stage.compile = functools.partial(_compile_blocks, stage)  # type: ignore[method-assign]
         for step in self._recipe.prepare:
             step(stage)
         if self._sharding is not None:
@@ -360,6 +363,12 @@ def _stages_asked(split_spec: Any) -> int | None:
     if isinstance(split_spec, Mapping):
         return len(split_spec) + 1
     return split_spec if isinstance(split_spec, int) and not isinstance(split_spec, bool) else None
+
+
+def _compile_blocks(stage: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Compiles the blocks of a stage in place, each by itself."""
+    for block in present_blocks(stage).values():
+        block.compile(*args, **kwargs)
 
 
 def _move_buffers(stage: nn.Module, device: torch.device) -> None:

@@ -35,11 +35,18 @@ class PipelineView(nn.Module):
     def __init__(self, local: LocalStages, run: ForwardPass, model: nn.Module) -> None:
         super().__init__()
         self.local = local
+        # In a tuple, so that it is no part of the view: it has no memory.
+        self._whole = (model,)
         self.config: Any = getattr(model, "config", None)
         self.generation_config: Any = getattr(model, "generation_config", None)
         self.main_input_name: Any = getattr(model, "main_input_name", "input_ids")
         self._run = run
         self._said = False
+
+    @property
+    def stands_for(self) -> nn.Module:
+        """The whole model without memory: its class is the one that is saved."""
+        return self._whole[0]
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,130 @@
+"""`PipelineTrainer` end to end on gloo ranks: evaluation, checkpoints, text, the model as transformers reads it."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from forgather.ml import PipelineTrainer, PipelineTrainingArguments, Trainer, TrainingArguments
+from forgather.ml.callbacks import TextSampleCallback
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.trainer.saving import read_weights
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama
+from tests.ml.fixtures import Recorder
+
+MODELS = {"llama": make_llama, "gpt2": make_gpt2}
+
+
+def rows(count, length=10):
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for number in range(count):
+        ids = torch.randint(0, VOCAB, (length,), generator=generator)
+        labels = ids.clone()
+        labels[length - (number * 3) % (length - 2) :] = -100
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+def settings_of(folder, **settings):
+    common = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "use_cpu": True,
+        "learning_rate": 1e-3,
+        "gradient_accumulation_steps": 2,
+        "per_device_eval_batch_size": 3,
+    }
+    return {**common, **settings}
+
+
+def run(trainer_class, arguments, model, callbacks=(), resume=None):
+    recorder = Recorder()
+    trainer = trainer_class(
+        MODELS[model],
+        arguments,
+        train_dataset=rows(21),
+        eval_dataset=rows(7),
+        callbacks=[recorder, *callbacks],
+        distributed_env=DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20),
+    )
+    trainer.train(resume)
+    return [{key: line[key] for key in ("loss", "grad_norm", "eval_loss") if key in line} for line in recorder.lines]
+
+
+def _pipelined(folder, model, settings, resume=None):
+    return run(PipelineTrainer, PipelineTrainingArguments(**settings_of(folder, **settings)), model, resume=resume)
+
+
+PIPELINE = {"per_device_train_batch_size": 4, "pipeline_chunks": 4, "schedule_class": "ScheduleZBVZeroBubble"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_is_that_of_one_process_and_its_model_is_read_by_transformers(tmp_path, model):
+    single = TrainingArguments(**settings_of(tmp_path / "one", per_device_train_batch_size=4))
+    want = run(Trainer, single, model)
+    found = run_ranks(2, _pipelined, tmp_path / "two", model, PIPELINE)
+    for lines in found:
+        assert [sorted(line) for line in want] == [sorted(line) for line in lines]
+        for one, other in zip(want, lines, strict=True):
+            assert one == pytest.approx(other, rel=1e-9)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two", dtype=torch.float64).state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "one", dtype=torch.float64).state_dict()
+    assert list(expected) == list(loaded)
+    assert all(torch.allclose(expected[name], loaded[name], rtol=1e-7, atol=1e-10) for name in expected)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two")]
+    assert configs[0] == configs[1]
+
+
+def test_a_run_is_resumed_under_another_schedule_and_by_one_process(tmp_path):
+    whole = run_ranks(2, _pipelined, tmp_path / "whole", "gpt2", {**PIPELINE, "max_steps": 4})[0]
+    half = str(tmp_path / "whole" / "checkpoint-2")
+    other = {**PIPELINE, "schedule_class": "Schedule1F1B", "data_parallel_size": 2, "per_device_train_batch_size": 2}
+    again = run_ranks(4, _pipelined, tmp_path / "again", "gpt2", {**other, "pipeline_chunks": 2}, half)[0]
+    one = run(
+        Trainer, TrainingArguments(**settings_of(tmp_path / "one", per_device_train_batch_size=4)), "gpt2", (), half
+    )
+    for lines in (again, one):
+        assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(
+            [line["loss"] for line in whole if "loss" in line][2:], rel=1e-9
+        )
+    weights = [read_weights(tmp_path / name / "checkpoint-4") for name in ("whole", "again", "one")]
+    for name, value in weights[0].items():
+        assert all(torch.allclose(value, other[name], rtol=1e-7, atol=1e-10) for other in weights[1:])
+
+
+class Letters:
+    """As much of a tokenizer as text samples need."""
+
+    eos_token_id = bos_token_id = 0
+    pad_token_id = None
+
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) % VOCAB for letter in text]}
+
+    def decode(self, ids, skip_special_tokens=True):
+        return " ".join(str(int(number)) for number in ids)
+
+
+def _samples(folder, trainer_class, arguments_class, settings):
+    sampler = TextSampleCallback(["ab", "c"], Letters(), max_new_tokens=5, run_dir=folder)
+    run(trainer_class, arguments_class(**settings_of(folder, save_strategy="no", **settings)), "gpt2", [sampler])
+    return True
+
+
+def test_text_samples_are_those_of_one_process(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    run_ranks(1, _samples, tmp_path / "one", Trainer, TrainingArguments, {"per_device_train_batch_size": 4})
+    run_ranks(2, _samples, tmp_path / "two", PipelineTrainer, PipelineTrainingArguments, PIPELINE)
+    written = []
+    for name in ("one", "two"):
+        lines = (tmp_path / name / "samples.jsonl").read_text().splitlines()
+        written.append([{**json.loads(line), "time": 0} for line in lines])
+    assert written[0] == written[1]
