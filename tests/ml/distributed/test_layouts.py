@@ -1,0 +1,131 @@
+"""What a run leaves behind does not depend on how its processes are arranged: metrics, checkpoints, models."""
+
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from forgather.ml import (
+    AccelTrainer,
+    AccelTrainingArguments,
+    PipelineTrainer,
+    PipelineTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.strategy.sharded import sharded
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.test_several_ranks import COMMON, Signals, StopAt
+from tests.ml.distributed.test_shares import collate
+from tests.ml.fixtures import largest_difference, rows, tiny_llama, weights
+
+
+class ShardTrainer(AccelTrainer):
+    """A trainer is a choice of strategy."""
+
+    def choose_strategy(self, environment):
+        return sharded(environment, self.args)
+
+
+# Processes, rows of a replica, trainer, arguments, settings.
+LAYOUTS = {
+    "one": (1, 4, Trainer, TrainingArguments, {}),
+    "copies": (2, 2, AccelTrainer, AccelTrainingArguments, {}),
+    "shards": (2, 2, ShardTrainer, AccelTrainingArguments, {"fsdp": "full_shard"}),
+    "stages": (2, 4, PipelineTrainer, PipelineTrainingArguments, {"pipeline_chunks": 2}),
+    "copies of stages": (
+        4, 2, PipelineTrainer, PipelineTrainingArguments, {"pipeline_parallel_size": 2, "pipeline_chunks": 2},
+    ),
+}  # fmt: skip
+
+
+def model():
+    return tiny_llama(tie_word_embeddings=True, num_key_value_heads=4).double()
+
+
+def part(folder, layout, callbacks=(), given=None, resume=True):
+    """Trains as one of the processes; returns what the run left behind."""
+    ranks, batch_size, trainer_class, arguments, settings = LAYOUTS[layout]
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=20)}
+    settings = {
+        **COMMON, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
+        "load_best_model_at_end": True, "per_device_eval_batch_size": batch_size, **settings, **(given or {}),
+    }  # fmt: skip
+    trainer = trainer_class(
+        model,
+        arguments(str(folder), per_device_train_batch_size=batch_size, **settings),
+        train_dataset=rows(13),
+        eval_dataset=rows(11, seed=5),
+        data_collator=collate,
+        callbacks=list(callbacks),
+        **several,
+    )
+    stopped = None
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except KeyboardInterrupt as error:
+        stopped = type(error).__name__
+    names = ("step", "loss", "grad_norm", "eval_loss", "epoch")
+    lines = [{name: line[name] for name in names if name in line} for line in trainer.state.log_history]
+    return {
+        "lines": lines,
+        "best": trainer.state.best_global_step,
+        "stopped": stopped,
+        "step": trainer.state.global_step,
+    }
+
+
+def run(folder, layout, *args):
+    ranks = LAYOUTS[layout][0]
+    return run_ranks(ranks, part, folder, layout, *args)
+
+
+def saved(folder):
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    assert "LlamaForCausalLM" == type(loaded).__name__ == loaded.config.architectures[0]
+    return weights(loaded)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    return run(folder, "one")[0], saved(folder), saved(folder / "checkpoint-7")
+
+
+def assert_as(alone, results, folder):
+    expected, model_of_one, checkpoint_of_one = alone
+    for found in results:
+        assert expected["best"] == found["best"]
+        assert [sorted(line) for line in expected["lines"]] == [sorted(line) for line in found["lines"]]
+        for one, other in zip(expected["lines"], found["lines"], strict=True):
+            assert one == pytest.approx(other, rel=1e-9)
+    assert largest_difference(model_of_one, saved(folder)) < 1e-10
+    assert largest_difference(checkpoint_of_one, saved(folder / "checkpoint-7")) < 1e-10
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one"])
+def test_a_run_leaves_behind_what_one_process_leaves(layout, alone, tmp_path):
+    assert_as(alone, run(tmp_path, layout), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("one", "shards"), ("one", "stages"), ("copies", "copies of stages"), ("shards", "one"), ("shards", "stages"),
+        ("stages", "one"), ("stages", "shards"), ("copies of stages", "copies"), ("copies of stages", "stages"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_in_another_layout(first, then, alone, tmp_path):
+    run(tmp_path, first, [StopAt(0, 4)], {"load_best_model_at_end": False, "metric_for_best_model": "loss"})
+    assert_as(alone, run(tmp_path, then), tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["shards", "copies of stages"])
+def test_every_process_is_heard_when_it_is_asked_to_stop(layout, tmp_path):
+    ranks = LAYOUTS[layout][0]
+    for rank in {1, ranks - 1}:
+        results = run(tmp_path / str(rank), layout, [Signals(rank, signal.SIGTERM)])
+        assert {("Terminated", 3)} == {(found["stopped"], found["step"]) for found in results}
+        assert (tmp_path / str(rank) / "checkpoint-3" / "manifest.json").is_file()
