@@ -61,6 +61,7 @@ ML_LEVELS = {
     "forgather.ml.json_logger": 41,
     "forgather.ml.strategy": 50,
     "forgather.ml.trainer": 60,
+    "forgather.ml.dry_run": 70,
 }
 HEAVY = {"torch", "numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "tensorboard"}
 ONLY_IMPORTER = {

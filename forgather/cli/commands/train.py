@@ -15,11 +15,12 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
-from forgather.errors import Diagnostic
+from forgather.errors import Diagnostic, ProjectError
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.accelerate import added_settings, config_file
 from forgather.launch.asked import Asked, add_process_options, asked_processes, use_devices
+from forgather.launch.layout import lay_out, layout_text
 from forgather.launch.scripts import KINDS as SCRIPTS
 from forgather.launch.scripts import job_name, script
 from forgather.launch.several import (
@@ -47,12 +48,20 @@ The config is checked first, as 'fgcli check' does it; a config with errors is n
 EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
+  fgcli -t fsdp2.yaml train --dry-run --world-size 64
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and construct nothing")
+    parser.add_argument(
+        "--world-size",
+        "--world_size",
+        type=int,
+        metavar="N",
+        help="with --dry-run: build the run as one of N processes would, without weights, and print who holds what",
+    )
     parser.add_argument("--print", choices=SCRIPTS, help="print a script that starts the run, and run nothing")
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
@@ -65,6 +74,12 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     if is_worker(os.environ) and not options.dry_run:
         return _run_as_one_of_several(invocation)
+    if options.world_size is not None and not options.dry_run:
+        raise ProjectError(
+            "--world-size says how many processes a dry run pretends",
+            code="FG462",
+            hint="add --dry-run, or give --nproc-per-node and --nnodes",
+        )
     use_devices(options.devices)
     project = invocation.open_project()
     findings = () if options.no_check else _checked(project)
@@ -73,8 +88,7 @@ def run(invocation: Invocation) -> int:
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     if options.dry_run:
-        _print_plan(plan, asked, command, as_json=options.json)
-        return 0
+        return _dry_run(plan, asked, command, world_size=options.world_size, as_json=options.json)
     if options.print:
         name, folder = job_name(project.config_name), os.getcwd()
         words = invocation.arguments
@@ -158,6 +172,19 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)
     return [found for found in findings if found.code not in SAID_BY_THE_RUN]
+
+
+def _dry_run(plan: RunPlan, asked: Asked, command: list[str], *, world_size: int | None, as_json: bool) -> int:
+    if world_size is None:
+        _print_plan(plan, asked, command, as_json=as_json)
+        return 0
+    with redirect_stdout(sys.stderr):
+        found = lay_out(plan, world_size, asked)
+    if as_json:
+        write_json(found)
+    else:
+        write_text(layout_text(found))
+    return 0
 
 
 def _print_plan(plan: RunPlan, asked: Asked, command: list[str], *, as_json: bool) -> None:

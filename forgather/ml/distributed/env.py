@@ -19,7 +19,7 @@ import torch
 
 from forgather import processes
 from forgather.errors import DistributedError, nearest
-from forgather.ml.distributed.group import shutdown, start
+from forgather.ml.distributed.group import shutdown, start, start_pretended
 from forgather.processes import ProcessFacts
 
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
@@ -35,6 +35,24 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
         DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
     """
     return processes.process_facts(os.environ if environ is None else environ)
+
+
+@contextlib.contextmanager
+def alone_among(facts: ProcessFacts) -> Iterator[None]:
+    """Makes this process one of many that do not exist: a group of torch answers for them at once, with anything."""
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    kept = {name: os.environ.get(name) for name in meeting}
+    with libraries_see(facts):
+        os.environ.update(meeting)
+        start_pretended(facts.rank, facts.world_size)
+        try:
+            yield
+        finally:
+            shutdown()
+            for name, value in kept.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ restarted worker never reads the addresses of an earlier attempt.
 from __future__ import annotations
 
 import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,6 +112,22 @@ def _not_met(environment: DistributedEnvironment, error: Exception) -> Distribut
         code="FG706",
         hint="start every process with one launcher (torchrun), and look at the first process that failed",
     )
+
+
+def start_pretended(rank: int, world_size: int) -> None:
+    """Starts a group whose other processes do not exist; whatever is gathered or received is left as it was.
+
+    Raises:
+        DistributedError: FG701 where there is a group.
+    """
+    if dist.is_initialized():
+        raise DistributedError(
+            "a dry run pretends a process group, and this process is in one",
+            code="FG701",
+            hint="start the dry run without a launcher",
+        )
+    store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
 
 
 def shutdown() -> None:

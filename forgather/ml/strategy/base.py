@@ -8,6 +8,7 @@ so shares add up; `update` is clip, step and zero as one act, after the loss was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,3 +131,11 @@ class Strategy(Protocol):
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
         ...
+
+
+def _build(strategy: Strategy, recipe: Recipe) -> None:
+    strategy.build(recipe)
+
+
+build_strategy: ContextVar[Callable[[Strategy, Recipe], None]] = ContextVar("build_strategy", default=_build)
+"""How a trainer has its strategy built; a dry run has it built without memory."""

@@ -136,6 +136,7 @@ class DeepSpeedZero:
             dp_size=layout.data_parallel_size,
         )
         self.config = config
+        self.layout = layout
         self._record_in = record_in
         self._engine: Any = None
         self._state: EngineState | None = None

@@ -8,11 +8,13 @@ were after that; a weight that two modules share stays shared.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import DistributedError, TrainingError, nearest
@@ -30,14 +31,11 @@ from forgather.ml.figures import size
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.skeleton import emptied, is_plain, put, skeleton, tensors_of, without_memory
 from forgather.ml.strategy.state import like_local
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
-
-_PLAIN = (nn.Parameter, nn.Buffer, Tensor)
-# What wrappers put into the names of the modules they wrap.
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 class InitialWeights:
@@ -103,13 +101,13 @@ class InitialWeights:
         target = torch.device(device) if device is not None else self._device
         done: dict[int, tuple[Tensor, Tensor]] = {}
         for fqn, owner, name, old in list(tensors_of(module)):
-            if type(old) is not DTensor and not _is_plain(old):
+            if type(old) is not DTensor and not is_plain(old):
                 continue
             if id(old) not in done:
                 done[id(old)] = (old, self._filled(fqn, old, target))
             new = done[id(old)][1]
             if new is not old:
-                _put(owner, name, new)
+                put(owner, name, new)
 
     def whole(self) -> nn.Module:
         """Returns the model with its weights, on the CPU; one that exists already as it is."""
@@ -151,75 +149,39 @@ def initial_state(recipe: Recipe, topology: Topology) -> InitialWeights:
             different models.
         TrainingError: FG733 for a model that does not fit into the memory of this machine.
     """
+    if _shapes_only.get():
+        return _Shapes(recipe, topology)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
     return _of_existing(recipe, topology)
 
 
-def skeleton(make_model: Callable[[], nn.Module]) -> nn.Module:
-    """Returns what `make_model` makes with every tensor on the meta device; random numbers stay as they were.
+_shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
 
-    A model whose construction looks at values (and so cannot be made without them) is made whole and emptied.
-    """
-    before = capture_rng()
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Leaves weights without memory and values: what is built has its shapes alone. Nobody is asked or waited for."""
+    token = _shapes_only.set(True)
     try:
-        model = _without_memory(make_model) or make_model()
-        _emptied(model)
+        yield
     finally:
-        restore_rng(before)
-    return model
+        _shapes_only.reset(token)
 
 
-def _without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
-    """Returns the model of tensors that have shapes and no values; None where its construction needs values."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return make_model()
-    except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
-        _log.info("the model is made whole on every rank: without memory it fails with %r", error)
-        return None
+class _Shapes(InitialWeights):
+    """The model of a recipe, and no values."""
 
+    def __init__(self, recipe: Recipe, topology: Topology) -> None:
+        model = skeleton(recipe.make_model)
+        names = [fqn for fqn, *_ in tensors_of(model)]
+        super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, under each of its names."""
-    for prefix, owner in module.named_modules(remove_duplicate=False):
-        for kind in (owner._parameters, owner._buffers, vars(owner)):
-            for name, value in list(kind.items()):
-                if isinstance(value, Tensor):
-                    fqn = f"{prefix}.{name}" if prefix else name
-                    for wrapper in _WRAPPERS:
-                        fqn = fqn.replace(wrapper, "")
-                    yield fqn, owner, name, value
-
-
-def _put(owner: nn.Module, name: str, value: Tensor) -> None:
-    for kind in (owner._parameters, owner._buffers):
-        if name in kind:
-            kind[name] = value  # type: ignore[assignment]
-            return
-    vars(owner)[name] = value
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
-
-
-def _emptied(model: nn.Module) -> dict[str, Tensor]:
-    """Moves every tensor to the meta device; returns what they were, by each of their names."""
-    values: dict[str, Tensor] = {}
-    done: dict[int, tuple[Tensor, Tensor]] = {}
-    for fqn, owner, name, old in list(tensors_of(model)):
-        if not _is_plain(old):
-            continue
-        values[fqn] = old
-        if id(old) not in done:
-            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="meta")
-            if isinstance(old, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=old.requires_grad)
-                new.__dict__.update(vars(old) if not isinstance(old, FakeTensor) else {})
-            done[id(old)] = (old, new)
-        _put(owner, name, done[id(old)][1])
-    return values
+    def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
+        """Gives buffers, which are small, memory; weights stay as they are."""
+        for _, owner, name, old in list(tensors_of(module)):
+            if name in owner._buffers and is_plain(old) and old.is_meta:
+                owner._buffers[name] = torch.zeros_like(old, device=device or self._device)
 
 
 def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
@@ -279,7 +241,7 @@ def _made(recipe: Recipe) -> nn.Module:
 
 def _write_seed(model: nn.Module) -> Path:
     """Writes the tensors of a model into a new folder, and leaves the model without them."""
-    tensors, aliases, _ = split_tensors(_emptied(model))
+    tensors, aliases, _ = split_tensors(emptied(model))
     folder = Path(tempfile.mkdtemp(prefix="forgather-initial-"))
     try:
         write_tensors(folder / "weights.safetensors", tensors, {_ALIAS + name: of for name, of in aliases.items()})
@@ -312,7 +274,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
 def _refuse_too_large(make_model: Callable[[], nn.Module]) -> None:
     """Refuses a model that would use up the memory of this machine while it is made."""
     before = capture_rng()
-    model = _without_memory(make_model)
+    model = without_memory(make_model)
     restore_rng(before)
     if model is None:
         return
@@ -347,7 +309,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     taken: dict[str, Tensor] = {}
 
     def make_skeleton() -> nn.Module:
-        taken.update(_emptied(model))
+        taken.update(emptied(model))
         return model
 
     def find(fqn: str) -> Tensor:

@@ -27,7 +27,7 @@ from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
-from forgather.ml.strategy.base import Recipe, Strategy
+from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import resumed, saving
@@ -107,7 +107,8 @@ class Trainer:
         self._has_own_collator = data_collator is not None
         compare(self.args, accelerate_variables())
         self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
-        self.strategy.build(
+        build_strategy.get()(
+            self.strategy,
             Recipe(
                 make_model=functools.partial(_make_model, model, model_init, self.args.seed),
                 make_rule=functools.partial(
@@ -117,7 +118,7 @@ class Trainer:
                 prepare=preparation(self.args),
                 autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
                 model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
-            )
+            ),
         )
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")

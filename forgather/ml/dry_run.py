@@ -1,0 +1,294 @@
+"""What each of many processes would hold and compute, found in one process and without weights.
+
+Takes a function that makes a trainer, and a number of processes; gives `DryRun`: the mesh, who holds what, and the
+shapes of one step. Keeps true: torch's fake process group stands in for the other processes, so nothing is sent and
+nobody is waited for; every rank that holds other layers is built as that rank, by the strategy itself, so that what
+it refuses is refused here; weights have shapes and no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from forgather.errors import DistributedError
+from forgather.ml.distributed.env import DistributedEnvironment, alone_among
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.losses import inputs_of, num_rows
+from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
+from forgather.ml.strategy.data_parallel import DataParallel
+from forgather.ml.strategy.deepspeed import DeepSpeedZero
+from forgather.ml.strategy.initial import shapes_only
+from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.strategy.skeleton import skeleton
+from forgather.ml.trainer.trainer import Trainer
+from forgather.processes import ProcessFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """What ranks of one kind hold.
+
+    Args:
+        ranks: first and last of them.
+        stages: numbers of the pipeline stages; empty without a pipeline.
+        modules: what lies there, in short.
+        parameters: numbers that one rank keeps; the ranks of a shard may keep fewer.
+        parameter_bytes: memory of these.
+        of: numbers of the whole modules that it keeps a part of.
+    """
+
+    ranks: tuple[int, int]
+    stages: tuple[int, ...]
+    modules: tuple[str, ...]
+    parameters: int
+    parameter_bytes: int
+    of: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run in several processes would be.
+
+    Args:
+        world_size: number of processes.
+        strategy: class that computes updates.
+        mesh: sizes of the axes, by name.
+        parameters: of the whole model.
+        rows_per_update: rows of all replicas that one update sees.
+        holdings: who holds what, in the order of ranks.
+        step: shapes of one micro-batch of one replica: inputs, between blocks, and outputs.
+        step_problem: why there are no shapes; None where there are.
+    """
+
+    world_size: int
+    strategy: str
+    mesh: Mapping[str, int]
+    parameters: int
+    rows_per_update: int
+    holdings: tuple[Holding, ...]
+    step: Mapping[str, str]
+    step_problem: str | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+
+def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_size: int) -> dict[str, Any]:
+    """Returns a `DryRun` as plain data.
+
+    Args:
+        make_trainer: makes the trainer of the config.
+        world_size: number of processes.
+        local_world_size: number of them on one machine.
+
+    Raises:
+        DistributedError: FG745 for something that is no trainer of ours; whatever the strategy refuses.
+    """
+    recipes: list[Recipe] = []
+
+    def build(strategy: Strategy, recipe: Recipe) -> None:
+        recipes.append(recipe)
+        _build(strategy, recipe)
+
+    token = build_strategy.set(build)
+    try:
+        with _as_rank(0, world_size, local_world_size), shapes_only():
+            trainer = make_trainer()
+            if not isinstance(trainer, Trainer):
+                raise DistributedError(
+                    f"main is a {type(trainer).__name__}, and a dry run of several processes knows trainers of ours",
+                    code="FG745",
+                    hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
+                )
+            layout = _layout_of(trainer.strategy)
+            first = _held(trainer.strategy, layout, 0)
+            step, problem = _step(trainer, recipes[0])
+        holdings = [first]
+        for position in range(1, layout.pipeline_parallel_size):
+            rank = position * layout.data_parallel_size * layout.tensor_parallel_size
+            with _as_rank(rank, world_size, local_world_size), shapes_only():
+                strategy = trainer.choose_strategy(DistributedEnvironment())
+                _build(strategy, recipes[0])
+                holdings.append(_held(strategy, layout, rank))
+    finally:
+        build_strategy.reset(token)
+        # Accelerate remembers the processes of the first strategy for as long as this process lives.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    args = trainer.args
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size
+    return DryRun(
+        world_size=world_size,
+        strategy=type(trainer.strategy).__name__,
+        mesh=_axes(trainer.strategy, layout),
+        parameters=_count(skeleton(recipes[0].make_model)),
+        rows_per_update=rows,
+        holdings=tuple(holdings),
+        step=step,
+        step_problem=problem,
+    ).as_data()
+
+
+def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.AbstractContextManager[None]:
+    """Makes this process one of many that nobody else is part of."""
+    local = min(local_world_size, world_size)
+    return alone_among(ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local))
+
+
+def _build(strategy: Strategy, recipe: Recipe) -> None:
+    if isinstance(strategy, DataParallel | DeepSpeedZero | SingleDevice):
+        # Their engines copy weights that exist: the model alone says what lies where.
+        strategy.model = strategy.view = skeleton(recipe.make_model)
+        strategy.rule = recipe.make_rule(strategy.model)
+    else:
+        strategy.build(recipe)
+
+
+def _layout_of(strategy: Strategy) -> Layout:
+    mesh = getattr(strategy, "mesh", None)
+    found = mesh.layout if mesh is not None else getattr(strategy, "layout", None)
+    return found if isinstance(found, Layout) else Layout()
+
+
+def _axes(strategy: Strategy, layout: Layout) -> dict[str, int]:
+    shard = layout.data_parallel_size if isinstance(strategy, DeepSpeedZero) else layout.shard_size
+    return {
+        "pipeline": layout.pipeline_parallel_size,
+        "replicate": layout.data_parallel_size // shard,
+        "shard": shard,
+        "tensor": layout.tensor_parallel_size,
+    }
+
+
+def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
+    model = getattr(strategy, "local", strategy.model)
+    weights = dict(model.named_parameters())
+    share = layout.data_parallel_size if isinstance(strategy, DeepSpeedZero) and strategy.config.stage == 3 else 1
+    kept = [_here(weight, share) for weight in weights.values()]
+    ranks = layout.data_parallel_size * layout.tensor_parallel_size
+    placement = getattr(strategy, "placement", None)
+    return Holding(
+        ranks=(rank, rank + ranks - 1),
+        stages=() if placement is None else tuple(placement.stages_of(layout.position(rank).pipeline)),
+        modules=tuple(in_short(list(weights))),
+        parameters=sum(kept),
+        parameter_bytes=sum(
+            number * weight.element_size() for number, weight in zip(kept, weights.values(), strict=True)
+        ),
+        of=_count(model),
+    )
+
+
+def _here(weight: Tensor, share: int) -> int:
+    if isinstance(weight, DTensor):
+        return weight.to_local().numel()
+    return -(-weight.numel() // share)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def in_short(names: list[str]) -> list[str]:
+    """Returns modules that weights belong to, blocks of one list as a range.
+
+    Example:
+        >>> in_short(["model.embed.weight", "model.layers.0.a.weight", "model.layers.0.b", "model.layers.1.a.weight"])
+        ['model.embed', 'model.layers.0-1']
+    """
+    found: dict[str, list[int] | None] = {}
+    for name in names:
+        # Wrappers put parts of their own into names.
+        name = re.sub(r"\b_(checkpoint_wrapped_module|orig_mod|fsdp_wrapped_module)\.", "", name)
+        numbered = re.match(r"(.*?)\.(\d+)(\.|$)", name)
+        if numbered:
+            blocks = found.setdefault(numbered[1], [])
+            if blocks is not None and int(numbered[2]) not in blocks:
+                blocks.append(int(numbered[2]))
+        else:
+            found.setdefault(name.rpartition(".")[0] or name, None)
+    return [prefix if blocks is None else f"{prefix}.{_ranges(sorted(blocks))}" for prefix, blocks in found.items()]
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]:
+    """Returns the shapes of one micro-batch through the model, or why there are none."""
+    if trainer.train_dataset is None:
+        return {}, "there is no train_dataset"
+    window = next(trainer._train_batches().windows(trainer.strategy.rule))
+    batch = getattr(window.batches[0], "batch", window.batches[0])
+    parts = getattr(trainer.strategy, "parts", 1)
+    if parts > 1:
+        batch = _rows(batch, num_rows(batch) // parts)
+    shapes = {name: shape_of(value) for name, value in _named(inputs_of(batch)) if isinstance(value, Tensor)}
+    # Not the meta device: models look at values of tensors there, and know better of these.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    placed = {name: mode.from_tensor(value) if isinstance(value, Tensor) else value for name, value in _named(batch)}
+    try:
+        with mode:
+            model = recipe.make_model()
+            _watch(model, shapes)
+            trainer.strategy.rule.total(
+                model, placed if isinstance(batch, Mapping) else tuple(placed.values()), denom=1
+            )
+    except Exception as error:  # noqa: BLE001 - the border of a user's model, which may look at values
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return shapes, f"the model cannot be computed without values: {said[:160]}"
+    return shapes, None
+
+
+def _named(batch: Any) -> list[tuple[str, Any]]:
+    if isinstance(batch, Mapping):
+        return list(batch.items())
+    return [
+        (f"input {number}", item) for number, item in enumerate(batch if isinstance(batch, tuple | list) else (batch,))
+    ]
+
+
+def _rows(batch: Any, rows: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {
+            name: value[:rows] if isinstance(value, Tensor) and value.ndim else value for name, value in batch.items()
+        }
+    return type(batch)(item[:rows] for item in batch) if isinstance(batch, tuple | list) else batch[:rows]
+
+
+def _watch(model: nn.Module, shapes: dict[str, str]) -> None:
+    """Notes what goes into blocks and what comes out of the model."""
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            found = output[0] if isinstance(output, tuple | list) else getattr(output, "logits", output)
+            if isinstance(found, Tensor):
+                shapes.setdefault(name, shape_of(found))
+
+        return hook
+
+    for name, blocks in model.named_modules():
+        if isinstance(blocks, nn.ModuleList) and len(blocks):
+            blocks[0].register_forward_hook(note(f"after each of {name}"))
+            break
+    model.register_forward_hook(note("output"))
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Returns shape and type, as in "(4, 128) int64"."""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

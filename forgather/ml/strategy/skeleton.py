@@ -1,0 +1,90 @@
+"""A model without memory: shapes, names and modules as they are, every tensor on the meta device.
+
+Takes a model, or what makes one; gives it without values, and its tensors by name. Keeps true: a weight that two
+modules share stays shared; random numbers stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
+
+_PLAIN = (nn.Parameter, nn.Buffer, Tensor)
+# What wrappers put into the names of the modules they wrap.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def skeleton(make_model: Callable[[], nn.Module]) -> nn.Module:
+    """Returns what `make_model` makes with every tensor on the meta device; random numbers stay as they were.
+
+    A model whose construction looks at values (and so cannot be made without them) is made whole and emptied.
+    """
+    before = capture_rng()
+    try:
+        model = without_memory(make_model) or make_model()
+        emptied(model)
+    finally:
+        restore_rng(before)
+    return model
+
+
+def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
+    """Returns the model of tensors that have shapes and no values; None where its construction needs values."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return make_model()
+    except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
+        _log.info("the model is made whole on every rank: without memory it fails with %r", error)
+        return None
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, under each of its names."""
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for kind in (owner._parameters, owner._buffers, vars(owner)):
+            for name, value in list(kind.items()):
+                if isinstance(value, Tensor):
+                    fqn = f"{prefix}.{name}" if prefix else name
+                    for wrapper in _WRAPPERS:
+                        fqn = fqn.replace(wrapper, "")
+                    yield fqn, owner, name, value
+
+
+def put(owner: nn.Module, name: str, value: Tensor) -> None:
+    """Sets a parameter, a buffer or a tensor attribute of a module."""
+    for kind in (owner._parameters, owner._buffers):
+        if name in kind:
+            kind[name] = value  # type: ignore[assignment]
+            return
+    vars(owner)[name] = value
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Tells whether a tensor is one of torch's own, and no subclass that holds several."""
+    return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
+
+
+def emptied(model: nn.Module) -> dict[str, Tensor]:
+    """Moves every tensor to the meta device; returns what they were, by each of their names."""
+    values: dict[str, Tensor] = {}
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+    for fqn, owner, name, old in list(tensors_of(model)):
+        if not is_plain(old):
+            continue
+        values[fqn] = old
+        if id(old) not in done:
+            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="meta")
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+                new.__dict__.update(vars(old) if not isinstance(old, FakeTensor) else {})
+            done[id(old)] = (old, new)
+        put(owner, name, done[id(old)][1])
+    return values
