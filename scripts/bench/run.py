@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ("cold", "warm", "insight", "step_overhead", "first_step", "launch", "pipeline_idle")
+PARTS = ("cold", "warm", "insight", "step_overhead", "first_step", "launch", "parallel_step", "pipeline_idle")
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -224,6 +225,7 @@ def _resumed(state):
     strategy.build(Recipe(make_model=lambda: tiny_llama(seed=9).double(), **options))
     strategy.build_optimizer()
     strategy.restore(state)
+    dist.barrier()
     return strategy.capture(), dict(strategy.export())
 
 
@@ -275,6 +277,7 @@ def test_what_is_wrong_is_seen(wrong):
 def _tries_to_train_alone(variables):
     os.environ |= variables
     parallel()
+    dist.barrier()  # the first rank keeps the store, and must not leave before the others have met
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION"])
