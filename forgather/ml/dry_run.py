@@ -170,7 +170,8 @@ def _axes(strategy: Strategy, layout: Layout) -> dict[str, int]:
 
 
 def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
-    model = getattr(strategy, "local", strategy.model)
+    # What callbacks see of a pipeline computes over all stages, and holds those of this rank.
+    model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
     share = layout.data_parallel_size if isinstance(strategy, DeepSpeedZero) and strategy.config.stage == 3 else 1
     kept = [_here(weight, share) for weight in weights.values()]

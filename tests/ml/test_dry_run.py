@@ -11,7 +11,6 @@ from forgather.errors import DistributedError
 from forgather.ml.distributed.env import alone_among
 from forgather.ml.dry_run import dry_run, in_short
 from forgather.ml.losses import CausalTokenLoss
-from forgather.ml.trainer import arguments_check as door
 from forgather.processes import ProcessFacts
 from tests.ml.fixtures import rows, tiny_llama
 
@@ -67,8 +66,7 @@ def test_zero_3_shares_out_every_weight(tmp_path):
     assert sum(-(-weight.numel() // 64) for weight in model_init().parameters()) == holding["parameters"]
 
 
-def test_stages_of_a_pipeline_hold_their_layers(tmp_path, monkeypatch):
-    monkeypatch.setattr(ml.PipelineTrainer, "RULES", door.rules("pipeline_trainer", "forgather.ml:PipelineTrainer"))
+def test_stages_of_a_pipeline_hold_their_layers(tmp_path):
     given = {"split_spec": "auto", "pipeline_parallel_size": 4, "schedule_class": "Schedule1F1B"}
     laid_out = found(trainer_of(tmp_path, "PipelineTrainer", **given), world_size=32)
     assert {"pipeline": 4, "replicate": 8, "shard": 1, "tensor": 1} == laid_out["mesh"]

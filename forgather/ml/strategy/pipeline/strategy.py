@@ -226,11 +226,6 @@ class Pipeline:
                 hint="use Schedule1F1B or ScheduleInterleaved1F1B, or train a weight in every stage",
             )
 
-    @property
-    def local(self) -> nn.Module:
-        """The stages of this rank."""
-        return self._local
-
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the stages of this rank."""
         self.optimizer = self._recipe.make_optimizer(self._local)
