@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_sums import accepts, as_sum, setting_of, unknown_reduction
+from forgather.ml.loss_sums import as_sum, setting_of, takes_use_cache, unknown_reduction
 from forgather.ml.types import Weightless
 
 IGNORE_INDEX = -100
@@ -234,7 +234,7 @@ class CausalTokenLoss(_Sums):
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
-        self._extra = {"use_cache": False} if accepts(model.forward, "use_cache") else {}
+        self._extra = {"use_cache": False} if takes_use_cache(model) else {}
         config = getattr(model, "config", None)
         self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 

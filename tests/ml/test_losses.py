@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -299,3 +300,13 @@ def test_gpt2_has_the_token_loss_though_transformers_names_no_kind_for_it():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=1, n_positions=16))
     assert is_causal_lm(model)
     assert not is_causal_lm(model.transformer)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_documents_of_a_packed_row_stay_apart_under_a_lora():
+    model = tiny_llama()
+    ids = torch.randint(3, VOCAB, (2, 8))
+    packed = {"input_ids": ids, "labels": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * 2)}
+    expected = loss_rule(model).total(model, packed)
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert number(expected) == pytest.approx(number(loss_rule(wrapped).total(wrapped, packed)))

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, MixtralConfig, T5Config, T5ForConditionalGeneration
 
@@ -321,6 +322,21 @@ class _TwoLists(nn.Module):
         super().__init__()
         self.left = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
         self.right = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_lora_is_cut_like_its_model():
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(transformer("llama"), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    plan = plan_split(on_meta_device(model), {"layer.1": "end"}, 2)
+    assert "base_model.model.model.layers" == plan.blocks.name
+    whole, chained = whole_and_chained(model, IDS, plan, position_ids=PACKED)
+    assert_equal(whole, chained)
+    assert any(gradient is not None for gradient in chained[1].values())
+    assert any(gradient is None for gradient in chained[1].values())
 
 
 def test_a_loss_of_routers_is_refused():

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from forgather.ml.log import get_logger
+from forgather.ml.loss_sums import takes_use_cache
 
 _log = get_logger(__name__)
 
@@ -127,7 +128,7 @@ def _observe(
     watch = _Watch(replica, units, seen, counter)
     for index, key in enumerate(keys):
         watch.mark_block(replica.get_submodule(f"{name}.{key}"), index, len(keys))
-    extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    extra = {"use_cache": False} if takes_use_cache(model) else {}
     with torch.enable_grad(), counter, watch:
         replica(**inputs, **extra)
     if len(watch.entered) != len(keys):

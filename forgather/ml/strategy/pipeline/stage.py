@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forgather.errors import TrainingError
+from forgather.ml.loss_sums import takes_use_cache
 from forgather.ml.strategy.pipeline.absent import (
     AbsentAfter,
     AbsentBefore,
@@ -236,7 +237,7 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage.__class__ = type(kind.__name__, (_StageForward, kind), {"__module__": kind.__module__})
     stage.pipeline_part = part  # type: ignore[assignment]
     stage._gate = gate  # type: ignore[assignment]
-    stage._keywords = {"use_cache": False} if "use_cache" in parameters else {}  # type: ignore[assignment]
+    stage._keywords = {"use_cache": False} if takes_use_cache(stage) else {}  # type: ignore[assignment]
     stage._input_name = input_name  # type: ignore[assignment]
     stage._leak_checked = False  # type: ignore[assignment]
 
