@@ -1,5 +1,7 @@
 """The simulation of torch's schedules: its idle shares are those of theory, for every schedule."""
 
+from pathlib import Path
+
 import pytest
 
 from forgather.errors import TrainingError
@@ -122,3 +124,15 @@ def test_what_torch_refuses_is_said(schedule, sizes, words):
         actions_of(schedule, *sizes)
     assert "FG756" == caught.value.code
     assert words in str(caught.value)
+
+
+def test_a_table_of_the_page_is_what_the_simulation_says():
+    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    head, _, *rows = page[page.index("| p, m | GPipe") :].split("\n\n")[0].split("\n")
+    names = [f"Schedule{name.strip()}" for name in head.strip("|").split("|")[1:]]
+    for row in rows:
+        sizes, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        ranks, micro_batches = map(int, sizes.split(","))
+        for name, cell in zip(names, cells, strict=True):
+            done = simulate(name, ranks, micro_batches)
+            assert f"{done.idle_share:.3f} ({max(done.in_flight):g})" == cell, (name, sizes)
