@@ -91,7 +91,11 @@ def deepspeed_strategy(args: Any, environment: DistributedEnvironment, layout: L
             hint="set fsdp: full_shard in place of deepspeed, or both sizes to 1",
         )
     on_cpu = args.use_cpu or environment.device.type == "cpu"
-    config = zero_config(args.deepspeed, args, processes=layout.data_parallel_size, on_cpu=on_cpu)
+    try:
+        config = zero_config(args.deepspeed, args, processes=layout.data_parallel_size, on_cpu=on_cpu)
+    except TrainingError as error:
+        # One that stands in a file has its place there.
+        raise error if error.span is not None else error.about("args.deepspeed") from None
     return DeepSpeedZero(environment, layout, config=config, use_cpu=args.use_cpu, record_in=args.logging_dir)
 
 
