@@ -10,7 +10,6 @@ gather per tensor in `capture` and `export`.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,17 +20,20 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from transformers.optimization import Adafactor
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
+from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.data_parallel import summed
 from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
 from forgather.ml.strategy.sharding import Sharding
-from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.single import tell_sizes, to_device
 from forgather.ml.strategy.state import (
     load_model_state,
     load_optimizer_state,
@@ -51,6 +53,7 @@ class Sharded:
         layout: how many replicas, and how many of them share one copy; how many slices.
         sharding: settings of FSDP2; None leaves the weights of a replica whole where there is one replica.
         tp_plan: which layers are cut, see `tensor_parallel.cut`.
+        scaling: settings of the loss scale of float16.
         use_cpu: compute on the CPU though there is an accelerator.
 
     Raises:
@@ -69,6 +72,7 @@ class Sharded:
         *,
         sharding: Sharding | None = None,
         tp_plan: str | Mapping[str, Any] | None = None,
+        scaling: Mapping[str, Any] | None = None,
         use_cpu: bool = False,
     ) -> None:
         if layout.pipeline_parallel_size != 1:
@@ -91,6 +95,7 @@ class Sharded:
         shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
         self._sharding = shared
         self._tp_plan = tp_plan
+        self._scaling = scaling
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
@@ -116,6 +121,11 @@ class Sharded:
         if offloads:
             self._move_buffers()
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        # Ranks hold different gradients: an overflow of one is one of all.
+        self.precision = Precision(
+            self.topology.device, recipe.autocast, scaling=self._scaling, overflow_group=dist.group.WORLD
+        )
+        self.precision.check(self._parameters)
         self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
     def _recompute(self, units: list[nn.Module]) -> None:
@@ -140,13 +150,15 @@ class Sharded:
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the model as it was built."""
-        self.optimizer = self._recipe.make_optimizer(self.model)
-        return self.optimizer
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._recipe.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
+        optimizer = self._recipe.make_optimizer(self.model)
+        if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
+            raise DistributedError(
+                "Adafactor cannot step weights that are shared or sliced: it takes means of whole ones",
+                code="FG738",
+                hint="take another optimizer, as optim: adamw_torch",
+            ).about("optim")
+        self.optimizer = optimizer
+        return optimizer
 
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
@@ -157,14 +169,21 @@ class Sharded:
         total = torch.zeros((), device=self.topology.device)
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
-            with self._autocast():
-                loss = self.rule.total(self.model, to_device(batch, self.topology.device), denom=denom)
-            loss = loss / denom
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self._loss(to_device(batch, self.topology.device), denom)
+            self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
         return total
+
+    def _loss(self, batch: Any, denom: float | Tensor) -> Tensor:
+        try:
+            with self.precision.autocast():
+                total = self.rule.total(self.model, batch, denom=denom)
+        except IndexError as error:
+            tell_sizes(error, self.model, batch)
+            raise
+        return total / denom
 
     def update(
         self,
@@ -174,15 +193,20 @@ class Sharded:
         before_step: Callable[[Tensor | None], None],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes, as one act."""
+        """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
         self._add_slices()
+        if self.precision.unscale(self.optimizer):
+            self.discard()
+            self.precision.settle()
+            return Update(skipped=True)
         norm = norm_of(self._parameters) if max_norm > 0 or want_norm else None
         if norm is not None and max_norm > 0:
             clip(self._parameters, norm, max_norm)
         before_step(norm)
         self.optimizer.step()
         after_step()
+        self.precision.settle()
         self.discard()
         return Update(grad_norm=norm)
 
@@ -205,20 +229,13 @@ class Sharded:
         """Returns the loss sum and the number of valid targets of this replica's batch, without gradients."""
         if self.model.training:
             self.model.eval()
-        with self._autocast():
+        with self.precision.autocast():
             total = self.rule.total(self.model, to_device(batch, self.topology.device))
         return total, self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over the replicas, on every process."""
-        if isinstance(value, Tensor):
-            summed = value.detach().clone().to(self.topology.device)
-            dist.all_reduce(summed, group=self.mesh.dp_group)
-            return summed
-        kind = torch.int64 if isinstance(value, int) else torch.float64
-        number = torch.tensor(value, dtype=kind, device=self.topology.device)
-        dist.all_reduce(number, group=self.mesh.dp_group)
-        return number.item()
+        return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
     def _reshard(self) -> None:
         """Frees gathered weights: a forward pass without a backward pass leaves those of the root in place."""
@@ -240,6 +257,8 @@ class Sharded:
         optimizer = None
         if self.optimizer is not None:
             optimizer = whole_optimizer_state(self.model, self.optimizer, keep=writes)
+            if self.precision.scales:
+                optimizer["scaler"] = self.precision.state_dict()
         return {"model": weights, "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -252,6 +271,7 @@ class Sharded:
         load_model_state(self.model, state["model"])
         if self.optimizer is not None and state.get("optimizer") is not None:
             load_optimizer_state(self.model, self.optimizer, state["optimizer"])
+            self.precision.load_state_dict(state["optimizer"].get("scaler") or {})
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
@@ -259,17 +279,22 @@ class Sharded:
         yield from whole_model_state(self.model)
 
 
-def sharded(environment: DistributedEnvironment, args: Any) -> Sharded:
+def sharded(environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None) -> Sharded:
     """Returns the strategy that `ParallelArguments` ask for: `fsdp`, `tensor_parallel_size`, or both.
+
+    Args:
+        environment: who this process is.
+        args: the arguments.
+        scaling: settings of the loss scale of float16.
 
     Raises:
         DistributedError: FG704 for sizes that do not make the processes, FG734 for settings that are not known.
     """
-    wanted = bool(args.fsdp) or (args.fsdp is None and bool(args.fsdp_config))
-    sharding = Sharding.of(args.fsdp, args.fsdp_config) if wanted else None
+    sharding = Sharding.of(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=tensor)
     if sharding is not None:
         shared = sharding.shared_by(layout.data_parallel_size, environment.local_world_size // tensor)
         layout = Layout.of(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
-    return Sharded(environment, layout, sharding=sharding, tp_plan=args.tp_plan, use_cpu=args.use_cpu)
+    settings: dict[str, Any] = {"sharding": sharding, "tp_plan": args.tp_plan, "scaling": scaling}
+    return Sharded(environment, layout, use_cpu=args.use_cpu, **settings)

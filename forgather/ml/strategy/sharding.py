@@ -60,8 +60,19 @@ _GONE = {
 }
 
 
+def shares_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
+    """Tells whether the arguments ask for shared weights: NO_SHARD asks for whole copies.
+
+    Example:
+        >>> shares_weights("NO_SHARD", None), shares_weights(True, None)
+        (False, True)
+    """
+    wanted = bool(fsdp) or (fsdp is None and bool(config))
+    return wanted and Sharding.of(fsdp, config).strategy != "NO_SHARD"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class MixedPrecision:
     """Types under FSDP2; None for that of the weights.
 
     Args:
@@ -93,7 +104,8 @@ class Sharding:
         precision: types of computation and reduction.
         recompute: what the backward pass computes anew: nothing, whole units, or all of a unit but its matrix products.
         shard_size: how many replicas share one copy, in a hybrid.
-        forward_prefetch: the next unit is asked for before the present one computes.
+        forward_prefetch: how many units are asked for before the present one computes.
+        backward_prefetch: the same in the backward pass; None for torch's own, which is the next one.
 
     Example:
         >>> Sharding.of("SHARD_GRAD_OP", None).reshard_after_forward
@@ -106,10 +118,11 @@ class Sharding:
     layers: tuple[str, ...] = ()
     min_num_params: int = 100_000_000
     cpu_offload: bool = False
-    precision: Precision = field(default_factory=Precision)
+    precision: MixedPrecision = field(default_factory=MixedPrecision)
     recompute: Recompute = "none"
     shard_size: int | None = None
-    forward_prefetch: bool = False
+    forward_prefetch: int = 0
+    backward_prefetch: int | None = None
 
     @classmethod
     def of(cls, fsdp: bool | str | None, config: Mapping[str, Any] | None) -> Sharding:
@@ -137,7 +150,8 @@ class Sharding:
             precision=_precision(config.get("mixed_precision")),
             recompute=_recompute(config.get("activation_checkpointing")),
             shard_size=_count(config, "shard_size", 0) or None,
-            forward_prefetch=_flag(config, name="forward_prefetch"),
+            forward_prefetch=_ahead(config, "forward_prefetch") or 0,
+            backward_prefetch=_ahead(config, "backward_prefetch"),
         )
 
     def shared_by(self, replicas: int, replicas_of_a_machine: int) -> int:
@@ -252,6 +266,17 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
+def _ahead(config: Mapping[str, Any], name: str) -> int | None:
+    """Returns how many units a prefetch looks ahead; None for words of FSDP1, which have no number."""
+    value = config.get(name)
+    if isinstance(value, int) and value >= 0:
+        return int(value) if name == "forward_prefetch" or not isinstance(value, bool) else None
+    if value is None or (name == "backward_prefetch" and isinstance(value, str)):
+        return None
+    hint = "give true, false, or the number of units to look ahead"
+    raise _refused(f"fsdp_config.{name} is {value!r}", hint, "fsdp_config")
+
+
 def _recompute(value: Any) -> Recompute:
     known: dict[Any, Recompute] = {None: "none", False: "none", True: "full"}
     known |= {"none": "none", "full": "full", "selective": "selective"}
@@ -262,9 +287,9 @@ def _recompute(value: Any) -> Recompute:
         raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint, "fsdp_config") from None
 
 
-def _precision(value: Any) -> Precision:
+def _precision(value: Any) -> MixedPrecision:
     if value is None or (isinstance(value, str) and value == "no"):
-        return Precision()
+        return MixedPrecision()
     if isinstance(value, str | torch.dtype):
         value = {"param_dtype": value}
     if not isinstance(value, Mapping):
@@ -286,7 +311,7 @@ def _precision(value: Any) -> Precision:
         )
     if param == torch.bfloat16 and reduce is None:
         reduce = torch.float32
-    return Precision(param_dtype=param, reduce_dtype=reduce)
+    return MixedPrecision(param_dtype=param, reduce_dtype=reduce)
 
 
 def _dtype(value: Any, name: str) -> torch.dtype | None:
@@ -307,8 +332,8 @@ def _dtype(value: Any, name: str) -> torch.dtype | None:
 
 def _say_what_moved(config: Mapping[str, Any]) -> None:
     prefetch = config.get("backward_prefetch")
-    if prefetch is not None and str(prefetch).upper() != "BACKWARD_PRE":
-        if str(prefetch).upper() not in ("BACKWARD_POST", "NO_PREFETCH", "NONE"):
+    if prefetch is False or (isinstance(prefetch, str) and prefetch.upper() != "BACKWARD_PRE"):
+        if str(prefetch).upper() not in ("BACKWARD_POST", "NO_PREFETCH", "NONE", "FALSE"):
             words = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
             raise _refused(
                 f"fsdp_config.backward_prefetch is {prefetch!r}", nearest(str(prefetch).upper(), words), "fsdp_config"

@@ -9,6 +9,7 @@ Source: the words are those of `base_model_tp_plan` in transformers; the cutting
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,6 +50,8 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None
         DistributedError: FG736 for a model without a plan, or a plan with a name or a word that is not known; FG737 for
             sizes that the number of slices does not divide.
     """
+    # DTensor tells of every gather over two axes that it could be one; weights of both axes always need two.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     styles = _by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
     _keep_shared_whole(model, styles)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,9 +68,13 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
         # weights have. Sums are asked for by name: gloo has no sum with a factor.
         module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
         module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
-    if sharding.forward_prefetch:
-        for present, following in pairwise(units):
-            present.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+    for position, unit in enumerate(units):
+        following = units[position + 1 : position + 1 + sharding.forward_prefetch]
+        if following:
+            unit.set_modules_to_forward_prefetch(following)  # type: ignore[operator]
+        if sharding.backward_prefetch:
+            before = units[max(0, position - sharding.backward_prefetch) : position]
+            unit.set_modules_to_backward_prefetch(before[::-1])  # type: ignore[operator]
 
 
 def recompute(units: list[nn.Module], sharding: Sharding) -> None:

@@ -1,4 +1,4 @@
-"""`AccelTrainer`: data parallelism over Accelerate.
+"""`AccelTrainer`: data parallelism over Accelerate, shared weights (FSDP2) and sliced layers.
 
 Takes what `Trainer` takes, with `AccelTrainingArguments`; gives the same run on several processes. Keeps true: it is a
 choice of strategy, by the arguments alone.
@@ -16,6 +16,8 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
+from forgather.ml.strategy.sharded import sharded
+from forgather.ml.strategy.sharding import shares_weights
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.accelerator_args import AcceleratorSettings, accelerator_settings
 from forgather.ml.trainer.arguments_check import SettingError
@@ -48,6 +50,8 @@ class AccelTrainer(Trainer):
         layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
         if args.deepspeed is not None:
             return deepspeed_strategy(args, environment, layout)
+        if args.tensor_parallel_size > 1 or shares_weights(args.fsdp, args.fsdp_config):
+            return sharded(environment, args, scaling=told.scaling)
         settings = DataParallelSettings(
             ddp=ddp_settings(args, told.ddp), scaling=told.scaling, sync_each_batch=told.sync_each_batch
         )

@@ -1,9 +1,11 @@
 """FSDP2, hybrid shards and tensor parallelism compute what one process computes."""
 
+import dataclasses
 import functools
 
 import pytest
 import torch
+from transformers.optimization import Adafactor
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed.layout import Layout
@@ -33,7 +35,7 @@ LAYOUTS = {
     "offload": (Layout(data_parallel_size=2, shard_size=2), Sharding(cpu_offload=True)),
     "recompute": (Layout(data_parallel_size=2, shard_size=2), Sharding(recompute="full")),
     "selective": (Layout(data_parallel_size=2, shard_size=2), Sharding(recompute="selective")),
-    "prefetch": (Layout(data_parallel_size=2, shard_size=2), Sharding(forward_prefetch=True)),
+    "prefetch": (Layout(data_parallel_size=2, shard_size=2), Sharding(forward_prefetch=2, backward_prefetch=2)),
     "one unit": (Layout(data_parallel_size=2, shard_size=2), Sharding(wrap="none")),
     "by size": (Layout(data_parallel_size=2, shard_size=2), Sharding(wrap="size", min_num_params=2000)),
 }
@@ -248,3 +250,29 @@ TWO, SLICES = Layout(data_parallel_size=2, shard_size=2), Layout(tensor_parallel
 def test_what_cannot_be_shared_is_refused_on_every_rank(layout, make, settings, code, words):
     for found, message in run_ranks(2, refused, layout, make, settings):
         assert (code, True) == (found, words in message), message
+
+
+def refused_optimizer(optimizer):
+    strategy = Sharded(environment(), TWO, use_cpu=True)
+    strategy.build(recipe_of(llama, make_optimizer=lambda model: optimizer(model.parameters())))
+    with pytest.raises(DistributedError, match="Adafactor cannot step weights that are shared") as caught:
+        strategy.build_optimizer()
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.Adafactor, functools.partial(Adafactor, lr=1e-3, relative_step=False)]
+)
+def test_an_optimizer_that_needs_whole_weights_is_refused(optimizer):
+    assert ["FG738"] * 2 == run_ranks(2, refused_optimizer, optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close_to_one_process_and_scales_alike(dtype):
+    recipe = dataclasses.replace(recipe_of(functools.partial(llama, dtype="float32")), autocast=dtype)
+    exact = reference(recipe_of(functools.partial(llama, dtype="float32")), windows(1, rows=12))
+    answers = run_ranks(2, trained, TWO, Sharding(), recipe, windows(1, rows=12), {})
+    assert answers[0][:2] == answers[1][:2]
+    found = differences(answers[0], exact)
+    assert found["loss"] < 1e-3
+    assert found["grad_norm"] < 1e-2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forgather.errors import DistributedError
-from forgather.ml.strategy.sharding import Precision, Sharding
+from forgather.ml.strategy.sharding import MixedPrecision, Sharding
 
 
 @pytest.mark.parametrize(
@@ -28,16 +28,17 @@ from forgather.ml.strategy.sharding import Precision, Sharding
         (True, {"activation_checkpointing": True}, Sharding(recompute="full")),
         (True, {"activation_checkpointing": "selective"}, Sharding(recompute="selective")),
         (True, {"backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True}, Sharding()),
-        (True, {"forward_prefetch": True, "cpu_offload": True}, Sharding(forward_prefetch=True, cpu_offload=True)),
+        (True, {"forward_prefetch": True, "cpu_offload": True}, Sharding(forward_prefetch=1, cpu_offload=True)),
+        (True, {"forward_prefetch": 2, "backward_prefetch": 3}, Sharding(forward_prefetch=2, backward_prefetch=3)),
         (
             True,
             {"mixed_precision": "bf16"},
-            Sharding(precision=Precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+            Sharding(precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
         ),
         (
             True,
             {"mixed_precision": {"param_dtype": "torch.bfloat16", "reduce_dtype": "float32"}},
-            Sharding(precision=Precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+            Sharding(precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
         ),
     ],
 )
