@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.constructors import Unchecked, judge
-from forgather.config.graph import Graph, Scalar, Var
+from forgather.config.graph import Calc, Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 GIVEN_BY_A_RUN = frozenset({"run_dir"})
 """Construction variables that `train` gives."""
+UNNAMED = "FG232"
+"""The finding that a calculation reads a name that nothing has."""
 LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
 SAID_BY_THE_RUN = frozenset({"FG825"})
@@ -83,6 +85,8 @@ def check_project(
     settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project), processes=started)
     elsewhere, unread = judge_projects(graph, project)
     found = _without_meant(found, (*judgement.texts, *words))
+    if for_run:
+        found = _as_a_run_sees(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
     found += _of_meta(graph)
@@ -157,6 +161,19 @@ def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
         run_meta(graph)
     except ForgatherError as error:
         yield from _of(error)
+
+
+def _as_a_run_sees(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
+    """Returns findings with those as errors that could be mended by whoever builds a part: a run gives nothing more."""
+    main = graph.targets.get("main")
+    needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
+    places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}
+    return [
+        replace(one, severity=Severity.ERROR, hint="write a number, or the name of a target")
+        if one.code == UNNAMED and one.span in places and not any(repr(name) in one.message for name in GIVEN_BY_A_RUN)
+        else one
+        for one in found
+    ]
 
 
 def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
