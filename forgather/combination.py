@@ -32,7 +32,8 @@ class Cell(NamedTuple):
 
     Args:
         where: by axis, the values that it may have.
-        verdict: "refused", or "setting": equal to one process with one setting of torch, which is made for the user.
+        verdict: "refused"; "setting": equal to one process with one setting of torch, which is made for the user;
+            "near": equal but for rounding; "not tested"; "none": there is no such combination.
         reason: why.
         instead: the nearest thing that works; of a cell that is equal, the setting.
         arguments: the settings to point at, the first that is given; those of the arguments as `args.name`.

@@ -12,6 +12,7 @@ from forgather.combination import Cell, Matrix, read_matrix
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
+_WORDS = {"setting": "equal", "near": "equal but for rounding"}
 _OF_A_STRATEGY = (
     ("accumulation", "several"), ("precision", "bfloat16"), ("precision", "float16"), ("compile", "yes"),
     ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"), ("reentrant", "yes"),
@@ -27,13 +28,15 @@ _OF_A_SCHEDULE = (
 def tables(matrix: Matrix) -> str:
     """Returns the tables and their notes."""
     notes: list[Cell] = []
-    strategies = [name for name in matrix.axes["strategy"].values if name != "pipeline"]
+    strategies = [name for name in matrix.axes["strategy"].values if name not in ("pipeline", "zero")]
     schedules = list(matrix.axes["schedule"].values)
     parts = [
         _table(matrix, "strategy", strategies, _OF_A_STRATEGY, {}, notes),
         _table(matrix, "schedule", schedules, _OF_A_SCHEDULE, {"strategy": "pipeline"}, notes),
-        "\n".join(_note(number, cell) for number, cell in enumerate(notes, start=1)) + "\n",
     ]
+    # What needs more than two values to be told has a note alone.
+    notes += [cell for cell in matrix.cells if cell not in notes]
+    parts.append("\n".join(_note(number, cell) for number, cell in enumerate(notes, start=1)) + "\n")
     return "\n".join(parts)
 
 
@@ -63,14 +66,14 @@ def _verdict(cell: Cell | None, notes: list[Cell]) -> str:
         return "equal"
     if cell not in notes:
         notes.append(cell)
-    return f"{'refused' if cell.verdict == 'refused' else 'equal'} ({notes.index(cell) + 1})"
+    return f"{_WORDS.get(cell.verdict, cell.verdict)} ({notes.index(cell) + 1})"
 
 
 def _note(number: int, cell: Cell) -> str:
-    reason = cell.reason.replace("{args.schedule_class}", "this schedule")
-    if cell.verdict == "refused":
-        return f"{number}. {reason}. Instead: {cell.instead}."
-    return f"{number}. Equal with `{cell.instead}`, which is set for you: {reason}."
+    reason = cell.reason.replace("{args.schedule_class}", "this schedule").replace(" {args.tensor_parallel_size}", "")
+    if cell.verdict == "setting":
+        return f"{number}. Equal with `{cell.instead}`, which is set for you: {reason}."
+    return f"{number}. {reason}. Instead: {cell.instead}."
 
 
 def page_with(text: str, written: str) -> str:

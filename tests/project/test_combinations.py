@@ -193,3 +193,27 @@ def test_arguments_of_another_trainer_are_found_and_refused(project, arguments):
     with pytest.raises(refusal) as refused:
         one("main")
     assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "line", "words"),
+    [
+        ("fsdp: true, optim: adafactor", None, 4, "takes means of whole ones"),
+        ("fsdp: true", "!partial:torch.optim:Adafactor", 5, "takes means of whole ones"),
+        ("deepspeed: {zero_optimization: {stage: 2}}", "!partial:torch.optim:Muon", 5, "flat slices"),
+        ("fsdp: true", "!partial:torch.optim:Muon", None, None),
+        ("optim: adafactor", None, None, None),
+        ("fsdp: true, optim: adafactor", "!partial:torch.optim:SGD", None, None),
+    ],
+)
+def test_an_optimizer_that_needs_whole_weights_is_found(project, settings, optimizer, line, words):
+    text = f"""\
+    main: !call:forgather.ml:AccelTrainer
+      model: !partial:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]
+      train_dataset: [1]
+      args: !call:forgather.ml:AccelTrainingArguments {{output_dir: out, {settings}}}
+      optimizer_factory: {optimizer or "~"}
+    """
+    found = [one for one in check_project(project(textwrap.dedent(text))).errors if one.code == "FG770"]
+    assert ([] if line is None else [line]) == [one.span.line for one in found]
+    assert all(words in one.message for one in found)

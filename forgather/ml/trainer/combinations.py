@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forgather.conditions import SOMETHING
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.rules import Rules
@@ -29,6 +30,7 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
     facts = rules.complete({})
     facts |= {f"args.{name}": value for name, value in args.RULES.complete(args.to_dict()).items()}
     facts |= {f"{name}.calls": _called(value) for name, value in given.items()}
+    facts |= {name: None if value is None else SOMETHING for name, value in given.items()}
     door.refuse(breach for breach in rules.broken(facts) if breach.code in _CODES)
 
 
@@ -36,5 +38,6 @@ def _called(value: Any) -> str:
     """Returns the constructor of an object as a config names it, in small letters; "" for none."""
     if value is None:
         return ""
+    value = getattr(value, "func", value)
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     return f"{kind.__module__}:{kind.__qualname__}".lower()

@@ -96,7 +96,7 @@ class Trainer:
     ) -> None:
         refuse_uncallable(optimizer_factory=optimizer_factory, lr_scheduler_factory=lr_scheduler_factory)
         self.args = self.ARGUMENTS() if args is None else args
-        refuse_combination(self.RULES, self.args, data_collator=data_collator)
+        refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or default_collate(processing_class)
