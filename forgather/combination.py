@@ -163,7 +163,7 @@ def _accumulation(steps: int | None) -> str:
 
 
 def _offload(config: Mapping[str, Any] | None) -> str:
-    return "weights" if config and config.get("cpu_offload") else "none"
+    return "weights" if config and (config.get("cpu_offload") or config.get("fsdp_cpu_offload")) else "none"
 
 
 def _reentrant(kwargs: Mapping[str, Any] | None) -> str:

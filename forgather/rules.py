@@ -157,7 +157,7 @@ class Rules(NamedTuple):
                 whole[name] = whole.get(rule["value"], UNKNOWN)
         for name, outer in self.settings.items():
             if "keys" in outer:
-                whole |= _inside(name, whole.get(name), outer["keys"])
+                whole |= _inside(name, whole.get(name), outer)
         for name in self.computed:
             whole |= _COMPUTED[name](whole)
         return whole
@@ -283,8 +283,9 @@ def _values(name: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Breach]:
         yield _wrong_value(name, value, expected, rule)
     elif isinstance(value, Mapping) and "keys" in rule:
         for key, inner in value.items():
-            if key in rule["keys"]:
-                yield from _values(f"{name}.{key}", inner, rule["keys"][key])
+            known = str(key).removeprefix(rule.get("prefix", ""))
+            if known in rule["keys"]:
+                yield from _values(f"{name}.{key}", inner, rule["keys"][known])
             elif not rule.get("open"):
                 hint = rule.get("instead", {}).get(key) or nearest(key, list(rule["keys"]))
                 yield Breach(
@@ -292,14 +293,16 @@ def _values(name: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Breach]:
                 )
 
 
-def _inside(name: str, value: Any, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings inside a mapping, as `outer.inner`."""
     found: dict[str, Any] = {}
-    for key, rule in keys.items():
-        inner = value.get(key) if isinstance(value, Mapping) else None if value is None else UNKNOWN
+    absent = None if value is None else UNKNOWN
+    for key, rule in outer["keys"].items():
+        known = isinstance(value, Mapping)
+        inner = value.get(key, value.get(outer.get("prefix", "") + key)) if known else absent
         found[f"{name}.{key}"] = inner
         if "keys" in rule:
-            found |= _inside(f"{name}.{key}", inner, rule["keys"])
+            found |= _inside(f"{name}.{key}", inner, rule)
     return found
 
 
