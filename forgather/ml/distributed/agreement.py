@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from forgather.errors import DistributedError, ForgatherError
+from forgather.ml.distributed.group import training_timeout
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ def _hosts() -> Any:
     key = dist.group.WORLD
     if key not in _beside:
         _beside.clear()
-        _beside[key] = dist.new_group(backend="gloo")
+        _beside[key] = dist.new_group(backend="gloo", timeout=training_timeout())
     return _beside[key]
 
 

@@ -1,8 +1,9 @@
 """The process group of this process: started once, shut down once.
 
 Takes a `DistributedEnvironment`; gives torch's default process group. Keeps true: there is at most one, however many
-environments ask for it; meeting the other processes has a timeout of its own, shorter than that of training; a
-restarted worker never reads the addresses of an earlier attempt.
+environments ask for it; meeting the other processes has a timeout of its own, shorter than that of training; groups of
+some of the processes wait as long as that of all; a restarted worker never reads the addresses of an earlier
+attempt.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def start(environment: DistributedEnvironment, device: torch.device) -> None:
     Raises:
         DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
     """
+    global _training_timeout
     if dist.is_initialized():
         if dist.get_world_size() != environment.world_size:
             raise DistributedError(
@@ -57,8 +59,22 @@ def start(environment: DistributedEnvironment, device: torch.device) -> None:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise _not_met(environment, error) from error
-    _set_pg_timeout(datetime.timedelta(seconds=environment.timeout_seconds))
+    _training_timeout = datetime.timedelta(seconds=environment.timeout_seconds)
+    _set_pg_timeout(_training_timeout)
 
+
+def training_timeout() -> datetime.timedelta | None:
+    """Returns how long a process waits for its peers while it trains; None where no group was started here."""
+    return _training_timeout
+
+
+def wait_as_long(group: Any) -> None:
+    """Has a group of some of the processes wait as long as that of all; torch gives each its own default."""
+    if _training_timeout is not None:
+        _set_pg_timeout(_training_timeout, group)
+
+
+_training_timeout: datetime.timedelta | None = None
 
 _stores: dict[tuple[str, int, int | None], TCPStore] = {}
 _starts = 0
@@ -132,5 +148,7 @@ def start_pretended(rank: int, world_size: int) -> None:
 
 def shutdown() -> None:
     """Leaves the other processes; does nothing where there is no group."""
+    global _training_timeout
     if dist.is_initialized():
         dist.destroy_process_group()
+        _training_timeout = None

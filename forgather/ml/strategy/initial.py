@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from forgather.errors import DistributedError, TrainingError, nearest
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import split_tensors, write_tensors
+from forgather.ml.distributed import agreement
 from forgather.ml.figures import size
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
@@ -197,7 +198,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
         except Exception as caught:  # noqa: BLE001 - told to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
-    outcomes = _gather(outcome)
+    outcomes = agreement.gathered(outcome)
     if error is not None:
         raise error
     for rank, other in enumerate(outcomes):
@@ -212,7 +213,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     file = safe_open(folder / "weights.safetensors", framework="pt").__enter__()  # type: ignore[no-untyped-call]
     aliases = dict(file.metadata() or {})
     restore_rng(mine["rng"])
-    _barrier()
+    agreement.gathered(None)
     if topology.local_rank == 0:  # everyone has the file open, and nobody needs its name any more
         shutil.rmtree(folder, ignore_errors=True)
     known = set(file.keys())
@@ -293,7 +294,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     model = recipe.make_model()
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
-    digests = _gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
+    digests = agreement.gathered(hashlib.sha256(repr(shapes).encode()).hexdigest())
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DistributedError(
@@ -323,16 +324,3 @@ def _broadcast(tensor: Tensor, device: torch.device) -> None:
     there = tensor.detach().to(device).contiguous()
     dist.broadcast(there, src=0)
     tensor.copy_(there)
-
-
-def _gather(value: Any) -> list[Any]:
-    if not dist.is_initialized():
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -56,6 +56,17 @@ def test_axes_of_a_mesh_group_the_right_ranks():
     assert [(sums, False) for sums in expected] == run_ranks(4, _sums_over_axes)
 
 
+def _timeouts_of_groups():
+    environment = DistributedEnvironment(timeout_seconds=21, start_timeout_seconds=20)
+    mesh = Mesh.of(Layout.of(4, pipeline=2, shard=1), environment.start(use_cpu=True).type)
+    groups = (mesh.pp_group, mesh.dp_group, mesh.tp_group, mesh.stages_and_replicas(), mesh.shards.get_group(0))
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+def test_groups_of_some_processes_wait_as_long_as_that_of_all():
+    assert run_ranks(4, _timeouts_of_groups) == [[21.0] * 5] * 4
+
+
 def _fails_on_rank_one():
     if DistributedEnvironment().rank == 1:
         raise ValueError("of rank one")

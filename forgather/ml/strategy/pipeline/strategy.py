@@ -109,7 +109,7 @@ class Pipeline:
         device = environment.start(use_cpu=use_cpu)
         self.mesh = Mesh.of(layout, device.type)
         position = self.mesh.position
-        self._share_group = self.mesh.whole["pp", "dp_replicate", "dp_shard"]._flatten("pp_dp").get_group()
+        self._share_group = self.mesh.stages_and_replicas()
         self.topology = Topology(
             rank=environment.rank,
             world_size=environment.world_size,
