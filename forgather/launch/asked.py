@@ -166,16 +166,24 @@ def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -
             hint=f"count from 0 to {num_nodes - 1}" if num_nodes > 1 else f"add --nnodes {rank + 1} or more",
         )
     master = (options.master_addr, options.master_port) if options.master_addr else None
-    if options.master_port is not None and master is None:
+    if options.master_port is not None and master is None and num_nodes == 1:
         master = ("127.0.0.1", options.master_port)
+    return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
+
+
+def refuse_no_meeting_place(asked: Asked) -> None:
+    """Raises where several machines are to be one run, and nobody says where they meet.
+
+    Raises:
+        ProjectError: FG462.
+    """
     hands_meeting = any(word.startswith(("--rdzv", "--master")) for word in asked.handed)
-    if num_nodes != 1 and not options.master_addr and not hands_meeting:
+    if asked.num_nodes != 1 and asked.master is None and not hands_meeting:
         raise ProjectError(
-            f"{nodes} machines are to meet, and nobody says where",
+            f"{asked.num_nodes} machines are to meet, and nobody says where",
             code="FG462",
             hint="give --master-addr the address of machine 0, on every machine",
         )
-    return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
 
 
 def torchrun_words(asked: Asked) -> list[str]:

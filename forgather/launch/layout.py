@@ -51,7 +51,7 @@ def layout_text(found: dict[str, Any]) -> str:
     lines = [f"{label:<10}  {value}" for label, value in rows]
     lines += [
         "",
-        *_table(["ranks", "stage", "parameters", "memory", "holds"], [_holding(h) for h in found["holdings"]]),
+        *_table(_HEAD, [_holding(h) for h in found["holdings"]]),
     ]
     lines += ["", "one micro-batch of one replica"]
     width = max((len(name) for name in found["step"]), default=0)

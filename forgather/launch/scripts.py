@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 
 from forgather.launch.asked import Asked, torchrun_words
 
+_CPUS = 4  # of one process: its own, and three that read data
+_TERMINATED = 128 + signal.SIGTERM
 KINDS = ("slurm", "torchrun", "accelerate")
 _OF_LAUNCHING = (
     "--print", "--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
@@ -19,7 +22,16 @@ _OF_LAUNCHING = (
 )  # fmt: skip
 
 
-def script(kind: str, asked: Asked, arguments: Sequence[str], *, name: str, folder: str, devices: str | None) -> str:
+def script(
+    kind: str,
+    asked: Asked,
+    arguments: Sequence[str],
+    *,
+    name: str,
+    folder: str,
+    devices: str | None = None,
+    resume: Sequence[str] = (),
+) -> str:
     """Returns the text of a script that starts a run.
 
     Args:
@@ -29,9 +41,13 @@ def script(kind: str, asked: Asked, arguments: Sequence[str], *, name: str, fold
         name: what the job is called.
         folder: where the command was given.
         devices: what `--devices` names.
+        resume: words with which a batch job goes on that was queued again; none where the config knows no such words.
     """
     words = without_launching(arguments)
-    lines = {"slurm": _slurm, "torchrun": _torchrun, "accelerate": _accelerate}[kind](asked, words, name)
+    if kind == "slurm":
+        lines = _slurm(asked, words, name, resume)
+    else:
+        lines = {"torchrun": _torchrun, "accelerate": _accelerate}[kind](asked, words, name)
     prepared = ["set -euo pipefail", f"cd {shlex.quote(folder)}"]
     if devices is not None:
         prepared.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(devices)}")
@@ -57,8 +73,11 @@ def without_launching(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _slurm(asked: Asked, words: Sequence[str], name: str) -> list[str]:
-    gpus = asked.per_node if isinstance(asked.per_node, int) else "GPUS"
+def _slurm(asked: Asked, words: Sequence[str], name: str, resume: Sequence[str]) -> list[str]:
+    each = asked.per_node
+    machine = ["#SBATCH --exclusive"]
+    if isinstance(each, int):
+        machine = [f"#SBATCH --gpus-per-node={each}", f"#SBATCH --cpus-per-task={each * _CPUS}"]
     nodes = asked.num_nodes if isinstance(asked.num_nodes, int) else str(asked.num_nodes).replace(":", "-")
     handed = ["--", *asked.handed] if asked.handed else []
     return [
@@ -66,12 +85,25 @@ def _slurm(asked: Asked, words: Sequence[str], name: str) -> list[str]:
         f"#SBATCH --nodes={nodes}",
         "# One task on each machine: it starts the processes there, and finds the other machines by SLURM's variables.",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={gpus}",
+        *machine,
         "#SBATCH --output=%x-%j.log",
-        "# Five minutes before the end a step is finished and saved; the job is queued again.",
+        "#SBATCH --open-mode=append",
+        "# Five minutes before the end a step is finished and saved, and the job is queued again.",
         "#SBATCH --signal=TERM@300",
         "#SBATCH --requeue",
-        f"srun --kill-on-bad-exit=1 {shlex.join(['python', '-m', 'forgather', *words, *handed])}",
+        "status=0",
+        " ".join(
+            [
+                # A step does not inherit the CPUs of its job.
+                'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_ON_NODE"',
+                shlex.join(["python", "-m", "forgather", *words]),
+                *([f"${{SLURM_RESTART_COUNT:+{shlex.join(resume)}}}"] if resume else []),
+                *([shlex.join(handed)] if handed else []),
+                "|| status=$?",
+            ]
+        ),
+        f'if [ "$status" = {_TERMINATED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+        'exit "$status"',
     ]
 
 

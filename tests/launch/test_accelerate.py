@@ -26,6 +26,7 @@ def test_settings_that_change_a_run_are_told():
     changed = {**IDLE, "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_FSDP": "true"}
 
     assert ["ACCELERATE_MIXED_PRECISION=bf16", "ACCELERATE_USE_FSDP=true", "FSDP_VERSION=2"] == added_settings(changed)
+    assert ["ACCELERATE_USE_CPU=True"] == added_settings({**IDLE, "ACCELERATE_USE_CPU": "True"})
     assert ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4"] == added_settings(
         {**IDLE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
     )
@@ -68,4 +69,5 @@ def test_one_process_where_several_were_asked_for_is_refused_and_a_file_that_add
     )
     assert "meta.nproc_per_node asks for 2" in refused.stderr
     assert 0 == told.returncode, told.stderr
-    assert "accelerate launch sets ACCELERATE_MIXED_PRECISION=bf16 (from its options, or " in told.stderr
+    assert 1 == told.stderr.count("accelerate launch sets ACCELERATE_MIXED_PRECISION=bf16 (from its options, or ")
+    assert "default_config.yaml); Trainer, AccelTrainer and PipelineTrainer go by the config alone" in told.stderr

@@ -5,7 +5,13 @@ import argparse
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.launch.asked import Asked, add_process_options, asked_processes, torchrun_words
+from forgather.launch.asked import (
+    Asked,
+    add_process_options,
+    asked_processes,
+    refuse_no_meeting_place,
+    torchrun_words,
+)
 from forgather.launch.several import refuse_difference
 from forgather.processes import NodeFacts, ProcessFacts
 from forgather.project.project import Project
@@ -79,7 +85,6 @@ def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path, words, pe
         (["-d", "0"], "asks for 2 processes, and --devices names 1"),
         (["-d", "0,0"], "one is there twice"),
         (["-d", ","], "it names none"),
-        (["--nnodes", "2"], "2 machines are to meet, and nobody says where"),
         (["--nnodes", "two"], "--nnodes is 'two'"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a"], "--node-rank is 2, and there are 2 machines"),
         (["--node-rank", "1"], "--node-rank is 1, and there is 1 machine"),
@@ -90,6 +95,16 @@ def test_options_that_do_not_fit_are_refused(tmp_path, words, message):
         asked(tmp_path, *words)
 
     assert "FG462" == caught.value.code
+
+
+def test_several_machines_are_told_where_they_meet(tmp_path):
+    for words in (["--nnodes", "2"], ["--nnodes", "2", "--master-port", "1234"]):
+        with pytest.raises(ProjectError, match="2 machines are to meet, and nobody says where") as caught:
+            refuse_no_meeting_place(asked(tmp_path, *words))
+        assert "FG462" == caught.value.code
+
+    refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", "--master-addr", "host"))
+    refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", handed=("--rdzv-endpoint", "host:1")))
 
 
 def test_one_machine_meets_at_a_free_port():

@@ -1,6 +1,7 @@
 """Scripts that start a run elsewhere."""
 
 import doctest
+import os
 import subprocess
 
 import pytest
@@ -32,7 +33,7 @@ def test_every_script_is_one_that_a_shell_can_read(kind, asked):
     assert (0, "") == (read.returncode, read.stderr)
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "cd '/a folder'\nexport CUDA_VISIBLE_DEVICES=0,1\n" in text
-    assert text.rstrip().endswith("-m forgather -t ddp train --set trainer_args.max_steps=3")
+    assert "-m forgather -t ddp train --set trainer_args.max_steps=3" in text
 
 
 def test_a_batch_job_has_one_task_on_each_machine():
@@ -40,9 +41,33 @@ def test_a_batch_job_has_one_task_on_each_machine():
 
     assert "#SBATCH --nodes=2\n" in text
     assert "#SBATCH --ntasks-per-node=1\n" in text
-    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert "#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-task=16\n" in text
     assert 1 == text.count("srun")
     assert "torchrun" not in text
+
+
+def test_a_batch_job_of_an_open_number_of_processes_has_whole_machines():
+    text = written("slurm", Asked(per_node="auto", num_nodes=2))
+
+    assert "#SBATCH --exclusive\n" in text
+    assert "per-node=auto" not in text
+
+
+@pytest.mark.parametrize(("ends", "restarts", "queued"), [(143, None, True), (143, 1, True), (1, None, False)])
+def test_a_batch_job_that_runs_out_of_time_is_queued_again_and_goes_on(tmp_path, ends, restarts, queued):
+    for name, status in (("srun", ends), ("scontrol", 0)):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
+        (tmp_path / name).chmod(0o755)
+    asked = Asked(per_node=2, handed=("--max-restarts", "2"))
+    text = script("slurm", asked, WORDS, name="ddp", folder=str(tmp_path), resume=("--resume", "auto"))
+    told = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "8"} | ({"SLURM_RESTART_COUNT": "1"} if restarts else {})
+    environ = {**os.environ, **told, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, check=False)
+
+    again = " --resume auto" if restarts else ""
+    step = "srun --kill-on-bad-exit=1 --cpus-per-task=8 python -m forgather -t ddp train --set trainer_args.max_steps=3"
+    assert [f"{step}{again} -- --max-restarts 2"] + ["scontrol requeue 7"] * queued == job.stdout.splitlines()
+    assert ends == job.returncode
 
 
 def test_options_of_the_batch_system_stand_before_the_first_command():

@@ -13,12 +13,12 @@ from accelerate.utils import (
 )
 
 from forgather.errors import DistributedError
-from forgather.ml import AccelTrainingArguments, TrainingArguments
+from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, libraries_see
 from forgather.ml.trainer.accel import ddp_settings, group_told
 from forgather.ml.trainer.accelerator_args import accelerator_settings
 from forgather.ml.trainer.arguments_check import SettingError
-from forgather.ml.trainer.launcher_wishes import compare, engine_of
+from forgather.ml.trainer.launcher_wishes import engine_of, refuse_another_engine
 
 
 def arguments(folder, accelerator_args, **settings):
@@ -183,25 +183,13 @@ def test_another_engine_of_the_launcher_stops_the_run(tmp_path):
     args = AccelTrainingArguments(output_dir=str(tmp_path))
     for variable in ("USE_FSDP", "USE_DEEPSPEED", "USE_MEGATRON_LM", "USE_PARALLELISM_CONFIG"):
         with pytest.raises(DistributedError, match="and the config trains with DistributedDataParallel") as caught:
-            compare(args, {variable: "true"})
+            refuse_another_engine(args, {variable: "true"})
         assert caught.value.code == "FG724"
-    compare(args, {"USE_FSDP": "false"})
+    refuse_another_engine(args, {"USE_FSDP": "false"})
     sharded = args.replace(fsdp=True)
     assert "FSDP2" == engine_of(sharded)
-    compare(sharded, {"USE_FSDP": "true"})
+    refuse_another_engine(sharded, {"USE_FSDP": "true"})
     assert "DistributedDataParallel" == engine_of(args.replace(fsdp="NO_SHARD"))
-
-
-def test_what_the_launcher_adds_is_said_and_left_aside(tmp_path, caplog):
-    variables = {"MIXED_PRECISION": "bf16", "DYNAMO_BACKEND": "INDUCTOR", "GRADIENT_ACCUMULATION_STEPS": "4"}
-    with caplog.at_level(logging.WARNING):
-        compare(TrainingArguments(output_dir=str(tmp_path)), variables)
-    assert ["mixed precision bf16", "compilation with inductor", "4 micro-batches an update"] == [
-        line.partition("asks for ")[2].partition(";")[0] for line in caplog.messages
-    ]
-    caplog.clear()
-    compare(TrainingArguments(output_dir=str(tmp_path), bf16=True), {"MIXED_PRECISION": "bf16", "DYNAMO_BACKEND": "NO"})
-    assert [] == caplog.messages
 
 
 def test_libraries_see_the_facts_and_no_wishes(monkeypatch):

@@ -19,7 +19,7 @@ from forgather.errors import Diagnostic, ProjectError
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.accelerate import added_settings, config_file
-from forgather.launch.asked import Asked, add_process_options, asked_processes, use_devices
+from forgather.launch.asked import Asked, add_process_options, asked_processes, refuse_no_meeting_place, use_devices
 from forgather.launch.layout import lay_out, layout_text
 from forgather.launch.scripts import KINDS as SCRIPTS
 from forgather.launch.scripts import job_name, script
@@ -85,14 +85,15 @@ def run(invocation: Invocation) -> int:
     findings = () if options.no_check else _checked(project)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
+    # A batch job of SLURM tells its machines by itself.
+    if options.print != "slurm":
+        refuse_no_meeting_place(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     if options.dry_run:
         return _dry_run(plan, asked, command, world_size=options.world_size, as_json=options.json)
     if options.print:
-        name, folder = job_name(project.config_name), os.getcwd()
-        words = invocation.arguments
-        write_text(script(options.print, asked, words, name=name, folder=folder, devices=options.devices))
+        write_text(_script(options.print, asked, invocation, project))
         return 0
     if is_accelerate(os.environ):
         refuse_lone_process(asked, project.config_name)
@@ -145,12 +146,27 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     return _told(outcome, project, command, as_json=options.json)
 
 
+def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -> str:
+    return script(
+        kind,
+        asked,
+        invocation.arguments,
+        name=job_name(project.config_name),
+        folder=os.getcwd(),
+        devices=invocation.options.devices,
+        resume=(_RESUME, "auto") if _can_resume(project) else (),
+    )
+
+
 def _print_what_accelerate_adds() -> None:
     settings = added_settings(os.environ)
     if settings:
         file = config_file(os.environ)
         source = f"its options, or {near_path(file)}" if file else "its options"
-        print_note(f"accelerate launch sets {', '.join(settings)} (from {source})")
+        print_note(
+            f"accelerate launch sets {', '.join(settings)} (from {source}); "
+            "Trainer, AccelTrainer and PipelineTrainer go by the config alone"
+        )
 
 
 def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json: bool) -> int:
@@ -263,8 +279,12 @@ def _told_ending(run_dir: str) -> dict[str, Any]:
 
 def _print_how_to_go_on(project: Project, command: Sequence[str]) -> None:
     """Prints the command that resumes, where the config has an option for it."""
-    if any(_RESUME in option.names for option in declared_options(project.graph)):
+    if _can_resume(project):
         print_note(f"to go on:  {shlex.join([*_without_option(command, _RESUME), _RESUME, 'auto'])}")
+
+
+def _can_resume(project: Project) -> bool:
+    return any(_RESUME in option.names for option in declared_options(project.graph))
 
 
 def _without_option(command: Sequence[str], name: str) -> list[str]:

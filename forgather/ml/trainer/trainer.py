@@ -37,7 +37,7 @@ from forgather.ml.trainer.columns import KnownColumns, default_collate, known_co
 from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.interrupt import Interrupt
-from forgather.ml.trainer.launcher_wishes import compare
+from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.prepare import preparation
@@ -105,7 +105,7 @@ class Trainer:
         self.saved_to: Path | None = None
         self._scheduler_factory = lr_scheduler_factory
         self._has_own_collator = data_collator is not None
-        compare(self.args, accelerate_variables())
+        refuse_another_engine(self.args, accelerate_variables())
         self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
         build_strategy.get()(
             self.strategy,
