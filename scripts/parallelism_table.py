@@ -27,17 +27,35 @@ _OF_A_SCHEDULE = (
 
 def tables(matrix: Matrix) -> str:
     """Returns the tables and their notes."""
-    notes: list[Cell] = []
+    notes: list[str] = []
     strategies = [name for name in matrix.axes["strategy"].values if name not in ("pipeline", "zero")]
     schedules = list(matrix.axes["schedule"].values)
     parts = [
         _table(matrix, "strategy", strategies, _OF_A_STRATEGY, {}, notes),
         _table(matrix, "schedule", schedules, _OF_A_SCHEDULE, {"strategy": "pipeline"}, notes),
     ]
-    # What needs more than two values to be told has a note alone.
-    notes += [cell for cell in matrix.cells if cell not in notes]
-    parts.append("\n".join(_note(number, cell) for number, cell in enumerate(notes, start=1)) + "\n")
+    parts.append(_further(matrix, [cell for cell in matrix.cells if not _is_told(cell)], notes))
+    parts.append("\n".join(f"{number}. {note}" for number, note in enumerate(notes, start=1)) + "\n")
     return "\n".join(parts)
+
+
+def _is_told(cell: Cell) -> bool:
+    """Tells whether a cell has a place in the tables of two axes."""
+    of_a_strategy = {"strategy", *(name for name, _ in _OF_A_STRATEGY)}
+    of_a_schedule = {"schedule", *(name for name, _ in _OF_A_SCHEDULE)}
+    axes = set(cell.where)
+    if cell.where.get("strategy") == ("pipeline",):
+        return len(axes) == 2 and axes - {"strategy"} <= of_a_schedule
+    return len(axes) == 2 and (axes <= of_a_strategy or axes <= of_a_schedule)
+
+
+def _further(matrix: Matrix, cells: list[Cell], notes: list[str]) -> str:
+    """Returns a table of what needs other values to be told than those of a row and a column."""
+    lines = ["| what else is known | |", "|---|---|"]
+    for cell in cells:
+        axes = [" or ".join(matrix.axes[axis].values[value] for value in among) for axis, among in cell.where.items()]
+        lines.append(f"| {' + '.join(axes)} | {_verdict(cell, notes)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(
@@ -46,7 +64,7 @@ def _table(
     rows: list[str],
     columns: tuple[tuple[str, str], ...],
     around: dict[str, str],
-    notes: list[Cell],
+    notes: list[str],
 ) -> str:
     """Returns a table with a row for each combination of the others with one value of `axis`."""
     titles = [matrix.axes[axis].title, *rows]
@@ -61,19 +79,20 @@ def _table(
     return "\n".join(lines) + "\n"
 
 
-def _verdict(cell: Cell | None, notes: list[Cell]) -> str:
+def _verdict(cell: Cell | None, notes: list[str]) -> str:
     if cell is None:
         return "equal"
-    if cell not in notes:
-        notes.append(cell)
-    return f"{_WORDS.get(cell.verdict, cell.verdict)} ({notes.index(cell) + 1})"
+    note = _note(cell)
+    if note not in notes:
+        notes.append(note)
+    return f"{_WORDS.get(cell.verdict, cell.verdict)} ({notes.index(note) + 1})"
 
 
-def _note(number: int, cell: Cell) -> str:
+def _note(cell: Cell) -> str:
     reason = cell.reason.replace("{args.schedule_class}", "this schedule").replace(" {args.tensor_parallel_size}", "")
     if cell.verdict == "setting":
-        return f"{number}. Equal with `{cell.instead}`, which is set for you: {reason}."
-    return f"{number}. {reason}. Instead: {cell.instead}."
+        return f"Equal with `{cell.instead}`, which is set for you: {reason}."
+    return f"{reason}. Instead: {cell.instead}."
 
 
 def page_with(text: str, written: str) -> str:

@@ -45,6 +45,23 @@ def test_a_value_that_does_not_fit_is_refused(settings, words):
     assert "FG813" == caught.value.code
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"fsdp": "full_shard"}, [("FG825", "fsdp")]),
+        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": True}}, [("FG825", "fsdp_config")]),
+        ({"fsdp": "full_shard", "schedule_class": "ScheduleZBVZeroBubble"}, [("FG770", "fsdp")]),
+        ({"fsdp": "shard_grad_op"}, []),
+        ({"fsdp": True}, []),
+    ],
+)
+def test_weights_that_are_to_be_gathered_anew_within_a_step_of_a_pipeline_are_answered(settings, told):
+    rules = PipelineTrainingArguments.RULES
+    settings = {"output_dir": "out", "data_parallel_size": 2, "per_device_train_batch_size": 8, **settings}
+    whole = rules.complete(settings)
+    assert told == [(breach.code, breach.argument) for breach in rules.broken(whole, given=settings)]
+
+
 def test_a_missing_attribute_names_the_class():
     with pytest.raises(AttributeError, match="PipelineTrainingArguments has no attribute 'nothing'"):
         PipelineTrainingArguments("out").nothing  # noqa: B018
