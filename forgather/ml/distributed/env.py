@@ -69,6 +69,14 @@ def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
             os.environ["DS_ACCELERATOR"] = before
 
 
+def name_local_rank(facts: ProcessFacts) -> None:
+    """Names the position on this machine to DeepSpeed, whose engine looks for it as long as it runs.
+
+    torchrun names it so; a process alone and other launchers do not.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(facts.local_rank))
+
+
 def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Returns where torchrun looks for what this process leaves behind; None under another launcher."""
     file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, nearest
-from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed
+from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
@@ -30,6 +30,8 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_knobs import ZeroConfig, optimizer_knobs, refuse_differences
 from forgather.ml.strategy.deepspeed_state import EngineState
+from forgather.ml.strategy.deepspeed_weights import take_over
+from forgather.ml.strategy.initial import InitialWeights, initial_state
 from forgather.ml.strategy.single import to_device
 from forgather.ml.types import Topology, Update, Window
 
@@ -139,19 +141,24 @@ class DeepSpeedZero:
             dp_rank=layout.position(environment.rank).data,
             dp_size=layout.data_parallel_size,
         )
+        self._facts = environment.facts
         self.config = config
         self.layout = layout
         self._record_in = record_in
         self._engine: Any = None
         self._state: EngineState | None = None
+        self._initial: InitialWeights | None = None
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule and prepares it; the engine places it."""
+        """Makes the model and its loss rule and prepares it; at stage 3 weights get values where the engine starts."""
         self._recipe = recipe
-        self.model = recipe.make_model()
-        self._refuse_double()
-        if self.config.stage < 3:
-            # At stage 3 the engine moves one weight after the other: the device never holds the whole model.
+        if self.config.stage == 3:
+            self._initial = initial_state(recipe, self.topology)
+            self.model = self._initial.on_meta()
+            self._refuse_double()
+        else:
+            self.model = recipe.make_model()
+            self._refuse_double()
             self.model = self.model.to(self.topology.device)
         self.view = self.model
         self.rule = recipe.make_rule(self.model)
@@ -189,9 +196,13 @@ class DeepSpeedZero:
         self._record(settings)
         names = {id(weight): name for name, weight in self.model.named_parameters()}
         groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
+        name_local_rank(self._facts)
         try:
             with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
+                if self._initial is not None:
+                    take_over(self.model, self._initial, self._deepspeed, settings, self.topology.device)
+                    self._initial = None
                 self._engine, *_ = self._deepspeed.initialize(
                     model=self.model, optimizer=ours, config=settings, dist_init_required=False
                 )
@@ -323,9 +334,9 @@ class DeepSpeedZero:
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
         if self._state is None:
-            yield from self.model.state_dict().items()
-        else:
-            yield from self._state.weights()
+            self._start_engine()
+        assert self._state is not None  # noqa: S101 - made by the line above
+        yield from self._state.weights()
 
 
 def _refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:

@@ -2,7 +2,9 @@
 other and back."""
 
 import copy
+import dataclasses
 import json
+import os
 import sys
 import tempfile
 import warnings
@@ -234,6 +236,41 @@ def test_a_run_under_zero_goes_on_at_another_stage(stage):
     assert all({"model": {}, "optimizer": {"state": {}, "param_groups": []}} == other for other in state[1:])
     _, lines, weights = run_ranks(2, _goes_on, stage, 3, state[0])[0]
     assert_equal((expected[0][2:], *expected[1:]), (lines, weights), loss=2e-6, norm=5e-6, update=2e-5)
+
+
+def _taken_over(model_is_made_anew, settings):
+    """Trains at stage 3; tells also which weights had memory before the engine took them, and what lies here after."""
+    made = dataclasses.replace(recipe("gpt2"), model_is_made_anew=model_is_made_anew)
+    strategy = built(arguments(3, deepspeed={"zero_optimization": {"stage": 3, **settings}}), made)
+    before = [name for name, weight in strategy.model.named_parameters() if not weight.is_meta]
+    strategy.build_optimizer()
+    here = sum(weight.ds_tensor.numel() for weight in strategy.model.parameters())
+    whole_size = sum(weight.ds_numel for weight in strategy.model.parameters())
+    return (steps(strategy, 3, 1.0), whole(strategy)), before, here / whole_size
+
+
+@pytest.mark.parametrize(
+    ("model_is_made_anew", "settings"), [(True, {}), (False, {}), (True, {"offload_param": {"device": "cpu"}})]
+)
+def test_at_stage_3_no_process_holds_the_model_whole(model_is_made_anew, settings):
+    expected = trained_alone("gpt2", "adamw", 3, 1.0)
+    for found, before, share in run_ranks(2, _taken_over, model_is_made_anew, settings):
+        assert_equal(expected, found, loss=2e-6, norm=5e-6, update=2e-5)
+        assert before == []
+        assert share == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_one_process_needs_no_launcher(stage):
+    expected = trained_alone("llama", "adamw", 1, 1.0)
+    (found,) = run_ranks(1, _without_launcher, stage)
+    assert_equal(expected, found, loss=2e-6, norm=5e-6, update=2e-5)
+
+
+def _without_launcher(stage):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    return trained(stage, "llama", "adamw", 1, 1.0)
 
 
 def _after_discard(stage):
