@@ -308,7 +308,7 @@ class _Construction:
     def _new_recipe(self, node: Node, path: GraphPath) -> Recipe | Any:
         if isinstance(node, Call):
             fresh = self._call(replace(node, kind=CallKind.PARTIAL), path)
-            return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh._latent, fresh._place)
+            return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh.latent, fresh._place)
         if isinstance(node, (Sequence, Mapped)):
             keys, values = _members(node)
             parts = tuple(self._recipe(value, (*path, step)) for step, value in values)

@@ -130,24 +130,24 @@ class PartialObject:
         place: CallPlace,
     ) -> None:
         self.func, self.args, self.keywords = func, args, keywords
-        self._latent, self._place = latent, place
+        self.latent, self._place = latent, place
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns what `func` returns for the arguments given here and earlier."""
         memo: dict[int, Any] = {}
         first = tuple(built(value, memo) for value in self.args)
         given = {key: kwargs[key] if key in kwargs else built(value, memo) for key, value in self.keywords.items()}
-        last = {key: built(value, memo) for key, value in self._latent.items()}
+        last = {key: built(value, memo) for key, value in self.latent.items()}
         return call_noted(self.func, (*first, *args), {**given, **kwargs, **last}, self._place)
 
     @property
     def __signature__(self) -> inspect.Signature:
         try:
-            return inspect.signature(functools.partial(self.func, *self.args, **{**self.keywords, **self._latent}))
+            return inspect.signature(functools.partial(self.func, *self.args, **{**self.keywords, **self.latent}))
         except (TypeError, ValueError):
             raise AttributeError("__signature__") from None
 
     def __repr__(self) -> str:
         given = [repr(value) for value in self.args]
-        given += [f"{key}={value!r}" for key, value in {**self.keywords, **self._latent}.items()]
+        given += [f"{key}={value!r}" for key, value in {**self.keywords, **self.latent}.items()]
         return f"partial({', '.join([self._place.constructor, *given])})"

@@ -3,7 +3,7 @@
 Takes a key that names everything a folder's content depends on, and a function that fills an empty folder; gives
 a folder that is whole. Keeps true: a folder is complete or it does not count (it is built aside, listed in a
 manifest with sizes and digests, and moved into place); a damaged one is rebuilt; two processes that want the same
-folder build it once.
+folder build it once; where a kind is pruned, what was used lately stays.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import xxhash
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
+_LATELY_SECONDS = 3600  # longer than a run takes from finding a folder to having its files open
 _DIGEST_LIMIT_BYTES = 4 << 30  # reading more than this at every start costs more than it protects
 
 
@@ -64,12 +67,34 @@ def cached_folder(
     try:
         folder = root / kind / key
         if _is_whole(folder):
+            with suppress(OSError):
+                os.utime(folder / _MANIFEST)
             logger.info("%s found in the cache: %s", kind, folder)
         else:
             _build_aside(folder, build)
         return folder
     finally:
         lock.release()
+
+
+def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.PathLike[str] | None = None) -> None:
+    """Removes the folders of a kind that were unused longest, until the others are within bounds.
+
+    A folder that was used within the last hour, or that another process works on, stays.
+    """
+    root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    found: list[tuple[float, int, Path]] = []
+    for manifest in (root / kind).glob(f"*/{_MANIFEST}"):
+        with suppress(OSError):
+            size = sum(file.stat().st_size for file in manifest.parent.iterdir())
+            found.append((manifest.stat().st_mtime, size, manifest.parent))
+    found.sort(reverse=True)
+    total = 0
+    for position, (used, size, folder) in enumerate(found):
+        total += size
+        if (total > max_bytes or position >= max_folders) and time.time() - used > _LATELY_SECONDS:
+            with suppress(Timeout, OSError), FileLock(folder.parent / f"{folder.name}.lock", timeout=0):
+                shutil.rmtree(folder)
 
 
 def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:

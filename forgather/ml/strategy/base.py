@@ -31,6 +31,8 @@ class Recipe:
         autocast: the type of forward passes under autocast; None for that of the weights.
         model_is_made_anew: True where `make_model` makes a model each time, so that it can be made without memory
             on the meta device and filled later; False where it returns one that exists.
+        model_key: gives a key that names all that the weights, and the random numbers after them, depend on, so that
+            a later run need not make them again; None where nobody knows.
     """
 
     make_model: Callable[[], nn.Module]
@@ -39,6 +41,7 @@ class Recipe:
     prepare: Sequence[Callable[[nn.Module], None]] = ()
     autocast: Any = None
     model_is_made_anew: bool = False
+    model_key: Callable[[], str | None] | None = None
 
 
 class Strategy(Protocol):

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import (
     DataLoaderConfiguration,
+    DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     TorchDynamoPlugin,
@@ -111,6 +112,10 @@ class DataParallel:
         self.precision.check(self._parameters)
         self._moves = device.type != "cpu"
         self._graph_is_known = not self._settings.ddp.static_graph
+        ddp = self._settings.ddp
+        # What is added with each micro-batch holds the sums of earlier ones: of these the mean is right.
+        adds_again = self._settings.sync_each_batch or ddp.static_graph
+        self._sums = not adds_again and ddp.comm_hook == DDPCommunicationHookType.NO
         self._engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
@@ -123,6 +128,8 @@ class DataParallel:
             engine: nn.Module = self._accelerator.prepare_model(self.model)
         if not isinstance(engine, DistributedDataParallel):
             raise _became(f"a {type(engine).__name__}", "DistributedDataParallel")
+        if self._sums:
+            engine.register_comm_hook(engine.process_group, lambda group, bucket: added(bucket.buffer(), group))
         return engine
 
     def build_optimizer(self) -> Optimizer:
@@ -152,8 +159,9 @@ class DataParallel:
         for position, batch in enumerate(window.batches):
             with self._without_adding(last=position == last):
                 loss = self._loss(self._place(batch), denom)
-                # DistributedDataParallel divides what it adds by the number of processes.
-                self.precision.scale(loss * self.topology.dp_size).backward()  # type: ignore[no-untyped-call]
+                # Where sums are not ours, what is added is divided by the number of processes.
+                share = loss if self._sums else loss * self.topology.dp_size
+                self.precision.scale(share).backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
@@ -233,6 +241,16 @@ class DataParallel:
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""
         yield from self.model.state_dict().items()
+
+
+def added(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
+    """Adds gradients over a group, meanwhile; torch's own way takes their mean.
+
+    A mean that is multiplied again rounds, wherever the number of processes is no power of two.
+    """
+    work: Any = dist.all_reduce(gradients, group=group, async_op=True)
+    sums: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return sums
 
 
 def summed(value: Any, group: Any, device: torch.device) -> Any:

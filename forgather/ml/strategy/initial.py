@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,19 +19,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forgather.errors import DistributedError, TrainingError, nearest
-from forgather.ml.checkpoint.rng import capture_rng, restore_rng
-from forgather.ml.checkpoint.state import split_tensors, write_tensors
+from forgather.errors import DistributedError, nearest
+from forgather.ml.checkpoint.rng import restore_rng
 from forgather.ml.distributed import agreement
-from forgather.ml.figures import size
 from forgather.ml.log import get_logger
-from forgather.ml.memory import available_bytes
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.skeleton import emptied, is_plain, put, skeleton, tensors_of, without_memory
+from forgather.ml.strategy.seed_checkpoint import SeedWeights, seed_checkpoint
+from forgather.ml.strategy.skeleton import emptied, is_plain, put, skeleton, tensors_of
 from forgather.ml.strategy.state import like_local
 from forgather.ml.types import Topology
 
@@ -191,10 +187,10 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     error: BaseException | None = None
     if topology.local_rank == 0:
         try:
-            made.append(recipe_model := _made(recipe))
-            outcome["folder"] = str(_write_seed(recipe_model))
-            outcome["skeleton"] = _pickled(recipe_model)
-            outcome["rng"] = {name: state for name, state in capture_rng().items() if name != "cuda"}
+            seed = seed_checkpoint(recipe)
+            made.append(seed.model)
+            outcome |= {"folder": str(seed.folder), "skeleton": _pickled(seed.model), "rng": seed.rng}
+            outcome["is_kept"] = seed.is_kept
         except Exception as caught:  # noqa: BLE001 - told to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
@@ -209,47 +205,16 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
                 hint="look at the message of that rank",
             )
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
-    folder = Path(mine["folder"])
-    file = safe_open(folder / "weights.safetensors", framework="pt").__enter__()  # type: ignore[no-untyped-call]
-    aliases = dict(file.metadata() or {})
+    weights = SeedWeights(Path(mine["folder"]))
     restore_rng(mine["rng"])
     agreement.gathered(None)
-    if topology.local_rank == 0:  # everyone has the file open, and nobody needs its name any more
-        shutil.rmtree(folder, ignore_errors=True)
-    known = set(file.keys())
-
-    def find(fqn: str) -> Tensor:
-        original = aliases.get(_ALIAS + fqn, fqn)
-        if original not in known:
-            raise KeyError(fqn)
-        found: Tensor = file.get_tensor(original)
-        return found
+    if topology.local_rank == 0 and not mine["is_kept"]:  # everyone has the file open, and nobody needs its name
+        shutil.rmtree(mine["folder"], ignore_errors=True)
 
     def make_skeleton() -> nn.Module:
         return made.pop() if made else _unpickled(mine["skeleton"]) or skeleton(recipe.make_model)
 
-    names = sorted(known | {name.removeprefix(_ALIAS) for name in aliases if name.startswith(_ALIAS)})
-    return InitialWeights(find, names, make_skeleton, topology.device)
-
-
-_ALIAS = "alias."
-
-
-def _made(recipe: Recipe) -> nn.Module:
-    _refuse_too_large(recipe.make_model)
-    return recipe.make_model()
-
-
-def _write_seed(model: nn.Module) -> Path:
-    """Writes the tensors of a model into a new folder, and leaves the model without them."""
-    tensors, aliases, _ = split_tensors(emptied(model))
-    folder = Path(tempfile.mkdtemp(prefix="forgather-initial-"))
-    try:
-        write_tensors(folder / "weights.safetensors", tensors, {_ALIAS + name: of for name, of in aliases.items()})
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
+    return InitialWeights(weights.find, weights.names, make_skeleton, topology.device)
 
 
 def _pickled(model: nn.Module) -> bytes | None:
@@ -270,24 +235,6 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
         _log.info("this rank makes the model by itself: what was sent cannot be read (%s)", error, all_ranks=True)
         return None
     return model
-
-
-def _refuse_too_large(make_model: Callable[[], nn.Module]) -> None:
-    """Refuses a model that would use up the memory of this machine while it is made."""
-    before = capture_rng()
-    model = without_memory(make_model)
-    restore_rng(before)
-    if model is None:
-        return
-    needed = sum(tensor.nbytes for tensor in {id(t): t for _, _, _, t in tensors_of(model)}.values())
-    available = available_bytes()
-    if available is not None and needed > available:
-        raise TrainingError(
-            f"the model takes {size(needed)}, and this machine has {size(available)} of free memory to make it in",
-            code="FG733",
-            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the first weights on a larger "
-            "machine, or give a smaller dtype",
-        )
 
 
 def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:

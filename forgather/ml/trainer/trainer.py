@@ -27,6 +27,7 @@ from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
+from forgather.ml.made_from import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer import arguments_check as door
@@ -118,6 +119,7 @@ class Trainer:
                 prepare=preparation(self.args),
                 autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
                 model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
+                model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
             ),
         )
         self._session = self._make_session(callbacks)

@@ -1,20 +1,28 @@
 """Data parallelism over Accelerate: equal to one process, to the last digits of float64."""
 
 import os
+import sys
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import loss_rule
+from forgather.ml.strategy import data_parallel
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings, check_engine, make_accelerator
+from forgather.ml.strategy.data_parallel import (
+    DataParallel,
+    DataParallelSettings,
+    added,
+    check_engine,
+    make_accelerator,
+)
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.prepare import recompute_activations
 from forgather.ml.types import Window
@@ -132,6 +140,27 @@ def test_ranks_equal_one_process(world_size, accumulation, model):
         assert {name: value for name, value in found.items() if value > 1e-10} == {}
 
 
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_a_number_of_ranks_that_is_no_power_of_two_costs_no_digits(model, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", 6)
+    options = {"model": model, "accumulation": 2}
+    expected = trained(single(), **options)
+    for actual in run_ranks(3, in_parallel, options):
+        found = distance(expected, actual, start_of(model))
+        assert {name: value for name, value in found.items() if value > 1e-10} == {}
+
+
+def _with_hook(options):
+    return trained(parallel(ddp=DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)), **options)
+
+
+def test_gradients_that_travel_in_half_of_the_bits_are_added_too():
+    options = {"accumulation": 3}
+    expected = trained(single(), **options)
+    found = distance(expected, run_ranks(2, _with_hook, options)[1], start_of("llama"))
+    assert 1e-10 < found["grad_norm"] < 1e-2
+
+
 OPTIONS = {
     "static graph": {"ddp": {"static_graph": True}},
     "find unused": {"ddp": {"find_unused_parameters": True}},
@@ -241,18 +270,15 @@ def test_what_one_process_kept_several_go_on_from():
 
 
 def _counts_reductions(accumulation):
-    strategy = parallel()
-    handed = []
+    handed, seen = [], []
 
-    def count(state, bucket):
+    def count(gradients, group):
         handed.append(len(seen))
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return added(gradients, group)
 
-    seen = []
+    data_parallel.added = count  # in this process alone, which ends with the test
+    strategy = parallel()
     strategy.build(Recipe(make_model=tiny_llama, make_rule=loss_rule, make_optimizer=None))
-    strategy._engine.register_comm_hook(None, count)
     window = next(windows(strategy.rule, 0, 2, accumulation))
     strategy.forward_backward(window, denom=1, after_micro_batch=lambda: seen.append(1))
     return handed
