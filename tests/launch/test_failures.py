@@ -1,5 +1,6 @@
 """One process that fails ends all of them, and the first cause is told once: rank, phase, and what it was."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 
 import pytest
 
+from forgather.errors import ProjectError
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
@@ -115,7 +117,25 @@ def test_a_failure_under_torchrun_is_told_once(bench):
 
     assert 1 == done.returncode
     assert 1 == done.stderr.count("error: ValueError: of this rank")
-    assert re.search(r"Root Cause.*\n.*\n.*\n.*\n  rank      : 1 ", done.stderr)  # torchrun's own table
+    assert re.search(r"Root Cause.*\n.*\n.*\n.*\n  rank      : 1 ", done.stderr), done.stderr  # torchrun's own table
+
+
+def test_torchruns_table_shows_the_stack_of_a_program_and_the_words_of_an_error_of_ours(tmp_path):
+    failure = pytest.importorskip("forgather.ml.distributed.failure")
+    whereabouts = pytest.importorskip("forgather.ml.distributed.whereabouts")
+
+    def shown(error):
+        try:
+            raise error
+        except type(error) as raised:
+            record = failure.record_of(raised, whereabouts.Whereabouts("run"), told=True)
+            failure.write_record(tmp_path, record, raised)
+        assert record == failure.read_record(tmp_path)
+        told = json.loads((tmp_path / failure.RECORD).read_text())
+        return told["message"]["extraInfo"]["py_callstack"]
+
+    assert "in shown" in shown(KeyError("lr"))
+    assert shown(ProjectError("one process too many", code="FG461")).startswith("ProjectError: [FG461] one process too")
 
 
 def test_a_config_with_a_mistake_is_told_once_before_anything_starts(bench):

@@ -106,8 +106,15 @@ def described(error: BaseException) -> str:
 def write_record(folder: Path, record: Record, error: BaseException | None = None) -> None:
     """Leaves a record in a process's folder, in the form that torchrun reads and shows."""
     where = f" ({record.where})" if record.where else ""
-    stack = "".join(traceback.format_exception(error)) if error is not None else ""
-    extra = {"py_callstack": stack, "timestamp": str(int(record.instant)), _KEY: asdict(record)}
+    stack = ""
+    if isinstance(error, ForgatherError):
+        # It says what to do; where in our code it was raised helps nobody.
+        stack = record.message + where
+    elif error is not None:
+        stack = "".join(traceback.format_exception(error))
+    # torchrun counts whole seconds, and takes the lowest rank of the first one for the cause: one that is known is earlier.
+    second = int(record.instant) - (record.kind is Kind.CAUSE)
+    extra = {"py_callstack": stack, "timestamp": str(second), _KEY: asdict(record)}
     text = json.dumps({"message": {"message": record.message + where, "extraInfo": extra}})
     # A process that is ended while it writes must not leave half a record.
     with suppress(OSError):
