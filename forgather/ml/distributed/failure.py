@@ -112,7 +112,7 @@ def write_record(folder: Path, record: Record, error: BaseException | None = Non
         stack = record.message + where
     elif error is not None:
         stack = "".join(traceback.format_exception(error))
-    # torchrun counts whole seconds, and takes the lowest rank of the first one for the cause: one that is known is earlier.
+    # torchrun counts whole seconds, and takes the lowest rank of the first one for the cause: a known one is earlier.
     second = int(record.instant) - (record.kind is Kind.CAUSE)
     extra = {"py_callstack": stack, "timestamp": str(second), _KEY: asdict(record)}
     text = json.dumps({"message": {"message": record.message + where, "extraInfo": extra}})
