@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -81,6 +81,17 @@ def joined() -> Iterator[Any]:
             raise
         raise NotTheFirst from error
     member.leave()
+
+
+def as_one_of_several(run: Callable[[Any], int]) -> int:
+    """Returns the exit status of `run(member)` in this process, which a launcher has started beside others."""
+    try:
+        with joined() as member:
+            status = run(member)
+            member.ended(status)
+            return status
+    except NotTheFirst:
+        return 1
 
 
 def _tell_libraries(facts: ProcessFacts) -> None:

@@ -71,6 +71,12 @@ class PastRun:
         return os.path.dirname(os.path.dirname(self.folder))
 
     @property
+    def processes(self) -> int:
+        """How many processes the run had, on all machines; 1 where it does not tell."""
+        total = self.table("processes").get("total")
+        return total if isinstance(total, int) and total > 0 else 1
+
+    @property
     def archive(self) -> str:
         """Folder of the kept copy of the project."""
         return os.path.join(self.folder, "templates", "project")

@@ -22,6 +22,7 @@ from forgather.config.path import Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import ProjectError
 from forgather.kept import digest_of
+from forgather.processes import ProcessFacts, is_worker, process_facts
 from forgather.project.code_files import code_files
 from forgather.project.configs import template_name
 from forgather.project.data_files import data_facts
@@ -162,6 +163,7 @@ def _facts(project: Project, command: Sequence[str], started: datetime, output_d
         "uname": host_facts(),
         "platform": platform.platform(),
         "processors": runtime_facts(),
+        "processes": _processes(),
         "versions": installed_versions(),
         "git": git_state(project.meta.project_dir, output_dir),
         "environment_read": dict(sorted({**project.meta.env_reads, **project.rendered.env_reads}.items())),
@@ -183,6 +185,12 @@ def runtime_facts() -> dict[str, object]:
     """Returns what sums may depend on: processors, and the variables that choose among them."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"count": count} | {name: os.environ.get(name) for name in _RUNTIME}
+
+
+def _processes() -> dict[str, int]:
+    """Returns how many processes the run has, in all and on this machine."""
+    facts = process_facts(os.environ) if is_worker(os.environ) else ProcessFacts()
+    return {"total": facts.world_size, "per_node": facts.local_world_size}
 
 
 def _seeds(graph: Graph) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Real processes: `fgcli train` starts them, torchrun starts them; one run folder, one process that writes and prints."""
 
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,28 @@ def test_train_starts_as_many_processes_as_the_config_says(bench):
     folder = folder_of_all(done, bench)
     assert done.stderr.startswith(f"run folder out/runs/{folder.name}\n")
     assert 2 == done.stderr.count("\n")
+
+
+def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
+    keeps = "    with open(f'{run_dir}/loss.jsonl', 'a') as file:\n        file.write(f'{ranks.item()}\\n')\n"
+    text = (bench / "toy.py").read_text().replace("    environment.shut", f"{keeps}    environment.shut")
+    (bench / "toy.py").write_text(text)
+    assert 0 == fgcli("-t", "a", "train", "--nproc-per-node", "3", cwd=bench).returncode
+    (first,) = (path for path in (bench / "out" / "runs").iterdir() if path.is_dir())
+    assert {"total": 3, "per_node": 3} == json.loads((first / "run.json").read_text())["processes"]
+
+    done = fgcli("rerun", str(first), cwd=bench)
+
+    assert 0 == done.returncode, done.stderr
+    (second,) = (bench / "out" / "reruns").glob("*/runs/2*")
+    assert {"total": 3, "per_node": 3} == json.loads((second / "run.json").read_text())["processes"]
+    assert done.stdout == f"ranks add to 3 of 3 in {second}\n"
+    assert "processes   3, as in the first run\n" in done.stderr
+    assert done.stderr.count("output folder: ") == 1
+    assert done.stderr.endswith("loss file   identical bytes, 3 lines\n")
+
+    told = fgcli("rerun", str(first), "--json", cwd=bench)
+    assert (0, True) == (told.returncode, json.loads(told.stdout)["same_loss"]), told.stderr
 
 
 def test_torchrun_is_in_charge_where_it_started_the_processes(bench):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
@@ -10,13 +11,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.output import plural, print_findings, print_note, write_json, write_text
+from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
 from forgather.errors import ProjectError
-from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
+from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
+from forgather.launch.asked import Asked
+from forgather.launch.several import CHECKED, as_one_of_several, start
+from forgather.processes import is_worker
 from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
 from forgather.project.display import near_path
 from forgather.project.output_lock import alone_in
@@ -27,7 +33,8 @@ from forgather.project.verify import Fate, Row, verify
 EXECUTES = True
 DESCRIPTION = """Repeat a past run out of its folder: what it depended on is verified first (its record, code,
 templates, versions, data, environment), what cannot be restored is listed, and then it trains with the graph that was
-built, into another output folder. At the end its loss file is compared with that of the first run, byte by byte."""
+built, into another output folder, in as many processes as the first run had. At the end its loss file is compared with
+that of the first run, byte by byte."""
 EXAMPLES = """examples:
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
@@ -56,23 +63,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Verifies, repeats the run and returns its exit status."""
+    """Verifies, repeats the run in as many processes as it had, and returns its exit status."""
     options = invocation.options
     past = open_run(options.run_folder)
+    if is_worker(os.environ) and not options.dry_run:
+        return as_one_of_several(partial(_run_joined, invocation, past))
     print_findings(past.notes, past.project_dir)
-    now = datetime.now(UTC)
-    output_dir = new_output_dir(past, options.output_dir, now)
-    meta = place_of(past)
-    rows = verify(past, meta)
+    output_dir = new_output_dir(past, options.output_dir, datetime.now(UTC))
+    rows = verify(past, place_of(past))
     lost = [row for row in rows if row.fate is Fate.LOST]
     if options.output_dir is None and not options.dry_run and (options.anyway or not lost):
         output_dir = new_folder(output_dir)
-    facts = {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
     if not options.json:
         _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
     if options.dry_run:
         if options.json:
-            write_json({**facts, "can_be_restored": not lost})
+            write_json({**_verified(past, output_dir, rows), "can_be_restored": not lost})
         return int(bool(lost))
     if lost and not options.anyway:
         things = f"{plural(len(lost), 'thing')} that the run depends on"
@@ -82,26 +88,61 @@ def run(invocation: Invocation) -> int:
             code="FG439",
             hint="bring it back, or run with --anyway: that is then another run",
         )
-    project = again(past, meta, output_dir)
-    plan = plan_run(project)
+    if past.processes > 1:
+        return _started(invocation, past, output_dir)
+    return _repeated(invocation, past, output_dir, rows)
+
+
+def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
+    """Repeats the run in as many processes as it had, all of them on this machine."""
+    print_note(f"processes   {past.processes}, as in the first run")
+    os.environ[CHECKED] = "1"
+    asked = Asked(per_node=past.processes, source="the first run")
+    ending = start(asked, [*invocation.arguments, "--output-dir", output_dir])
+    if ending.error is not None:
+        print_error(ending.error, past.project_dir)
+    return ending.status
+
+
+def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
+    """Repeats the run in this process, which was started beside others; rank 0 alone writes and prints."""
+    given = invocation.options.output_dir
+    output_dir = member.share("output", {"dir": new_output_dir(past, given, datetime.now(UTC))})["dir"]
+    if member.speaks:
+        rows = verify(past, place_of(past)) if invocation.options.json else ()
+        return _repeated(invocation, past, output_dir, rows, member)
+    plan = plan_run(again(past, place_of(past), output_dir))
+    run_dir = member.share("run")["run_dir"]
+    member.begins(run_dir)
+    with redirect_stdout(sys.stderr), _clean(kept=plan.project.meta.project_dir != past.archive):
+        return run_plan(plan, run_dir, built=member.built).status
+
+
+def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
+    """Runs, and tells how the losses lie beside those of the first run; `member` is this process among others."""
+    plan = plan_run(again(past, place_of(past), output_dir))
     plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
-    outcome = _repeated(plan, past, ["fgcli", *invocation.arguments], quiet=options.json)
+    as_json = invocation.options.json
+    stdout = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with alone_in(output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
+        run_dir = prepare_run(plan, ["fgcli", *invocation.arguments])
+        complete_record(run_dir, past, plan.project)
+        print_note(f"first run   {shlex.quote(near_path(past.folder))}")
+        print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
+        if member is not None:
+            member.share("run", {"run_dir": run_dir})
+            member.begins(run_dir)
+        outcome = run_plan(plan, run_dir, built=member and member.built)
     losses = compare_losses(past.folder, outcome.run_dir)
-    if options.json:
-        write_json({**facts, **_ending(outcome, losses)})
+    if as_json:
+        write_json({**_verified(past, output_dir, rows), **_ending(outcome, losses)})
     else:
         print_note(_verdict(losses))
     return outcome.status
 
 
-def _repeated(plan: RunPlan, past: PastRun, command: Sequence[str], *, quiet: bool) -> Outcome:
-    stdout = redirect_stdout(sys.stderr) if quiet else nullcontext()
-    with alone_in(plan.output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
-        run_dir = prepare_run(plan, command)
-        complete_record(run_dir, past, plan.project)
-        print_note(f"first run   {shlex.quote(near_path(past.folder))}")
-        print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
-        return run_plan(plan, run_dir)
+def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, object]:
+    return {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from forgather.cli.invocation import Invocation
@@ -25,8 +26,7 @@ from forgather.launch.scripts import KINDS as SCRIPTS
 from forgather.launch.scripts import job_name, script
 from forgather.launch.several import (
     CHECKED,
-    NotTheFirst,
-    joined,
+    as_one_of_several,
     met_as,
     refuse_difference,
     refuse_lone_process,
@@ -73,7 +73,7 @@ def run(invocation: Invocation) -> int:
     """Runs `main` in as many processes as are asked for, and returns the exit status of the run."""
     options = invocation.options
     if is_worker(os.environ) and not options.dry_run:
-        return _run_as_one_of_several(invocation)
+        return as_one_of_several(partial(_run_joined, invocation))
     if options.world_size is not None and not options.dry_run:
         raise ProjectError(
             "--world-size says how many processes a dry run pretends",
@@ -111,18 +111,8 @@ def run(invocation: Invocation) -> int:
     return _told(outcome, project, command, as_json=options.json)
 
 
-def _run_as_one_of_several(invocation: Invocation) -> int:
-    """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
-    try:
-        with joined() as member:
-            status = _run_joined(invocation, member)
-            member.ended(status)
-            return status
-    except NotTheFirst:
-        return 1
-
-
 def _run_joined(invocation: Invocation, member: Any) -> int:
+    """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
     options = invocation.options
     project = invocation.open_project()
     project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))

@@ -77,6 +77,15 @@ def name_local_rank(facts: ProcessFacts) -> None:
     os.environ.setdefault("LOCAL_RANK", str(facts.local_rank))
 
 
+def device_told_to_libraries() -> contextlib.AbstractContextManager[None]:
+    """Tells libraries that import DeepSpeed where it is installed, as transformers does to save a model, of the CPU.
+
+    It would look for a device, and warn of a run that it has no part in.
+    """
+    on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
+    return accelerator_for_deepspeed("cpu") if on_cpu else contextlib.nullcontext()
+
+
 def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Returns where torchrun looks for what this process leaves behind; None under another launcher."""
     file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")

@@ -32,6 +32,7 @@ from forgather.ml.checkpoint.state import (
     write_tensors,
 )
 from forgather.ml.checkpoint.store import verify
+from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
 
@@ -89,7 +90,7 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
     draft.mkdir()
     try:
         if isinstance(model, PreTrainedModel):
-            with without_progress_bars():
+            with without_progress_bars(), device_told_to_libraries():
                 model.save_pretrained(draft, state_dict=dict(weights))
         elif callable(save := getattr(model, "save_pretrained", None)):
             save(draft)
