@@ -99,6 +99,13 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
             code="FG701",
             hint="RANK counts from 0 to WORLD_SIZE - 1; a launcher such as torchrun sets both",
         )
+    # SLURM tells the tasks of each machine in one list, which need not be alike.
+    if "LOCAL_WORLD_SIZE" in values and launcher != "SLURM" and not facts.local_rank < facts.local_world_size:
+        raise DistributedError(
+            f"LOCAL_RANK is {facts.local_rank} and LOCAL_WORLD_SIZE is {facts.local_world_size}",
+            code="FG701",
+            hint="LOCAL_RANK counts from 0 to LOCAL_WORLD_SIZE - 1; a launcher such as torchrun sets both",
+        )
     return facts
 
 
@@ -120,7 +127,13 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
         nodes = _number(environ, "PET_NNODES", _number(environ, "WORLD_SIZE", 1))
         rank = _number(environ, "PET_NODE_RANK", _number(environ, "RANK", 0))
         host = environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or "localhost"
-        port = _number(environ, "PET_MASTER_PORT", _number(environ, "MASTER_PORT", DEFAULT_PORT))
+        port = _port(environ, "PET_MASTER_PORT", _port(environ, "MASTER_PORT", DEFAULT_PORT))
+        if not rank < nodes:
+            raise DistributedError(
+                f"this pod is number {rank} of {nodes}, counted from 0",
+                code="FG701",
+                hint="PET_NODE_RANK (or RANK) counts from 0 to PET_NNODES (or WORLD_SIZE) - 1; the operator sets both",
+            )
         return NodeFacts(nodes, rank, (host, port), "Kubeflow")
     return None
 
@@ -174,7 +187,7 @@ def _slurm_values(environ: Mapping[str, str]) -> dict[str, str]:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost"
     job = environ.get("SLURM_JOB_ID", "0")
     # Two jobs may share a machine: each meets at a port of its own.
-    port = 20000 + int(job) % 20000 if job.isdigit() else DEFAULT_PORT
+    port = 20000 + int(job) % 20000 if _is_number(job) else DEFAULT_PORT
     values["MASTER_ADDR"] = environ.get("MASTER_ADDR") or first_host(nodes)
     values["MASTER_PORT"] = environ.get("MASTER_PORT") or str(port)
     return values
@@ -193,17 +206,33 @@ def first_host(nodes: str) -> str:
 
 def _master(values: Mapping[str, str]) -> tuple[str, int] | None:
     host = values.get("MASTER_ADDR")
-    return (host, _number(values, "MASTER_PORT", DEFAULT_PORT)) if host else None
+    return (host, _port(values, "MASTER_PORT", DEFAULT_PORT)) if host else None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "").strip()
     if not text:
         return default
-    if not text.isdigit():
+    if not _is_number(text):
         raise DistributedError(
             f"the environment variable {name} is {text[:80]!r}, which is no whole number",
             code="FG701",
             hint=f"unset {name}, or start the processes with torchrun, which sets it",
         )
     return int(text)
+
+
+def _port(environ: Mapping[str, str], name: str, default: int) -> int:
+    number = _number(environ, name, default)
+    if not 0 < number < 65536:
+        raise DistributedError(
+            f"the environment variable {name} is {number}, and ports go from 1 to 65535",
+            code="FG701",
+            hint=f"unset {name}, or start the processes with torchrun, which sets it",
+        )
+    return number
+
+
+def _is_number(text: str) -> bool:
+    # Superscripts are digits, too, and twenty digits are a slip of the keyboard.
+    return text.isascii() and text.isdigit() and len(text) < 19

@@ -16,7 +16,8 @@ ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
 """Schedules that run one stage on each rank."""
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 """Schedules that run two stages on each rank: one on the way down, one on the way up."""
-_BLOCK = re.compile(r"(.*)\.(\d+)")
+# Longer numbers are no blocks, and more than int() reads.
+_BLOCK = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:

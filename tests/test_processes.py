@@ -97,6 +97,37 @@ def test_mpirun_is_known():
     assert (1, 0, 2) == ((facts := process_facts(environ)).rank, facts.local_rank, facts.world_size)
 
 
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "²", "WORLD_SIZE": "2"}, "RANK is '²', which is no whole number"),
+        ({"RANK": "9" * 5000, "WORLD_SIZE": "2"}, "RANK is '999"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT is 0, and ports go"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT is 99999"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK is 7 and LOCAL_W"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK is 0 and LOCAL_WORLD_SIZE is 0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named(environ, message):
+    with pytest.raises(DistributedError, match=message) as caught:
+        process_facts(environ)
+
+    assert "FG701" == caught.value.code
+
+
+def test_a_pod_beyond_the_number_of_pods_is_named():
+    with pytest.raises(DistributedError, match="this pod is number 9 of 2") as caught:
+        node_facts({"PET_NNODES": "2", "PET_NODE_RANK": "9"})
+
+    assert "FG701" == caught.value.code
+
+
+def test_a_job_of_slurm_has_a_number_that_int_reads_or_none():
+    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "²"}
+
+    assert ("localhost", 29500) == process_facts(environ).master
+
+
 def test_a_number_that_is_none_is_named():
     with pytest.raises(DistributedError, match="SLURM_STEP_NUM_TASKS is 'x'") as caught:
         process_facts({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "x"})

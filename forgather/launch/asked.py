@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,11 @@ from forgather.project.asked import processes_asked_for
 from forgather.project.locations import library_dir
 from forgather.project.plain import string_entries
 from forgather.project.project import Project
-from forgather.project.targets import run_meta
+from forgather.project.targets import MOST_PROCESSES, run_meta
 from forgather.project.written import Writers
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
+_DEVICE = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,20 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _processes(text: str) -> int | str:
-    if text in _WORDS or (text.isdigit() and int(text)):
-        return int(text) if text.isdigit() else text
+    if text in _WORDS:
+        return text
+    if number := _whole(text):
+        if number > MOST_PROCESSES:
+            raise argparse.ArgumentTypeError(
+                f"{text} is more than the {MOST_PROCESSES} processes that a machine may have"
+            )
+        return number
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, gpu or auto")
+
+
+def _whole(text: str) -> int:
+    """Returns a whole number above 0; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def asked_processes(
@@ -147,6 +160,13 @@ def _devices(text: str | None) -> list[str]:
             code="FG462",
             hint="name each device once, as in --devices 0,1",
         )
+    strange = next((device for device in devices if not (_DEVICE.fullmatch(device) and device.isascii())), None)
+    if strange is not None:
+        raise ProjectError(
+            f"--devices is {text[:80]!r}: {strange[:40]!r} is no device",
+            code="FG462",
+            hint="name devices by their numbers, as in --devices 0,1, or as nvidia-smi -L does (GPU-..., MIG-...)",
+        )
     return devices
 
 
@@ -155,7 +175,7 @@ def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -
         return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)
     nodes = options.nnodes or "1"
     parts = nodes.split(":")
-    if len(parts) > 2 or not all(part.isdigit() and int(part) for part in parts):
+    if len(parts) > 2 or not all(map(_whole, parts)):
         raise ProjectError(f"--nnodes is {nodes!r}", code="FG462", hint="give a number of machines, or a range as 1:4")
     num_nodes = int(parts[0]) if len(parts) == 1 else nodes
     rank = options.node_rank or 0
@@ -164,6 +184,12 @@ def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -
             f"--node-rank is {rank}, and there {'is 1 machine' if num_nodes == 1 else f'are {num_nodes} machines'}",
             code="FG462",
             hint=f"count from 0 to {num_nodes - 1}" if num_nodes > 1 else f"add --nnodes {rank + 1} or more",
+        )
+    if options.master_port is not None and not 0 < options.master_port < 65536:
+        raise ProjectError(
+            f"--master-port is {options.master_port}, and ports go from 1 to 65535",
+            code="FG462",
+            hint="leave it out for a free one, or give one above 1024",
         )
     master = (options.master_addr, options.master_port) if options.master_addr else None
     if options.master_port is not None and master is None and num_nodes == 1:

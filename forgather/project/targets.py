@@ -87,13 +87,19 @@ def _output_dir(meta: Node) -> str | None:
     return None
 
 
+MOST_PROCESSES = 1024
+"""What a machine may have: more are a slip, and starting them would take the machine down."""
+
+
 def _processes(meta: Node) -> int | str:
     for entry in string_entries(meta):
         node = entry.value
         if entry.key != "nproc_per_node" or (isinstance(node, Scalar) and node.value is None):
             continue
         value = node.value if isinstance(node, Scalar) else None
-        if value in ("auto", "gpu") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        if value in ("auto", "gpu") or (
+            isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_PROCESSES
+        ):
             return value
         found = repr(value)[:80] if isinstance(node, Scalar) else describe(node)
         raise ProjectError(
@@ -101,7 +107,9 @@ def _processes(meta: Node) -> int | str:
             code="FG828",
             span=entry.span,
             path="meta.nproc_per_node",
-            hint='write a whole number from 1, "gpu" for one on each GPU, or "auto" for what the sizes ask for',
+            hint='write a whole number from 1, "gpu" for one on each GPU, or "auto" for what the sizes ask for'
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1
+            else f"one machine may have {MOST_PROCESSES}",
         )
     return 1
 

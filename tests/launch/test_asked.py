@@ -85,6 +85,14 @@ def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path, words, pe
         (["-d", "0"], "asks for 2 processes, and --devices names 1"),
         (["-d", "0,0"], "one is there twice"),
         (["-d", ","], "it names none"),
+        (["-d", "x,y"], "'x' is no device"),
+        (["-d", "0,-1"], "'-1' is no device"),
+        (["-d", "²,0"], "'²' is no device"),
+        (["-d", "0 1,2"], "'0 1' is no device"),
+        (["--nnodes", "²"], "--nnodes is '²'"),
+        (["--master-port", "0"], "--master-port is 0, and ports go from 1 to 65535"),
+        (["--master-port", "-5"], "--master-port is -5"),
+        (["--master-port", "65536"], "--master-port is 65536"),
         (["--nnodes", "two"], "--nnodes is 'two'"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a"], "--node-rank is 2, and there are 2 machines"),
         (["--node-rank", "1"], "--node-rank is 1, and there is 1 machine"),
@@ -105,6 +113,17 @@ def test_several_machines_are_told_where_they_meet(tmp_path):
 
     refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", "--master-addr", "host"))
     refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", handed=("--rdzv-endpoint", "host:1")))
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "0", "-1", "1e3", "1025", "99999999999999999999", ""])
+def test_a_number_of_processes_that_no_machine_has_is_a_word_of_usage(capsys, number):
+    parser = argparse.ArgumentParser()
+    add_process_options(parser)
+
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--nproc-per-node={number}"])
+    told = capsys.readouterr().err
+    assert "is not a number of processes" in told or "processes that a machine may have" in told
 
 
 def test_one_machine_meets_at_a_free_port():

@@ -219,6 +219,8 @@ def test_the_optimizer_of_a_file_may_repeat_the_trainers_but_not_differ(tmp_path
     ("asked", "said", "hint"),
     [
         ("absent.json", "cannot be read: No such file", "path of a JSON file"),
+        ("/dev/zero", "cannot be read: is not a regular file", "path of a JSON file"),
+        ("a\0b", "cannot be read: embedded null byte", "path of a JSON file"),
         (7, "deepspeed is 7", '"auto"'),
         ({"gradient_cliping": 1.0}, "no setting 'gradient_cliping'", "did you mean 'gradient_clipping'?"),
         ({"zero_optimization": {"stage": 4}}, "the ZeRO stage is 4", "1 (optimizer state)"),
@@ -237,7 +239,17 @@ def test_what_cannot_be_read_is_refused(tmp_path, asked, said, hint):
     assert hint in error.hint
 
 
-@pytest.mark.parametrize(("text", "said", "line"), [('{"a": 1,\n}', "is no JSON", 2), ("[1]", "holds a list", None)])
+@pytest.mark.parametrize(
+    ("text", "said", "line"),
+    [
+        ('{"a": 1,\n}', "is no JSON", 2),
+        ("[1]", "holds a list", None),
+        ("[" * 100_000, "is nested too deeply", 1),
+        ('{"train_batch_size": ' + "9" * 5000 + "}", "4300 digits", 1),
+        ('{"bf16": {}, "bf16": {"enabled": true}}', "the key 'bf16' stands twice", 1),
+        (" " * 2_000_000 + "{}", "is longer than", None),
+    ],
+)
 def test_a_file_that_is_no_mapping_is_located(tmp_path, text, said, line):
     file = tmp_path / "zero.json"
     file.write_text(text)

@@ -239,6 +239,10 @@ def _note(error: BaseException, text: str) -> None:
 
 def _in_brief(states: dict[int, dict[str, Any] | None]) -> str:
     missing = stacks.missing_ranks(states)
+    different = stacks.different_exchanges(states)
+    if not missing and different:
+        each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
+        return f"the ranks wait in different exchanges, since one of them made one more or less: {each}"
     if not missing:
         return "all ranks wait in the same exchange: look at the network"
     rank = missing[0]

@@ -101,6 +101,18 @@ def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
     return sorted([*silent, *(rank for rank, count in counts.items() if count < most)])
 
 
+def different_exchanges(states: Mapping[int, Mapping[str, Any] | None]) -> dict[int, str]:
+    """Returns the exchange that each rank waits in, where these are not one and the same; nothing where they are.
+
+    Sending and receiving are two sides of one exchange, and are not compared.
+    """
+    told = {rank: state["collective"] for rank, state in states.items() if state and state["collective"]}
+    if any(one["name"].startswith(("send", "recv", "coalesced")) for one in told.values()):
+        return {}
+    found = {rank: f"{one['name']} of shape {one['shapes']}" for rank, one in told.items()}
+    return found if len(set(found.values())) > 1 else {}
+
+
 def _count(state: Mapping[str, Any]) -> int:
     return int(state["collective"]["number"]) if state["collective"] else 0
 

@@ -86,6 +86,7 @@ ELSEWHERE = {
 }
 """What DeepSpeed has and this trainer does not do, or does by itself; and what to do instead."""
 
+_MOST_BYTES = 1_000_000
 _RENAMED = {
     "allgather_base_size": "allgather_bucket_size",
     "allgather_size": "allgather_bucket_size",
@@ -139,23 +140,45 @@ def _read(asked: Any) -> ZeroConfig:
             f"deepspeed is {asked!r:.80}", code="FG741", hint='give "auto", the path of a JSON file, or a mapping'
         )
     path = Path(asked).expanduser().absolute()
+    text = _text(path, asked)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainingError(
-            f"DeepSpeed's config {asked!r} cannot be read: {getattr(error, 'strerror', None) or error}",
-            code="FG741",
-            hint='give the path of a JSON file, a mapping, or "auto"',
-        ) from None
-    try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise TrainingError(
             f"{asked} is no JSON: {error.msg}", code="FG741", span=Span(str(path), error.lineno, error.colno)
         ) from None
+    except RecursionError:
+        raise TrainingError(f"{asked} is nested too deeply", code="FG741", span=Span(str(path), 1)) from None
+    except ValueError as error:
+        # A key that stands twice, a number of thousands of digits.
+        raise TrainingError(f"{asked} cannot be used: {error}", code="FG741", span=Span(str(path), 1)) from None
     if not isinstance(config, dict):
         raise TrainingError(f"{asked} holds a {type(config).__name__} and no mapping", code="FG741")
     return ZeroConfig(config=config, source=str(path), text=text)
+
+
+def _text(path: Path, asked: str) -> str:
+    try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise OSError(0, "is not a regular file")
+        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+            raise OSError(0, f"is longer than {_MOST_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"DeepSpeed's config {asked[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}",
+            code="FG741",
+            hint='give the path of a JSON file, a mapping, or "auto"',
+        ) from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one mapping")
+    return found
 
 
 def _plain(value: Any) -> Any:

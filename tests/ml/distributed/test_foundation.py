@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from forgather.errors import DistributedError
+from forgather.ml.distributed import stacks
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout, Position
 from forgather.ml.distributed.mesh import Mesh
@@ -94,3 +95,15 @@ def test_peers_that_do_not_come_are_an_error_in_time():
     with pytest.raises(RankFailed, match="rank 0 of 2 did not meet the others at 127.0.0.1") as caught:
         run_ranks(2, _waits_alone, timeout=20)
     assert "FG706" in str(caught.value)
+
+
+def test_ranks_that_wait_in_different_exchanges_are_told_apart():
+    def state(name, shape):
+        collective = {"name": name, "number": 20, "shapes": [shape], "group": "default_pg"}
+        return {"step": 2, "phase": "update", "collective": collective, "stack": []}
+
+    assert {0: "all_reduce of shape [[3]]", 1: "broadcast of shape [[5]]"} == stacks.different_exchanges(
+        {0: state("all_reduce", [3]), 1: state("broadcast", [5]), 2: None}
+    )
+    assert {} == stacks.different_exchanges({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
+    assert {} == stacks.different_exchanges({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})

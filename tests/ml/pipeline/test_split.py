@@ -78,6 +78,8 @@ def test_a_plan_says_who_holds_what():
     ("spec", "code", "words"),
     [
         ({"layer.24": "end"}, "FG752", "the model has blocks 0 to 23"),
+        ({"layer.²": "end"}, "FG751", "names 'layer.²'"),
+        ({"layer." + "9" * 5000: "end"}, "FG751", "names 'layer.999"),
         ({"layer.4": "middle"}, "FG755", "says 'middle' of 'layer.4'"),
         ({"model.layer.4": "end", "layer.4": "end"}, "FG755", "cuts twice at one place"),
         ({"layer.4": "end", "layer.5": "beginning"}, "FG755", "cuts twice at one place"),

@@ -235,7 +235,7 @@ def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str,
         )
     word, _, number = name.rpartition(".")
     known = (*_WORDS_FOR_BLOCKS, blocks.name.rpartition(".")[2])
-    if number.isdigit() and word.rpartition(".")[2] in known:
+    if number.isascii() and number.isdigit() and len(number) < 19 and word.rpartition(".")[2] in known:
         if int(number) >= len(names):
             raise TrainingError(
                 f"split_spec names {name!r}, and the model has blocks 0 to {len(names) - 1} ({_shown(blocks)})",
