@@ -160,7 +160,8 @@ class Member:
         """Asks all processes what they do, and adds what they said to the error."""
         if self.store is None:
             return
-        with suppress(RuntimeError):
+        # Neither a store that is gone nor a full disk may take the place of the error that is being explained.
+        with suppress(RuntimeError, OSError):
             if self.store.add("explains", 1) > 1:
                 # Another process has waited as long, and is asking; it ends the run when it has told.
                 time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)

@@ -87,7 +87,9 @@ class Precision:
         found = list(self.scaler._found_inf_per_device(optimizer).values())
         if self._overflow_group is not None:
             for flag in found:
-                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._overflow_group)
+                there = flag.to(self.device)  # of offloaded gradients: the group cannot reduce where they lie
+                dist.all_reduce(there, op=dist.ReduceOp.MAX, group=self._overflow_group)
+                flag.copy_(there)
         return any(bool(flag) for flag in found)
 
     def settle(self) -> None:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,7 +40,7 @@ class Recipe:
     make_rule: Callable[[nn.Module], LossRule]
     make_optimizer: Callable[[nn.Module], Optimizer]
     prepare: Sequence[Callable[[nn.Module], None]] = ()
-    autocast: Any = None
+    autocast: torch.dtype | None = None
     model_is_made_anew: bool = False
     model_key: Callable[[], str | None] | None = None
 

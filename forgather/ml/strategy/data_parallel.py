@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import (
@@ -37,6 +36,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.single import tell_sizes, to_device
+from forgather.ml.strategy.sums import added, summed
 from forgather.ml.strategy.whole import restore_whole, whole_state
 from forgather.ml.types import Topology, Update, Window
 
@@ -241,33 +241,6 @@ class DataParallel:
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""
         yield from self.model.state_dict().items()
-
-
-def added(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
-    """Adds gradients over a group, meanwhile; torch's own way takes their mean.
-
-    A mean that is multiplied again rounds, wherever the number of processes is no power of two.
-    """
-    work: Any = dist.all_reduce(gradients, group=group, async_op=True)
-    sums: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return sums
-
-
-def summed(value: Any, group: Any, device: torch.device) -> Any:
-    """Returns the sum of a number or tensor over a group, of the type that it has.
-
-    A number comes back as a number from the CPU; from an accelerator as a tensor, so that nobody waits for it.
-    """
-    if isinstance(value, Tensor):
-        total = value.detach().clone()
-        dist.all_reduce(total, group=group)
-        return total
-    whole = isinstance(value, int)
-    total = torch.tensor(value, dtype=torch.int64 if whole else torch.float64, device=device)
-    dist.all_reduce(total, group=group)
-    if device.type == "cpu":
-        return total.item()
-    return total if whole else total.float()
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,6 +32,7 @@ from forgather.ml.strategy.deepspeed_state import EngineState
 from forgather.ml.strategy.deepspeed_weights import take_over
 from forgather.ml.strategy.initial import InitialWeights, initial_state
 from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.sums import summed
 from forgather.ml.types import Topology, Update, Window
 
 _log = get_logger(__name__)
@@ -300,16 +300,7 @@ class DeepSpeedZero:
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over all processes."""
-        if self.topology.world_size == 1:
-            return value
-        if isinstance(value, Tensor):
-            total = value.detach().clone().to(self.topology.device)
-            dist.all_reduce(total)
-            return total
-        exact = torch.float64 if self.topology.device.type != "mps" else torch.float32
-        number = torch.tensor(value, dtype=exact, device=self.topology.device)
-        dist.all_reduce(number)
-        return type(value)(number.item())
+        return summed(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
     def capture(self) -> dict[str, Any]:
         """Returns "model" (weights by name) and "optimizer"; whole on the process that writes, empty elsewhere."""

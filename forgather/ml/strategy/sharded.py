@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
@@ -29,7 +28,6 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.data_parallel import summed
 from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
 from forgather.ml.strategy.sharding import Sharding
@@ -40,6 +38,7 @@ from forgather.ml.strategy.state import (
     whole_model_state,
     whole_optimizer_state,
 )
+from forgather.ml.strategy.sums import sum_gradients, summed
 from forgather.ml.strategy.tensor_parallel import cut
 from forgather.ml.strategy.wrapping import recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
@@ -195,7 +194,9 @@ class Sharded:
     ) -> Update:
         """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        self._add_slices()
+        # Of these each slice computed its part alone; one that no slice used stays without a gradient.
+        used = [parameter for parameter in self._summed if parameter.grad is not None]
+        sum_gradients(used, self.mesh.tp_group, self.topology.device)
         if self.precision.unscale(self.optimizer):
             self.discard()
             self.precision.settle()
@@ -209,15 +210,6 @@ class Sharded:
         self.precision.settle()
         self.discard()
         return Update(grad_norm=norm)
-
-    def _add_slices(self) -> None:
-        """Adds gradients of which each slice computed its part alone."""
-        for parameter in self._summed:
-            if parameter.grad is not None:
-                grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-                there = grad.to(self.topology.device)
-                dist.all_reduce(there, group=self.mesh.tp_group)
-                grad.copy_(there)
 
     def discard(self) -> None:
         """Drops the gradients."""

@@ -6,7 +6,6 @@ nothing here waits for the device, and an update equals the one a plain torch lo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
+from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.whole import restore_whole, whole_state
 from forgather.ml.types import Topology, Update, Weightless, Window
@@ -53,6 +53,7 @@ class SingleDevice:
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, places and prepares it."""
         self._recipe = recipe
+        self._precision = Precision(self.topology.device, recipe.autocast)
         self.model = recipe.make_model().to(self.topology.device)
         self.view = self.model
         self.rule = recipe.make_rule(self.model)
@@ -65,11 +66,6 @@ class SingleDevice:
         """Makes the optimizer of the model as it was built."""
         self.optimizer = self._recipe.make_optimizer(self.model)
         return self.optimizer
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._recipe.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
 
     def _place(self, batch: Any) -> Any:
         return to_device(batch, self.topology.device) if self._moves else batch
@@ -85,7 +81,7 @@ class SingleDevice:
         for position, batch in enumerate(window.batches):
             placed = self._place(batch)
             try:
-                with self._autocast():
+                with self._precision.autocast():
                     loss = self.rule.total(self.model, placed, denom=denom)
             except IndexError as error:
                 tell_sizes(error, self.model, placed)
@@ -129,7 +125,7 @@ class SingleDevice:
         if self.model.training:
             self.model.eval()
         placed = self._place(batch)
-        with self._autocast():
+        with self._precision.autocast():
             total = self.rule.total(self.model, placed)
         return total, self.rule.count(batch)
 

@@ -122,9 +122,9 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer, *, keep: bool 
             continue
         entry: dict[str, Any] = {}
         for key, value in packed["state"][index].items():
-            whole = whole_tensor(value).cpu() if isinstance(value, Tensor) else value
+            whole = whole_tensor(value) if isinstance(value, Tensor) else value
             if keep:
-                entry[key] = whole
+                entry[key] = whole.cpu() if isinstance(whole, Tensor) else whole
         if keep:
             state[name_of[index]] = entry
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in packed["param_groups"]]

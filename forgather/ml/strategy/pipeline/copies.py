@@ -1,12 +1,12 @@
-"""Weights that lie in several places: replicas that saw other rows, and the two ends of a tied weight.
+"""Weights that lie in several stages: the two ends of a tied weight.
 
-Takes parameters with the gradients of this rank; gives each the gradient of the whole model. Keeps true: every copy
+Takes parameters with the gradients of this rank; gives each copy the gradient of all. Keeps true: every copy
 ends with the same gradient bit for bit, so that copies stay equal; a tied weight counts once in the norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,41 +18,7 @@ from torch.distributed.tensor import DTensor
 from forgather.errors import DistributedError
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.ml.strategy.pipeline.tied import Tied
-
-_BUCKET_BYTES = 64 * 2**20
-
-
-@torch.no_grad()
-def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.device) -> None:
-    """Adds the gradients of all ranks of a group; a gradient that is missing here counts as zero.
-
-    Args:
-        parameters: the same ones, in the same order, on every rank.
-        group: of replicas or slices.
-        device: where the group adds.
-    """
-    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        local = _local(parameter.grad)
-        bucket = buckets.setdefault((local.dtype, local.device), [])
-        bucket.append(local)
-        if sum(tensor.nbytes for tensor in bucket) >= _BUCKET_BYTES:
-            _sum_bucket(buckets.pop((local.dtype, local.device)), group, device)
-    for bucket in buckets.values():
-        _sum_bucket(bucket, group, device)
-
-
-def _sum_bucket(gradients: Sequence[Tensor], group: Any, device: torch.device) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(device)
-    dist.all_reduce(flat, group=group)
-    start = 0
-    for gradient in gradients:
-        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-        start += gradient.numel()
+from forgather.ml.strategy.sums import local_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +103,12 @@ def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any, device: torch
         for copy in weight.copies:
             if copy.grad is None:
                 copy.grad = torch.zeros_like(copy)
-        own = _local(weight.copies[0].grad).to(device, copy=True)
+        own = local_part(weight.copies[0].grad).to(device, copy=True)
         for copy in weight.copies[1:]:
-            own += _local(copy.grad).to(device)
+            own += local_part(copy.grad).to(device)
         total = _sum_among(own, weight.ranks, rank=rank, group=group)
         for copy in weight.copies:
-            _local(copy.grad).copy_(total)
+            local_part(copy.grad).copy_(total)
 
 
 def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> Tensor:
@@ -159,8 +125,3 @@ def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> T
     for part in parts[1:]:
         total += part
     return total
-
-
-def _local(gradient: Tensor | None) -> Tensor:
-    assert gradient is not None, "missing gradients were filled in"  # noqa: S101
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

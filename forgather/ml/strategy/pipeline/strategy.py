@@ -7,7 +7,6 @@ same decisions; whatever would leave one rank waiting for another is refused on 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -26,10 +25,11 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule, ModelLoss
 from forgather.ml.modes import modes_kept
+from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
-from forgather.ml.strategy.pipeline.copies import join_local, sum_gradients, sum_tied, tied_weights
+from forgather.ml.strategy.pipeline.copies import join_local, sum_tied, tied_weights
 from forgather.ml.strategy.pipeline.forward import ForwardPass
 from forgather.ml.strategy.pipeline.local import LocalStages, whole_optimizer, whole_state
 from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_random_numbers
@@ -43,6 +43,7 @@ from forgather.ml.strategy.pipeline.view import PipelineView
 from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import load_model_state, load_optimizer_state
+from forgather.ml.strategy.sums import sum_gradients
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
 from forgather.ml.strategy.wrapping import recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
@@ -139,6 +140,7 @@ class Pipeline:
                 hint="set bf16: true, which has the range of float32",
             )
         self._recipe = recipe
+        self._precision = Precision(self.topology.device, recipe.autocast)
         initial = initial_state(recipe, self.topology)
         skeleton = initial.on_meta()
         self.rule = recipe.make_rule(skeleton)
@@ -233,11 +235,6 @@ class Pipeline:
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._recipe.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.topology.device.type, dtype=self._recipe.autocast)
-
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
@@ -266,7 +263,7 @@ class Pipeline:
             part = part_of(batch, index, size)
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
-        with self._autocast(), self._randomness.own():
+        with self._precision.autocast(), self._randomness.own():
             return self._steps.run(inputs, loss)
 
     def _rows_of_a_part(self, rows: int) -> int:
@@ -307,7 +304,7 @@ class Pipeline:
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
         """Returns the loss sum of a batch where the last stage lies, and the number of its valid targets."""
         placed = to_device(batch, self.topology.device)
-        with modes_kept(self._local), self._autocast():
+        with modes_kept(self._local), self._precision.autocast():
             self._local.eval()
             output = self._forward(step_inputs(placed))
             if output is None:
