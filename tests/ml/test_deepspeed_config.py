@@ -222,6 +222,8 @@ def test_the_optimizer_of_a_file_may_repeat_the_trainers_but_not_differ(tmp_path
         ("/dev/zero", "cannot be read: is not a regular file", "path of a JSON file"),
         ("a\0b", "cannot be read: embedded null byte", "path of a JSON file"),
         (7, "deepspeed is 7", '"auto"'),
+        ({"fp16": "yes"}, "fp16 is 'yes'", "give a mapping"),
+        ({"optimizer": 3}, "optimizer is 3", "give a mapping"),
         ({"gradient_cliping": 1.0}, "no setting 'gradient_cliping'", "did you mean 'gradient_clipping'?"),
         ({"zero_optimization": {"stage": 4}}, "the ZeRO stage is 4", "1 (optimizer state)"),
         ({"zero_optimization": [2]}, r"zero_optimization is \[2\]", "a mapping with a stage"),

@@ -117,6 +117,31 @@ def refuse_differences(facts: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Compares the weights of the model that each process has made, before they are exchanged.
+
+    Args:
+        shapes: the shape of each weight, by name.
+
+    Raises:
+        DistributedError: FG855, on every process.
+    """
+    every = gathered([(name, tuple(shape)) for name, shape in shapes.items()])
+    rank = next((rank for rank, one in enumerate(every) if one != every[0]), None)
+    if rank is None:
+        return
+    first, other = every[0], every[rank]
+    place = next((n for n, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
+    shown = [
+        f"{one[place][0]} of shape {list(one[place][1])}" if place < len(one) else "none" for one in (first, other)
+    ]
+    raise DistributedError(
+        f"the model differs between processes: weight {place} is {shown[0]} on rank 0 and {shown[1]} on rank {rank}",
+        code="FG855",
+        hint="every process must make the same model from the same settings, whatever its rank",
+    )
+
+
 def in_step(items: Iterator[T]) -> Iterator[T]:
     """Yields items of a stream while every process has one.
 

@@ -29,6 +29,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
+from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
@@ -107,6 +108,7 @@ class DataParallel:
         self.rule = recipe.make_rule(self.model)
         for step in recipe.prepare:
             step(self.model)
+        refuse_other_weights({name: weight.shape for name, weight in self.model.named_parameters()})
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.precision = Precision(device, recipe.autocast, scaling=self._settings.scaling)
         self.precision.check(self._parameters)

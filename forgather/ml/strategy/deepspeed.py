@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, nearest
+from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger
@@ -158,6 +159,7 @@ class DeepSpeedZero:
             self._refuse_double()
         else:
             self.model = recipe.make_model()
+            refuse_other_weights({name: weight.shape for name, weight in self.model.named_parameters()})
             self._refuse_double()
             self.model = self.model.to(self.topology.device)
         self.view = self.model

@@ -254,6 +254,16 @@ def _refuse_unknown(found: ZeroConfig) -> None:
             raise TrainingError(
                 f"DeepSpeed has no setting {key!r}", code="FG741", span=found.place(key), hint=nearest(key, KEYS)
             )
+    for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):
+        section = found.config.get(key)
+        # DeepSpeed passes over a section that is no mapping, and over "yes" in the place of true.
+        if section is not None and section != AUTO and not isinstance(section, Mapping):
+            raise TrainingError(
+                f"{key} is {section!r:.80}",
+                code="FG741",
+                span=found.place(key),
+                hint="give a mapping, as DeepSpeed does",
+            )
     stage = found.config[ZERO]["stage"]
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise TrainingError(

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed import stacks
+from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout, Position
 from forgather.ml.distributed.mesh import Mesh
@@ -107,3 +108,28 @@ def test_ranks_that_wait_in_different_exchanges_are_told_apart():
     )
     assert {} == stacks.different_exchanges({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
     assert {} == stacks.different_exchanges({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"a": [3], "b": [2, 2]}, "weight 1 is b of shape [2] on rank 0 and b of shape [2, 2] on rank 1"),
+        ({"a": [3]}, "weight 1 is b of shape [2] on rank 0 and none on rank 1"),
+        ({"a": [3], "b": [2], "c": [1]}, "weight 2 is none on rank 0 and c of shape [1] on rank 1"),
+    ],
+)
+def test_models_that_differ_are_refused_on_every_rank(other, told):
+    said = run_ranks(2, _refusal_of_other_weights, other)
+
+    assert [told, told] == [one.partition("processes: ")[2].partition(" (")[0] for one in said]
+
+
+def _refusal_of_other_weights(other):
+    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    environment.start(use_cpu=True)
+    try:
+        refuse_other_weights(other if environment.rank else {"a": [3], "b": [2]})
+    except DistributedError as error:
+        assert "FG855" == error.code
+        return str(error)
+    return ""
