@@ -62,10 +62,25 @@ def _kinds():
         for ranks in (2, 4):
             yield _pipeline(schedule, ranks)
         yield _pipeline(schedule, 4, dp_size=2, label=", DP2 x PP2")
-        yield _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="full_shard")
+        yield _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="shard_grad_op")
 
 
-_QUICK = {("DDP", 2, 3), ("DDP", 4, 1)}
+_QUICK = {
+    ("DDP", 2, 3),
+    ("FSDP2", 2, 3),
+    ("FSDP2", 4, 1),
+    ("TP2", 2, 1),
+    ("DP2 x TP2", 4, 3),
+    ("GPipe", 2, 3),
+    ("1F1B", 4, 1),
+    ("Interleaved1F1B", 2, 3),
+    ("LoopedBFS", 2, 1),
+    ("InterleavedZeroBubble", 2, 3),
+    ("ZBVZeroBubble", 2, 3),
+    ("DualPipeV", 2, 1),
+    ("1F1B, DP2 x PP2", 4, 3),
+    ("ZBVZeroBubble, FSDP2 x PP2", 4, 3),
+}
 """What every run of the suite trains, in both models and in fp64."""
 
 
