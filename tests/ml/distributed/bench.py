@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import DataCollatorWithFlattening, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import TrainerCallback
 
 import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.optim import MuonWithAdamW
 from tests.ml.distributed.gang import run_ranks
 
 VOCAB, LENGTH, LAYERS = 64, 12, 8
@@ -30,7 +31,24 @@ PRECISIONS = {
     "fp32 adamw": {"dtype": torch.float32, "optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5},
 }
 
+OPTIONS = {
+    "": {},
+    "bf16": {"settings": {"bf16": True}},
+    "compiled": {"settings": {"torch_compile": True, "torch_compile_backend": "aot_eager"}, "as": ""},
+    "recomputed": {"settings": {"gradient_checkpointing": True}, "as": ""},
+    "re-entrant": {
+        "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        "as": "",
+    },
+    "flattened": {"collator": DataCollatorWithFlattening},
+    "frozen stage": {"frozen": LAYERS // 2},
+    "Adafactor": {"settings": {"optim": "adafactor"}},
+    "Muon": {"factory": functools.partial(MuonWithAdamW, lr=1e-2)},
+}
+"""What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
+
 LIMITS = {
+    "bf16": {"loss": 1e-3, "grad_norm": 1e-2, "updrel": 3e-2},
     "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
     "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
     "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
@@ -50,6 +68,7 @@ class Cell:
         model: "llama", or "gpt2" with tied embeddings.
         accumulation: micro-steps of an update.
         precision: a row of `PRECISIONS`.
+        option: a row of `OPTIONS`.
         quick: part of the reduced set.
     """
 
@@ -61,12 +80,18 @@ class Cell:
     model: str = "llama"
     accumulation: int = 1
     precision: str = "fp64"
+    option: str = ""
     quick: bool = False
+
+    @property
+    def limits(self):
+        """What its errors may be."""
+        return LIMITS["bf16" if self.option == "bf16" else self.precision]
 
     @property
     def name(self):
         """Names the cell in reports."""
-        return f"{self.strategy} x{self.world_size}, {self.model}, accumulation {self.accumulation}, {self.precision}"
+        return f"{self.strategy} x{self.world_size}, {self.model}, accumulation {self.accumulation}, {self.precision}{', ' * bool(self.option)}{self.option}"
 
 
 @dataclass(frozen=True)
@@ -102,15 +127,30 @@ class Errors:
         return 16 if worst == 0 else math.floor(-math.log10(worst))
 
 
-def broken_limits(errors, precision):
-    """Returns what lies beyond the limits of a precision: {name: (found, limit)}."""
+def broken_limits(errors, limits):
+    """Returns what lies beyond limits: {name: (found, limit)}."""
     found = dataclasses.asdict(errors)
-    return {name: (found[name], limit) for name, limit in LIMITS[precision].items() if not found[name] <= limit}
+    return {name: (found[name], limit) for name, limit in limits.items() if not found[name] <= limit}
 
 
-def make_model(kind, dtype):
-    """Returns a tiny model whose weights depend on nothing but its kind and type."""
+def make_model(kind, dtype, frozen=0):
+    """Returns a tiny model whose weights depend on nothing but its kind and type.
+
+    Args:
+        kind: "llama" or "gpt2".
+        dtype: of the weights.
+        frozen: blocks that are not trained, with the embedding before them; 0 trains everything.
+    """
     torch.manual_seed(7)
+    model = _new_model(kind).to(dtype)
+    if frozen:
+        model.get_input_embeddings().requires_grad_(False)
+        for block in model.get_decoder().layers[:frozen]:
+            block.requires_grad_(False)
+    return model
+
+
+def _new_model(kind):
     if kind == "gpt2":
         sizes = {
             "vocab_size": VOCAB,
@@ -122,9 +162,7 @@ def make_model(kind, dtype):
             "eos_token_id": None,
         }
         config = GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False)
-        model = GPT2LMHeadModel(config).to(dtype)
-        model.loss_type = "ForCausalLM"
-        return model
+        return GPT2LMHeadModel(config)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -134,7 +172,7 @@ def make_model(kind, dtype):
         max_position_embeddings=LENGTH,
         use_cache=False,
     )
-    return LlamaForCausalLM(config).to(dtype)
+    return LlamaForCausalLM(config)
 
 
 def packed_rows(accumulation):
@@ -166,6 +204,7 @@ class Recorder(TrainerCallback):
 
 def train(cell, sabotage=None):
     """Trains a cell as the rank that the environment says, and returns its curve."""
+    option = OPTIONS[cell.option]
     precision = dict(PRECISIONS[cell.precision])
     dtype = precision.pop("dtype")
     recorder = Recorder()
@@ -180,13 +219,14 @@ def train(cell, sabotage=None):
             lr_scheduler_type="constant",
             logging_steps=1,
             save_strategy="no",
-            **precision,
-            **cell.settings,
+            **(precision | option.get("settings", {}) | cell.settings),
         )
         trainer = getattr(forgather.ml, cell.trainer)(
-            model_init=functools.partial(make_model, cell.model, dtype),
+            model_init=functools.partial(make_model, cell.model, dtype, option.get("frozen", 0)),
             args=args,
             train_dataset=packed_rows(cell.accumulation),
+            data_collator=option["collator"]() if "collator" in option else None,
+            optimizer_factory=option.get("factory"),
             callbacks=[recorder],
             distributed_env=DistributedEnvironment(timeout_seconds=60, start_timeout_seconds=60),
         )
@@ -202,14 +242,16 @@ def _whole(trainer):
 
 
 @functools.cache
-def reference(model, accumulation, precision):
+def reference(model, accumulation, precision, option=""):
     """Returns the curve of one process."""
-    return train(Cell("one process", 1, "Trainer", model=model, accumulation=accumulation, precision=precision))
+    what = {"model": model, "accumulation": accumulation, "precision": precision, "option": option}
+    return train(Cell("one process", 1, "Trainer", **what))
 
 
 def measure(cell, sabotage: Callable | None = None, timeout=180.0) -> Errors:
     """Trains a cell in its processes and returns how far the writer's curve lies from the reference."""
-    expected = reference(cell.model, cell.accumulation, cell.precision)
+    option = OPTIONS[cell.option].get("as", cell.option)
+    expected = reference(cell.model, cell.accumulation, cell.precision, option)
     actual = run_ranks(cell.world_size, train, cell, sabotage, timeout=timeout)[0]
     return compare(expected, actual)
 

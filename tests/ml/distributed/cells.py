@@ -43,9 +43,17 @@ def _pipeline(schedule, world_size, *, dp_size=1, label="", **settings):
     }
 
 
-def _zero(stage, **settings):
-    config = {"zero_optimization": {"stage": stage, **settings}, "zero_allow_untested_optimizer": True}
-    return _accel(f"ZeRO-{stage}", 2, deepspeed=config)
+def _zero(stage, label="", **settings):
+    config = {"zero_optimization": {"stage": stage, **settings}}
+    return _accel(f"ZeRO-{stage}{label}", 2, deepspeed=config)
+
+
+def _zeros():
+    for stage in (1, 2, 3):
+        yield _zero(stage)
+    host = {"device": "cpu"}
+    yield _zero(2, ", optimizer offload", offload_optimizer=host)
+    yield _zero(3, ", optimizer and parameter offload", offload_optimizer=host, offload_param=host)
 
 
 def _kinds():
@@ -85,17 +93,54 @@ _QUICK = {
 
 
 def all_cells():
-    """Yields every cell: those of the kinds in three precisions and two accumulations, for both models."""
+    """Yields every cell."""
     for kind in _kinds():
         for model in ("llama", "gpt2"):
+            if "tensor_parallel_size" in kind["settings"] and model == "gpt2":
+                continue  # refused: its projections are fused
             for accumulation in (1, 3):
                 for precision in ("fp64", "fp32 sgd", "fp32 adamw"):
                     is_quick = precision == "fp64" and (kind["strategy"], kind["world_size"], accumulation) in _QUICK
                     yield Cell(**kind, model=model, accumulation=accumulation, precision=precision, quick=is_quick)
-    for stage in (1, 2, 3):
+    for kind in _zeros():
         for model in ("llama", "gpt2"):
             for accumulation in (1, 3):
                 for precision in ("fp32 sgd", "fp32 adamw"):
                     is_quick = (model, accumulation, precision) == ("llama", 3, "fp32 adamw")
                     cell = {"model": model, "accumulation": accumulation, "precision": precision, "quick": is_quick}
-                    yield Cell(**_zero(stage), **cell)
+                    yield Cell(**kind, **cell)
+    yield from _with_options()
+
+
+def _with_options():
+    """Yields the cells of the matrix that come from a setting beside the strategy."""
+    ddp, fsdp2 = _accel("DDP", 2), _accel("FSDP2", 2, fsdp="full_shard")
+    hybrid = _accel("HSDP", 4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2})
+    tensor = _accel("TP2", 2, dp_size=1, tensor_parallel_size=2)
+    both = _accel("FSDP2 x TP2", 4, dp_size=2, tensor_parallel_size=2, fsdp="full_shard")
+    pipelines = {schedule: _pipeline(schedule, 2) for schedule in SCHEDULES}
+    copies = [ddp, fsdp2, hybrid, tensor, both]
+    zeros = [_zero(stage) for stage in (1, 2, 3)]
+    whole_backward = [kind for name, kind in pipelines.items() if "Zero" not in name and "Dual" not in name]
+    of_option = {
+        "bf16": [*copies, *zeros, *pipelines.values()],
+        "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
+        "recomputed": [*copies, *zeros, *pipelines.values()],
+        "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
+        "flattened": [*copies, *zeros],
+        "frozen stage": whole_backward,
+        "Adafactor": [ddp, *pipelines.values()],
+        "Muon": [ddp, *pipelines.values()],
+    }
+    for option, kinds in of_option.items():
+        for kind in kinds:
+            precision = "fp32 sgd" if option == "bf16" or kind in zeros else "fp64"
+            yield Cell(**kind, accumulation=3, precision=precision, option=option)
+    for schedule in SCHEDULES:
+        sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)
+        sliced["settings"]["pipeline_parallel_size"] = 2
+        yield Cell(**sliced, accumulation=3)
+        shards = {"fsdp": "hybrid_shard", "fsdp_config": {"shard_size": 2}}
+        yield Cell(**_pipeline(schedule, 8, dp_size=4, label=", HSDP x PP2", **shards), accumulation=3)
+    for schedule in list(SCHEDULES)[:4]:
+        yield Cell(**_pipeline(schedule, 4, dp_size=2, label=", FSDP2 full x PP2", fsdp="full_shard"), accumulation=3)

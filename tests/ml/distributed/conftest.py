@@ -13,7 +13,10 @@ def measured(request):
     notes = []
 
     def note(cell, errors):
-        facts = {name: getattr(cell, name) for name in ("strategy", "world_size", "model", "accumulation", "precision")}
+        facts = {
+            name: getattr(cell, name)
+            for name in ("strategy", "world_size", "model", "accumulation", "precision", "option")
+        }
         notes.append({**facts, "digits": errors.digits, **dataclasses.asdict(errors)})
 
     yield note

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ml.distributed.bench import Cell, Errors, broken_limits, compare, measure, reference
+from tests.ml.distributed.bench import LIMITS, Cell, Errors, broken_limits, compare, measure, reference
 from tests.ml.distributed.cells import all_cells
 
 CELLS = list(all_cells())
@@ -18,7 +18,7 @@ def pytest_generate_tests(metafunc):
 def test_the_cell_is_equal_to_one_process(cell, measured):
     errors = measure(cell)
     measured(cell, errors)
-    assert {} == broken_limits(errors, cell.precision)
+    assert {} == broken_limits(errors, cell.limits)
 
 
 DDP = Cell("DDP", 2, "AccelTrainer", dp_size=2, accumulation=3)
@@ -54,7 +54,7 @@ def _drops_a_rank(trainer):
 
 @pytest.mark.parametrize("sabotage", [_doubles_gradients, _averages_means, _drops_a_rank])
 def test_the_bench_sees_what_is_wrong(sabotage):
-    assert "grad_norm" in broken_limits(measure(DDP, sabotage), DDP.precision)
+    assert "grad_norm" in broken_limits(measure(DDP, sabotage), DDP.limits)
 
 
 def test_clipped_adamw_hides_doubled_gradients_in_the_weights_and_the_norm_shows_them():
@@ -77,6 +77,6 @@ def test_a_curve_that_begins_with_other_weights_is_refused():
 
 
 def test_a_difference_beyond_the_limits_is_told():
-    assert {"loss": (1e-9, 1e-10)} == broken_limits(Errors(1e-9, 0.0, 0.0, 0.0), "fp64")
-    assert {"updrel": (float("inf"), 1e-10)} == broken_limits(Errors(0.0, 0.0, float("inf"), 0.0), "fp64")
-    assert torch.isnan(torch.tensor(broken_limits(Errors(float("nan"), 0.0, 0.0, 0.0), "fp64")["loss"][0]))
+    assert {"loss": (1e-9, 1e-10)} == broken_limits(Errors(1e-9, 0.0, 0.0, 0.0), LIMITS["fp64"])
+    assert {"updrel": (float("inf"), 1e-10)} == broken_limits(Errors(0.0, 0.0, float("inf"), 0.0), LIMITS["fp64"])
+    assert torch.isnan(torch.tensor(broken_limits(Errors(float("nan"), 0.0, 0.0, 0.0), LIMITS["fp64"])["loss"][0]))
