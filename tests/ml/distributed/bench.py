@@ -22,7 +22,7 @@ from forgather.ml.optim import MuonWithAdamW
 from tests.ml.distributed.gang import run_ranks
 
 VOCAB, LENGTH, LAYERS = 64, 12, 8
-GLOBAL_ROWS = 8
+GLOBAL_ROWS = 16
 """Rows of one micro-step over all data-parallel ranks: every cell and its reference see the same ones."""
 
 PRECISIONS = {
@@ -34,6 +34,7 @@ PRECISIONS = {
 OPTIONS = {
     "": {},
     "bf16": {"settings": {"bf16": True}},
+    "fp16": {"settings": {"fp16": True}, "as": ""},
     "compiled": {"settings": {"torch_compile": True, "torch_compile_backend": "aot_eager"}, "as": ""},
     "recomputed": {"settings": {"gradient_checkpointing": True}, "as": ""},
     "re-entrant": {
@@ -48,7 +49,7 @@ OPTIONS = {
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
 
 LIMITS = {
-    "bf16": {"loss": 1e-3, "grad_norm": 1e-2, "updrel": 3e-2},
+    "half": {"loss": 1e-3, "grad_norm": 1e-2, "updrel": 3e-2},
     "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
     "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
     "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
@@ -65,7 +66,7 @@ class Cell:
         trainer: name of the trainer in `forgather.ml`.
         settings: what its arguments say beside those that all cells share.
         dp_size: data-parallel ranks.
-        model: "llama", or "gpt2" with tied embeddings.
+        model: "llama"; "tied llama" and "gpt2" have tied embeddings.
         accumulation: micro-steps of an update.
         precision: a row of `PRECISIONS`.
         option: a row of `OPTIONS`.
@@ -86,7 +87,7 @@ class Cell:
     @property
     def limits(self):
         """What its errors may be."""
-        return LIMITS["bf16" if self.option == "bf16" else self.precision]
+        return LIMITS["half" if self.option in ("bf16", "fp16") else self.precision]
 
     @property
     def name(self):
@@ -137,7 +138,7 @@ def make_model(kind, dtype, frozen=0):
     """Returns a tiny model whose weights depend on nothing but its kind and type.
 
     Args:
-        kind: "llama" or "gpt2".
+        kind: "llama", "tied llama" or "gpt2".
         dtype: of the weights.
         frozen: blocks that are not trained, with the embedding before them; 0 trains everything.
     """
@@ -170,6 +171,7 @@ def _new_model(kind):
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         max_position_embeddings=LENGTH,
+        tie_word_embeddings=kind == "tied llama",
         use_cache=False,
     )
     return LlamaForCausalLM(config)

@@ -37,7 +37,7 @@ def _pipeline(schedule, world_size, *, dp_size=1, label="", **settings):
             "schedule_class": schedule,
             "stages_per_rank": SCHEDULES[schedule],
             "pipeline_parallel_size": replica,
-            "pipeline_chunks": rows,
+            "pipeline_chunks": min(rows, 8),
             **settings,
         },
     }
@@ -63,9 +63,12 @@ def _kinds():
     yield _accel("FSDP2 shard_grad_op", 2, fsdp="shard_grad_op")
     yield _accel("FSDP2 offload", 2, fsdp="full_shard", fsdp_config={"cpu_offload": True})
     yield _accel("HSDP", 4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2})
+    yield _accel("HSDP offload", 4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2, "cpu_offload": True})
     yield _accel("TP2", 2, dp_size=1, tensor_parallel_size=2)
     yield _accel("DP2 x TP2", 4, dp_size=2, tensor_parallel_size=2)
-    yield _accel("FSDP2 x TP2", 4, dp_size=2, tensor_parallel_size=2, fsdp="full_shard")
+    sliced = {"dp_size": 2, "tensor_parallel_size": 2, "fsdp": "full_shard"}
+    yield _accel("FSDP2 x TP2", 4, **sliced)
+    yield _accel("FSDP2 x TP2 offload", 4, **sliced, fsdp_config={"cpu_offload": True})
     for schedule in SCHEDULES:
         for ranks in (2, 4):
             yield _pipeline(schedule, ranks)
@@ -95,9 +98,9 @@ _QUICK = {
 def all_cells():
     """Yields every cell."""
     for kind in _kinds():
-        for model in ("llama", "gpt2"):
-            if "tensor_parallel_size" in kind["settings"] and model == "gpt2":
-                continue  # refused: its projections are fused
+        # The projections of GPT-2 are fused, and cannot be sliced.
+        tied = "tied llama" if "tensor_parallel_size" in kind["settings"] else "gpt2"
+        for model in ("llama", tied):
             for accumulation in (1, 3):
                 for precision in ("fp64", "fp32 sgd", "fp32 adamw"):
                     is_quick = precision == "fp64" and (kind["strategy"], kind["world_size"], accumulation) in _QUICK
@@ -123,7 +126,8 @@ def _with_options():
     zeros = [_zero(stage) for stage in (1, 2, 3)]
     whole_backward = [kind for name, kind in pipelines.items() if "Zero" not in name and "Dual" not in name]
     of_option = {
-        "bf16": [*copies, *zeros, *pipelines.values()],
+        "bf16": [*copies, *pipelines.values()],
+        "fp16": copies,
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
         "recomputed": [*copies, *zeros, *pipelines.values()],
         "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
@@ -134,7 +138,7 @@ def _with_options():
     }
     for option, kinds in of_option.items():
         for kind in kinds:
-            precision = "fp32 sgd" if option == "bf16" or kind in zeros else "fp64"
+            precision = "fp32 sgd" if option in ("bf16", "fp16") or kind in zeros else "fp64"
             yield Cell(**kind, accumulation=3, precision=precision, option=option)
     for schedule in SCHEDULES:
         sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)

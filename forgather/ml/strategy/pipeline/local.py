@@ -7,7 +7,7 @@ nothing of stages, so any layout can go on from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,17 @@ class LocalStages(nn.Module):
                     continue
                 seen.add(id(parameter))
                 yield self.aliases.get(name, name), parameter
+
+
+def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> Optimizer:
+    """Returns the optimizer of the stages of this rank; one of nothing where all of them are frozen."""
+    if any(parameter.requires_grad for parameter in local.parameters()):
+        return make(local)
+    # No optimizer of torch begins without a parameter.
+    optimizer = make(nn.ParameterDict({"nothing": nn.Parameter(torch.empty(1, 0))}))
+    for group in optimizer.param_groups:
+        group["params"] = []
+    return optimizer
 
 
 def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device: torch.device) -> Iterator[Any]:
@@ -164,6 +175,7 @@ def merged(parts: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str
             known["params"] += group["params"]
     for group in groups:
         group["params"] = sorted(dict.fromkeys(group["params"]), key=place.__getitem__)
+    groups = [group for group in groups if group["params"]] or groups
     groups.sort(key=lambda group: place[group["params"][0]] if group["params"] else -1)
     return {"state": {name: state[name] for name in sorted(state, key=place.__getitem__)}, "param_groups": groups}
 

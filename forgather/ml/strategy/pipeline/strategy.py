@@ -31,7 +31,7 @@ from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
 from forgather.ml.strategy.pipeline.copies import join_local, sum_tied, tied_weights
 from forgather.ml.strategy.pipeline.forward import ForwardPass
-from forgather.ml.strategy.pipeline.local import LocalStages, whole_optimizer, whole_state
+from forgather.ml.strategy.pipeline.local import LocalStages, optimizer_of, whole_optimizer, whole_state
 from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_random_numbers
 from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
@@ -230,7 +230,7 @@ class Pipeline:
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the stages of this rank."""
-        self.optimizer = self._recipe.make_optimizer(self._local)
+        self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
         return self.optimizer
 
     # -- one update ----------------------------------------------------------------------------------------------------
