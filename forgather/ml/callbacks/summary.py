@@ -217,16 +217,22 @@ def written_model(args: Any) -> tuple[int, int] | None:
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Returns class, size and configuration of a model."""
+    """Returns class, size and configuration of a model: of all of it, however little of it lies here."""
     if model is None:
         return {}
+    model = getattr(model, "stands_for", model)
     config: Any = getattr(model, "config", None)
     return {
         "class": type(model).__name__,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "num_trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "num_parameters": sum(map(_size, model.parameters())),
+        "num_trainable": sum(_size(parameter) for parameter in model.parameters() if parameter.requires_grad),
         "config": config.to_dict() if hasattr(config, "to_dict") else {},
     }
+
+
+def _size(parameter: torch.Tensor) -> int:
+    # Where DeepSpeed shares weights out, what lies here between passes is empty.
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def versions() -> dict[str, str]:

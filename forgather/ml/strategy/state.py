@@ -98,6 +98,9 @@ def write_whole(tensor: Tensor, whole: Tensor) -> None:
     local.copy_(like_local(whole, tensor))
 
 
+_OF_THE_LAYOUT = ("fused", "foreach")
+
+
 def names_of(model: nn.Module) -> dict[int, str]:
     """Returns the name of each parameter by its id; the first name of one that is shared."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
@@ -134,7 +137,8 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer, *, keep: bool 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Gives an optimizer the state that `whole_optimizer_state` returned, perhaps of a larger model.
 
-    Settings of a group come from the saved group that holds its first parameter.
+    Settings of a group come from the saved group that holds its first parameter, but for those that say how a step is
+    computed: one fused operation takes no whole weights beside sliced ones.
 
     Raises:
         CheckpointError: FG605 for a parameter that the state does not have, or has otherwise.
@@ -147,7 +151,8 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[
     for group, numbers in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         here = [names[id(parameter)] for parameter in group["params"]]
         _refuse_other_parameters(here, saved, optimizer)
-        settings = {**numbers, **(saved[here[0]] if here else {}), "params": numbers["params"]}
+        own = {name: numbers[name] for name in ("params", *_OF_THE_LAYOUT) if name in numbers}
+        settings = {**numbers, **(saved[here[0]] if here else {}), **own}
         groups.append(settings)
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
             if name in state["state"]:

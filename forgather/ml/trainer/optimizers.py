@@ -93,7 +93,7 @@ def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArgu
     groups = _decay_groups([parameter for _, parameter in named], args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
     if args.optim == "adamw_torch_fused":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_are_alike(named))
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
@@ -104,6 +104,11 @@ def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArgu
         "rmsprop": torch.optim.RMSprop,
     }
     return kinds[args.optim](groups, lr=lr)
+
+
+def _are_alike(named: list[tuple[str, nn.Parameter]]) -> bool:
+    """Tells whether one fused operation can step all parameters: where some are sliced, torch takes them one by one."""
+    return len({getattr(parameter, "device_mesh", None) for _, parameter in named}) == 1
 
 
 def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import DistributedError, TrainingError
+from forgather.ml.callbacks.summary import model_facts
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import loss_rule
@@ -258,6 +259,15 @@ def test_at_stage_3_no_process_holds_the_model_whole(model_is_made_anew, setting
         assert_equal(expected, found, loss=2e-6, norm=5e-6, update=2e-5)
         assert before == []
         assert share == pytest.approx(0.5, abs=0.01)
+
+
+def _facts(stage):
+    strategy = built(arguments(deepspeed={"zero_optimization": {"stage": stage}}), recipe())
+    return model_facts(strategy.view)
+
+
+def test_the_size_of_a_model_is_that_of_the_whole():
+    assert [model_facts(tiny_llama())] * 2 == run_ranks(2, _facts, 3)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

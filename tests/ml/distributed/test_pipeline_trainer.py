@@ -7,14 +7,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forgather.ml import PipelineTrainer, PipelineTrainingArguments, Trainer, TrainingArguments
-from forgather.ml.callbacks import TextSampleCallback
+from forgather.ml.callbacks import RunSummaryCallback, TextSampleCallback
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.trainer.saving import read_weights
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama
+from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama, make_tied_llama
 from tests.ml.fixtures import Recorder
 
-MODELS = {"llama": make_llama, "gpt2": make_gpt2}
+MODELS = {"llama": make_llama, "gpt2": make_gpt2, "tied": make_tied_llama}
 
 
 def rows(count, length=10):
@@ -65,7 +65,7 @@ def _pipelined(folder, model, settings, resume=None):
 PIPELINE = {"per_device_train_batch_size": 4, "pipeline_chunks": 4, "schedule_class": "ScheduleZBVZeroBubble"}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_a_run_is_that_of_one_process_and_its_model_is_read_by_transformers(tmp_path, model):
     single = TrainingArguments(**settings_of(tmp_path / "one", per_device_train_batch_size=4))
     want = run(Trainer, single, model)
@@ -128,3 +128,20 @@ def test_text_samples_are_those_of_one_process(tmp_path):
         lines = (tmp_path / name / "samples.jsonl").read_text().splitlines()
         written.append([{**json.loads(line), "time": 0} for line in lines])
     assert written[0] == written[1]
+
+
+def _summarized(folder, trainer_class, arguments_class, settings):
+    arguments = arguments_class(**settings_of(folder, **settings, max_steps=1, save_strategy="no"))
+    run(trainer_class, arguments, "tied", [RunSummaryCallback(report=False, run_dir=folder)])
+    return json.loads((folder / "summary.json").read_text())["model"]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tensor_parallel_size": 2}], ids=str)
+def test_the_summary_tells_of_the_whole_model(tmp_path, sizes):
+    want = _summarized(tmp_path / "one", Trainer, TrainingArguments, {})
+    ranks = 2 * sizes.get("tensor_parallel_size", 1)
+    settings = {"per_device_train_batch_size": 2, "pipeline_parallel_size": 2, **sizes}
+    model = run_ranks(ranks, _summarized, tmp_path / "two", PipelineTrainer, PipelineTrainingArguments, settings)[0]
+    assert {name: want[name] for name in ("class", "num_parameters", "num_trainable")} == {
+        name: model[name] for name in ("class", "num_parameters", "num_trainable")
+    }

@@ -1,0 +1,26 @@
+"""States of optimizers by name, which any layout of processes reads."""
+
+import torch
+from torch import nn
+
+from forgather.ml.strategy.state import load_optimizer_state, whole_optimizer_state
+
+
+def trained(**settings):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_how_a_step_is_computed_is_no_matter_of_what_was_saved():
+    model, optimizer = trained(lr=0.5, fused=True)
+    other, reader = trained(lr=0.1, fused=False)
+
+    load_optimizer_state(other, reader, whole_optimizer_state(model, optimizer))
+
+    (group,) = reader.param_groups
+    assert (0.5, False) == (group["lr"], group["fused"])
+    assert torch.equal(optimizer.state[model.weight]["exp_avg"], reader.state[other.weight]["exp_avg"])
