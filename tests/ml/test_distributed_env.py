@@ -76,3 +76,12 @@ def test_a_line_is_logged_on_rank_zero_unless_all_ranks_speak(monkeypatch, caplo
 
 def test_the_examples_in_the_docstrings_hold():
     assert 0 == doctest.testmod(env_module).failed
+
+
+def test_a_process_that_sees_one_accelerator_alone_is_the_first_on_its_machine_for_libraries(monkeypatch):
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    environment = DistributedEnvironment()
+    assert environment.facts_on(torch.device("cuda", 0)).local_rank == 0
+    assert environment.facts_on(torch.device("cpu")) == environment.facts
+    assert environment.facts.local_rank == 3

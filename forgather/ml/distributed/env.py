@@ -165,6 +165,17 @@ class DistributedEnvironment:
         index = self.local_rank % max(torch.accelerator.device_count(), 1)
         return torch.device(accelerator.type, index)
 
+    def facts_on(self, device: torch.device) -> ProcessFacts:
+        """Returns the position of this process for libraries that take the one on its machine for the accelerator's.
+
+        These differ where each process sees one accelerator alone, as schedulers of clusters arrange it.
+
+        Example:
+            >>> DistributedEnvironment().facts_on(torch.device("cuda", 0)).local_rank
+            0
+        """
+        return self.facts if device.index is None else dataclasses.replace(self.facts, local_rank=device.index)
+
     def start(self, *, use_cpu: bool = False) -> torch.device:
         """Joins the other processes and returns where this one computes. Several environments are one group.
 

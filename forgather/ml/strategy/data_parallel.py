@@ -95,7 +95,7 @@ class DataParallel:
             dp_rank=self.mesh.position.data,
             dp_size=layout.data_parallel_size,
         )
-        self._facts = environment.facts
+        self._facts = environment.facts_on(device)
         with libraries_see(self._facts):
             self._accelerator = make_accelerator(device, environment.world_size, self._settings.ddp)
 

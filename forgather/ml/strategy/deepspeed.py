@@ -142,7 +142,7 @@ class DeepSpeedZero:
             dp_rank=layout.position(environment.rank).data,
             dp_size=layout.data_parallel_size,
         )
-        self._facts = environment.facts
+        self._facts = environment.facts_on(device)
         self.config = config
         self.layout = layout
         self._record_in = record_in
@@ -283,7 +283,8 @@ class DeepSpeedZero:
         self._engine.optimizer.clip_grad = max_norm
         self._engine.step()
         skipped = not self._engine.was_step_applied()
-        after_step()
+        if not skipped:
+            after_step()
         return Update(grad_norm=None if overflows else norm, skipped=skipped)
 
     def discard(self) -> None:
