@@ -15,6 +15,7 @@ from tests.ml.strategy.models import batches, llama
 
 LAYOUTS = {
     "shards": (2, 2, {"fsdp": "FULL_SHARD", "fsdp_config": {"activation_checkpointing": True}}),
+    "slices": (2, 1, {"tensor_parallel_size": 2}),
     "slices of replicas": (4, 2, {"tensor_parallel_size": 2}),
 }
 
