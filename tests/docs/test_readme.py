@@ -37,7 +37,7 @@ def test_the_expansion_in_the_readme_is_what_the_config_expands_to():
 
 
 def test_the_config_with_own_text_and_callback_is_without_findings(tmp_path):
-    config = [text for language, text in FENCED if language == "yaml"][2]
+    config = [text for language, text in FENCED if language == "yaml"][3]
     (tmp_path / "meta.yaml").write_text("name: mine\n")
     (tmp_path / "templates/configs").mkdir(parents=True)
     (tmp_path / "templates/configs/mine.yaml").write_text(config)
@@ -55,12 +55,20 @@ def test_a_static_command_of_the_readme_runs(command, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [command for command in COMMANDS if " train" in command and "my_project" not in command]
+    "command",
+    [command.partition(" --dry-run")[0] for command in COMMANDS if " train" in command and "my_project" not in command],
 )
 def test_a_train_command_of_the_readme_would_run(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert 0 == main([*shlex.split(command)[1:], "--dry-run"])
-    assert "forgather.ml:Trainer" in capsys.readouterr().out
+    assert re.search(r"forgather\.ml:(Accel|Pipeline)?Trainer", capsys.readouterr().out)
+
+
+def test_the_config_of_several_processes_has_the_lines_of_its_file():
+    config = [text for language, text in FENCED if language == "yaml"][2]
+    file = (ROOT / "projects/parallel/templates/configs/fsdp2.yaml").read_text()
+    kept = [line for line in file.splitlines() if not line.startswith(("-- set title", "-- set about", "-- extends"))]
+    assert kept == config.splitlines()
 
 
 def test_the_commands_were_found():
