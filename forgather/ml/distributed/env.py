@@ -40,7 +40,8 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
 @contextlib.contextmanager
 def alone_among(facts: ProcessFacts) -> Iterator[None]:
     """Makes this process one of many that do not exist: a group of torch answers for them at once, with anything."""
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    # Nobody meets there.
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     kept = {name: os.environ.get(name) for name in meeting}
     with libraries_see(facts):
         os.environ.update(meeting)
