@@ -206,6 +206,8 @@ def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: In
             hint = f"a config is named before the command, as in: fgcli -t {rest[0]} {command}"
     else:
         known = {word.lstrip("-"): word for action in chosen._actions for word in action.option_strings}
+        if known.get(name.lstrip("-")) == name:
+            return f"{name} goes after the command, as in: fgcli {command} {name}"
         close = get_close_matches(name.lstrip("-"), list(known), n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else _setting(rest, known, invocation)
     return f"unknown argument {name!r}" + (f": {hint}" if hint else "")

@@ -130,13 +130,13 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
     return folder
 
 
-def run(plan: RunPlan, run_dir: str, *, built: Callable[[], None] | None = None) -> Outcome:
+def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
     """Constructs `main` and runs it: trains a trainer, calls a callable.
 
     Args:
         plan: what to run.
         run_dir: the run's folder.
-        built: called between construction and run.
+        built: called with `main` between construction and run.
 
     Raises:
         ProjectError: `main` is neither.
@@ -146,7 +146,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[], None] | None = None)
     try:
         main = plan.project(MAIN, run_dir=run_dir)
         if built is not None:
-            built()
+            built(main)
         with plan.project.located():
             if _is_trainer(main):
                 main.train()

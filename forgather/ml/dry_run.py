@@ -26,6 +26,7 @@ from forgather.ml.losses import inputs_of, num_rows
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
+from forgather.ml.strategy.described import axes_of, layout_of
 from forgather.ml.strategy.initial import shapes_only
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.skeleton import skeleton
@@ -110,7 +111,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
                     code="FG745",
                     hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
                 )
-            layout = _layout_of(trainer.strategy)
+            layout = layout_of(trainer.strategy)
             first = _held(trainer.strategy, layout, 0)
             step, problem = _step(trainer, recipes[0])
         holdings = [first]
@@ -129,7 +130,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
     return DryRun(
         world_size=world_size,
         strategy=type(trainer.strategy).__name__,
-        mesh=_axes(trainer.strategy, layout),
+        mesh=axes_of(trainer.strategy),
         parameters=_count(skeleton(recipes[0].make_model)),
         rows_per_update=rows,
         holdings=tuple(holdings),
@@ -151,22 +152,6 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
         strategy.rule = recipe.make_rule(strategy.model)
     else:
         strategy.build(recipe)
-
-
-def _layout_of(strategy: Strategy) -> Layout:
-    mesh = getattr(strategy, "mesh", None)
-    found = mesh.layout if mesh is not None else getattr(strategy, "layout", None)
-    return found if isinstance(found, Layout) else Layout()
-
-
-def _axes(strategy: Strategy, layout: Layout) -> dict[str, int]:
-    shard = layout.data_parallel_size if isinstance(strategy, DeepSpeedZero) else layout.shard_size
-    return {
-        "pipeline": layout.pipeline_parallel_size,
-        "replicate": layout.data_parallel_size // shard,
-        "shard": shard,
-        "tensor": layout.tensor_parallel_size,
-    }
 
 
 def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:

@@ -108,6 +108,7 @@ COMMAND_LINES = {
     "no_command": [],
     "unknown_argument": ["-t", "unbound_var", "graph", "--fromat", "yaml"],
     "argument_after_the_command": ["pp", "-t", "unbound_var"],
+    "argument_before_the_command": ["--json", "-t", "unbound_var", "train"],
     "set_without_value": ["-t", "unbound_var", "graph", "--set", "main"],
     "set_of_a_path_that_does_not_exist": ["-t", "unbound_var", "graph", "--set", "main.run_dri=1"],
     "set_of_a_malformed_path": ["-t", "unbound_var", "graph", "--set", "main..a=1"],

@@ -316,7 +316,7 @@ def test_an_output_folder_that_cannot_be_written_is_found_before_the_first_step(
 def test_several_processes_are_refused(settings, monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DistributedError, match=r"FG703.*2 were started \(this is rank 1\)"):
+    with pytest.raises(DistributedError, match=r"FG703.*there are 2 \(this is rank 1\)"):
         Trainer(tiny_llama(), settings())
 
 

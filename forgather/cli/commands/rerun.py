@@ -115,7 +115,7 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
     run_dir = member.share("run")["run_dir"]
     member.begins(run_dir)
     with redirect_stdout(sys.stderr), _clean(kept=plan.project.meta.project_dir != past.archive):
-        return run_plan(plan, run_dir, built=member.built).status
+        return run_plan(plan, run_dir, built=lambda _: member.built()).status
 
 
 def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
@@ -132,7 +132,7 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
         if member is not None:
             member.share("run", {"run_dir": run_dir})
             member.begins(run_dir)
-        outcome = run_plan(plan, run_dir, built=member and member.built)
+        outcome = run_plan(plan, run_dir, built=member and (lambda _: member.built()))
     losses = compare_losses(past.folder, outcome.run_dir)
     if as_json:
         write_json({**_verified(past, output_dir, rows), **_ending(outcome, losses)})

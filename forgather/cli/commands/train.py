@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -124,7 +125,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     if not member.speaks:
         member.begins(run_dir := member.share("run")["run_dir"])
         with aside:
-            return run_plan(plan, run_dir, built=member.built).status
+            return run_plan(plan, run_dir, built=lambda _: member.built()).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
     with alone_in(plan.output_dir), aside:
@@ -132,7 +133,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
-        outcome = run_plan(plan, run_dir, built=member.built)
+        outcome = run_plan(plan, run_dir, built=functools.partial(_begin, member))
     return _told(outcome, project, command, as_json=options.json)
 
 
@@ -146,6 +147,13 @@ def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -
         devices=invocation.options.devices,
         resume=(_RESUME, "auto") if _can_resume(project) else (),
     )
+
+
+def _begin(member: Any, main: Any) -> None:
+    """Says who holds what, between construction and run."""
+    member.built()
+    for line in getattr(main, "layout", ()):
+        print_note(line)
 
 
 def _print_what_accelerate_adds() -> None:

@@ -94,7 +94,7 @@ class Layout:
                 hint=f"start {needed}, or a multiple of it where a size is left out: --nproc-per-node {needed}",
                 expected=needed,
                 found=world_size,
-            )
+            ).about(next((name for name, size in asked.items() if size and size > 1), "data_parallel_size"))
         return cls(
             data_parallel_size=data,
             pipeline_parallel_size=pipeline,

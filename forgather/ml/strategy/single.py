@@ -42,10 +42,10 @@ class SingleDevice:
     def __init__(self, environment: DistributedEnvironment, *, use_cpu: bool = False) -> None:
         if environment.world_size > 1:
             raise DistributedError(
-                f"this trainer runs in one process, and {environment.world_size} were started "
+                f"this trainer runs in one process, and there are {environment.world_size} "
                 f"(this is rank {environment.rank})",
                 code="FG703",
-                hint="start it without torchrun, or with --nproc-per-node 1",
+                hint="extend trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or start one process",
             )
         device = torch.device("cpu") if use_cpu else environment.device
         self.topology = Topology(rank=environment.rank, world_size=1, device=device, is_writer=True)

@@ -7,14 +7,15 @@ this trainer does not have is refused by name, unless it asks for what happens a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers.training_args import TrainingArguments as TransformersArguments
 
-from forgather.errors import Severity, TrainingError
+from forgather.errors import ForgatherError, Severity, TrainingError
 from forgather.ml.log import get_logger
 from forgather.rules import Breach, Rules, read_rules
 
@@ -69,3 +70,15 @@ def refuse(found: Iterable[Breach]) -> None:
             raise SettingError(
                 breach.message, code=breach.code, hint=breach.hint, expected=breach.expected, found=breach.found
             ).about(breach.argument)
+
+
+@contextlib.contextmanager
+def about_settings(args: Any) -> Iterator[None]:
+    """Lets errors about a setting of `args` name it as a caller of the trainer does, which is where it is looked up."""
+    try:
+        yield
+    except ForgatherError as error:
+        name = (error.argument or "").partition(".")[0]
+        if name != "args" and name in {field.name for field in dataclasses.fields(args)}:
+            error.argument = f"args.{error.argument}"
+        raise

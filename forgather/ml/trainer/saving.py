@@ -244,7 +244,7 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
             hint="remove them to begin anew, or give resume_from_checkpoint: false",
         )
     if newest is None:
-        _log.info("no checkpoint in %s: the run begins anew", output_dir)
+        _log.warning("no checkpoint in %s: the run begins anew", output_dir)
     elif others := passed_over(newest):
         _log.warning("resume_from_checkpoint: auto passed over %s", others)
     return newest

@@ -29,6 +29,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import loss_rule
 from forgather.ml.made_from import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
+from forgather.ml.strategy.described import description
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import resumed, saving
@@ -104,30 +105,31 @@ class Trainer:
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
-        self._scheduler_factory = lr_scheduler_factory
-        self._has_own_collator = data_collator is not None
+        self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         refuse_another_engine(self.args, accelerate_variables())
-        self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
-        build_strategy.get()(
-            self.strategy,
-            Recipe(
-                make_model=functools.partial(_make_model, model, model_init, self.args.seed),
-                make_rule=functools.partial(
-                    loss_rule, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor
-                ),
-                make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
-                prepare=preparation(self.args),
-                autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
-                model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
-                model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
-            ),
+        recipe = Recipe(
+            make_model=functools.partial(_make_model, model, model_init, self.args.seed),
+            make_rule=functools.partial(loss_rule, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor),
+            make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
+            prepare=preparation(self.args),
+            autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
+            model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
+            model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
         )
+        with door.about_settings(self.args):
+            self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
+            build_strategy.get()(self.strategy, recipe)
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns how updates are computed; the one thing in which trainers differ."""
         return SingleDevice(environment, use_cpu=self.args.use_cpu)
+
+    @property
+    def layout(self) -> list[str]:
+        """Who holds what, in lines for people."""
+        return description(self.strategy)
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
         scene = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from forgather.errors import ForgatherError
 from forgather.ml import PipelineTrainer, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import RunSummaryCallback, TextSampleCallback
 from forgather.ml.distributed.env import DistributedEnvironment
@@ -145,3 +146,35 @@ def test_the_summary_tells_of_the_whole_model(tmp_path, sizes):
     assert {name: want[name] for name in ("class", "num_parameters", "num_trainable")} == {
         name: model[name] for name in ("class", "num_parameters", "num_trainable")
     }
+
+
+def _layout(folder, settings):
+    args = PipelineTrainingArguments(**settings_of(folder, per_device_train_batch_size=4, **settings))
+    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    return PipelineTrainer(make_llama, args, train_dataset=rows(16), distributed_env=environment).layout
+
+
+def test_a_run_says_who_holds_what(tmp_path):
+    settings = {"data_parallel_size": 2, "split_spec": {"layer.1": "end"}}
+    lines = run_ranks(4, _layout, tmp_path, settings)[0]
+
+    assert "processes  4 on cpu: pipeline 2 x replicate 2  (ScheduleGPipe)" == lines[0]
+    assert lines[1].startswith("  stage 0: model.embed_tokens, blocks 0 to 1")
+    assert lines[2].endswith("(rank 1 of each pipeline)")
+
+
+def _refused(folder, settings):
+    with pytest.raises(ForgatherError) as caught:
+        _layout(folder, settings)
+    return caught.value.argument
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"split_spec": {"layer.40": "end"}}, "args.split_spec"),
+        ({"data_parallel_size": 3}, "args.data_parallel_size"),
+    ],
+)
+def test_what_is_refused_names_the_setting_where_it_is_written(tmp_path, settings, argument):
+    assert [argument] * 2 == run_ranks(2, _refused, tmp_path, settings)

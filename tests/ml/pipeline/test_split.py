@@ -46,7 +46,6 @@ def test_a_mapping_of_names(spec, cuts):
 
 
 def test_an_alias_is_said_in_one_line(caplog):
-    caplog.set_level(logging.INFO)
     plan_split(llama(), {"layer.4": "end", "transformer.layers.6": "end"}, 3)
     (line,) = [
         record.getMessage() for record in caplog.records if "stands" in record.message or "is block" in record.message

@@ -136,7 +136,7 @@ def place(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages:
 
 
 def _no_fit(message: str, hint: str) -> DistributedError:
-    return DistributedError(message, code="FG760", hint=hint)
+    return DistributedError(message, code="FG760", hint=hint).about("schedule_class")
 
 
 def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | None) -> int:
@@ -152,6 +152,7 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
         DistributedError: FG761 where the schedule or the rows do not allow it.
     """
     legal = [chunks for chunks in range(1, rows + 1) if _obstacle(name, placement, rows, chunks) is None]
+    is_set = asked is not None
     if asked is None:
         enough = [chunks for chunks in legal if chunks >= placement.num_stages]
         if legal:
@@ -161,13 +162,14 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
     if obstacle is None:
         return asked
     possible = ", ".join(map(str, legal[:10]))
+    also = f", and pipeline_chunks to {placement.num_stages} or more" if is_set else ""
     raise DistributedError(
         obstacle,
         code="FG761",
         hint=f"with this batch size, set pipeline_chunks to one of: {possible}"
         if legal
-        else f"set per_device_train_batch_size to a multiple of {placement.num_stages}",
-    )
+        else f"set per_device_train_batch_size to a multiple of {placement.num_stages}{also}",
+    ).about("pipeline_chunks" if is_set else "schedule_class")
 
 
 def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | None:

@@ -84,16 +84,16 @@ def plan_split(
             range, FG753 where the cuts do not make the stages asked for, FG755 for words that mean nothing.
     """
     blocks = find_blocks(model)
-    if isinstance(split_spec, Mapping):
-        cuts = _cuts_of(model, blocks, split_spec)
-        _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_many(len(cuts), 'cut')}, which make")
-        plan = SplitPlan(blocks=blocks, cuts=cuts)
-    else:
+    try:
+        if isinstance(split_spec, Mapping):
+            cuts = _cuts_of(model, blocks, split_spec)
+            _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_many(len(cuts), 'cut')}, which make")
+            return SplitPlan(blocks=blocks, cuts=cuts)
         count = _count_of(split_spec, num_stages)
         _check_count(blocks, count, num_stages, "split_spec asks for")
-        plan = SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
-    _log.info("%d stages: %s", plan.num_stages, "; ".join(plan.describe()))
-    return plan
+    except TrainingError as error:
+        raise error.about("split_spec" if split_spec is not None else "stages_per_rank") from None
+    return SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
 
 
 def _many(count: int, noun: str) -> str:
@@ -169,7 +169,7 @@ def _cuts_of(model: nn.Module, blocks: BlockList, split_spec: Mapping[str, Any])
             )
         places[place] = str(name)
     if aliases:
-        _log.info(
+        _log.warning(
             "split_spec: %s of the model's one list of blocks (%s)",
             ", ".join(f"{name!r} is block {own.rpartition('.')[2]}" for name, own in aliases.items()),
             f"{_shown(blocks)}",

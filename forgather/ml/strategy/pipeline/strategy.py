@@ -146,6 +146,7 @@ class Pipeline:
         self.rule = recipe.make_rule(skeleton)
         _refuse_loss_of_the_model(skeleton, self.rule)
         plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
+        self.plan = plan
         self._state_names = list(skeleton.state_dict())
         self._parameter_names = [name for name, _ in skeleton.named_parameters()]
         self._refuse_frozen_stages(skeleton, plan)

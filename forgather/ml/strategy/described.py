@@ -1,0 +1,64 @@
+"""Who holds what, in a line or two for people.
+
+Takes a strategy that is built; gives the sizes of its axes and the lines that a run begins with. Keeps true: nothing is
+sent, and a strategy that was built for a dry run is told of in the same words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.strategy.base import Strategy
+
+_WORDS = {
+    "DataParallel": "DDP",
+    "DeepSpeedZero": "DeepSpeed",
+    "Sharded": "FSDP2",
+}
+
+
+def layout_of(strategy: Strategy) -> Layout:
+    """Returns the sizes of a strategy; those of one process where it has none."""
+    mesh = getattr(strategy, "mesh", None)
+    found = mesh.layout if mesh is not None else getattr(strategy, "layout", None)
+    return found if isinstance(found, Layout) else Layout()
+
+
+def axes_of(strategy: Strategy) -> dict[str, int]:
+    """Returns the sizes of the axes by name.
+
+    ZeRO shares among all replicas, which its layout does not say.
+    """
+    layout = layout_of(strategy)
+    shard = layout.data_parallel_size if hasattr(strategy, "config") else layout.shard_size
+    return {
+        "pipeline": layout.pipeline_parallel_size,
+        "replicate": layout.data_parallel_size // shard,
+        "shard": shard,
+        "tensor": layout.tensor_parallel_size,
+    }
+
+
+def description(strategy: Strategy) -> list[str]:
+    """Returns the lines that a run of several processes begins with; none for one process.
+
+    Example: `2 processes on cpu: replicate 2  (DDP)`; a pipeline has a line for each stage.
+    """
+    topology = strategy.topology
+    if topology.world_size == 1:
+        return []
+    axes = axes_of(strategy)
+    sizes = " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
+    name = type(strategy).__name__
+    kind = "tensor parallel" if name == "Sharded" and axes["shard"] == 1 else _WORDS.get(name, "")
+    kind = getattr(strategy, "schedule", kind)
+    lines = [f"processes  {topology.world_size} on {topology.device.type}: {sizes}" + (f"  ({kind})" if kind else "")]
+    return lines + (_stages(strategy) if hasattr(strategy, "placement") else [])
+
+
+def _stages(strategy: Any) -> list[str]:
+    ranks = range(layout_of(strategy).pipeline_parallel_size)
+    holders = {stage: rank for rank in ranks for stage in strategy.placement.stages_of(rank)}
+    of = "of each pipeline" if axes_of(strategy)["replicate"] * axes_of(strategy)["shard"] > 1 else "of the pipeline"
+    return [f"  {line}  (rank {holders[stage]} {of})" for stage, line in enumerate(strategy.plan.describe())]
