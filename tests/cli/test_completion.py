@@ -48,7 +48,7 @@ def words(line, bench, tmp_path):
         ("fgcli -t broken blame o", {""}),
         ("fgcli -t broken graph --form", {"--format"}),
         ("fgcli graph --format ", {"tree", "yaml", "json", "html", "mermaid", "dot"}),
-        ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}),
+        ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9)}),
         ("fgcli new ", {"project", "config"}),
         ("fgcli ls temp", {"templates/"}),
         ("fgcli -p tem", {"templates/"}),
