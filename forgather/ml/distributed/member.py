@@ -12,6 +12,8 @@ import gc
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -168,10 +170,19 @@ class Member:
                 return
             states = self._states()
             _note(error, _in_brief(states))
+            self._end_later([rank for rank, state in states.items() if state is None])
             if self.report_to is not None:
                 file = self.report_to / "hang.txt"
                 file.write_text("\n".join(stacks.report(states)), encoding="utf-8")
                 _note(error, f"what every rank was doing, with stacks: {file}")
+
+    def _end_later(self, silent: list[int]) -> None:
+        """Sees to it that ranks on this machine that answer nothing end soon after this process has."""
+        for rank in silent:
+            if self.store is not None and self.store.check([f"place/{rank}"]):
+                place = json.loads(self.store.get(f"place/{rank}"))
+                if place["host"] == socket.gethostname():
+                    atexit.register(_kill_in_a_second, int(place["pid"]))
 
     def _states(self) -> dict[int, dict[str, Any] | None]:
         assert self.store is not None, "only several processes are asked"  # noqa: S101
@@ -228,6 +239,17 @@ def _end_promptly() -> None:
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(1)
+
+
+def _kill_in_a_second(process: int) -> None:
+    """Kills a process that hears no other signal: torchrun would wait half a minute for it.
+
+    It must not end before this one, which is the first that failed and has told why.
+    """
+    nowhere = subprocess.DEVNULL
+    words = ["/bin/sh", "-c", f"sleep 1; kill -KILL {process}"]
+    with suppress(OSError):
+        subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)  # noqa: S603
 
 
 def _note(error: BaseException, text: str) -> None:
