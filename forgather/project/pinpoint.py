@@ -26,14 +26,16 @@ def pinpoint(error: ForgatherError, project: Project) -> None:
     """Gives an error without a place that of the setting that it names.
 
     An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
-    all keywords of `main`, where only names with an underscore count: a bare word may be prose.
+    all keywords of `main`, where only names with an underscore count: a bare word may be prose. The argument that an
+    error says it is about comes first.
     """
     if error.span is not None or isinstance(error, UnknownTargetError):
         return
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     settings = dict(_settings(project.graph, notes[0].path if notes else None))
-    for word in _WORD.findall(error.message):
-        if word in settings and (notes or "_" in word):
+    told = (error.argument or "").rpartition(".")[2]
+    for word in (told, *_WORD.findall(error.message)):
+        if word in settings and (notes or "_" in word or word == told):
             path, entry = settings[word]
             error.path = format_path(path)
             error.span = Writers(project).span(entry.span, error.path)

@@ -19,7 +19,8 @@ class Trainer:
         self.args, self.message = args, message
 
     def train(self):
-        raise TrainingError(self.message, code="FG804")
+        error = TrainingError(self.message, code="FG804")
+        raise error.about("args.engine") if "engine" in self.message else error
 """
 CONFIG = """\
 args: &args !singleton:toy.py:Arguments
@@ -58,3 +59,9 @@ def test_a_bare_word_and_an_unknown_name_are_not_taken_for_a_setting(tmp_path, m
     error = failure(tmp_path, message=message)
 
     assert (None, ("config a.yaml",)) == (error.span, error.context)
+
+
+def test_an_argument_that_an_error_is_about_is_a_setting_though_it_is_a_bare_word(tmp_path):
+    error = failure(tmp_path, extra="engine: {max_steps: 1}", message="the engine has no setting 'max_steps'")
+
+    assert (3, "main.args.engine") == (error.span.line, error.path)

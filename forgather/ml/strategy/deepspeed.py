@@ -213,7 +213,7 @@ class DeepSpeedZero:
                 f"DeepSpeed refuses its config: {_first_line(error)}",
                 code="FG741",
                 hint=f"look at {self.config.source}, and at what the arguments filled in",
-            ) from error
+            ).about("args.deepspeed") from error
         zero = self._engine.optimizer
         self.optimizer = zero.optimizer
         self._state = EngineState(self._deepspeed, self.model, zero, stage=self.config.stage, groups=groups)
@@ -235,7 +235,7 @@ class DeepSpeedZero:
                 code="FG741",
                 span=self.config.place("zero_optimization", *map(str, first["loc"])),
                 hint=nearest(name, known) if unknown else None,
-            ) from None
+            ).about("args.deepspeed") from None
 
     def _record(self, settings: Mapping[str, Any]) -> None:
         if self._record_in is None or not self.topology.is_writer:
