@@ -49,7 +49,7 @@ def start(asked: Asked, arguments: Sequence[str]) -> Ending:
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     _let_children_find_us()
-    ended = launcher.launch([*torchrun_words(asked), "-m", "forgather", *arguments])
+    ended = launcher.launch(torchrun_words(asked), "forgather", arguments)
     return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
 
 

@@ -69,13 +69,19 @@ _WORKER_DEFAULTS = {
 }
 
 
-def launch(words: Sequence[str]) -> Ended:
-    """Runs torchrun's command line and waits until its processes have ended.
+def launch(words: Sequence[str], module: str, arguments_of_module: Sequence[str]) -> Ended:
+    """Runs a module under torchrun's words and waits until its processes have ended.
 
     Raises:
         DistributedError: FG463 for words that torchrun does not take, FG464 where it cannot start.
     """
-    arguments = _parsed(words)
+    arguments = _parsed([*words, "-m", module, *arguments_of_module])
+    if arguments.training_script != module:
+        raise DistributedError(
+            f"torchrun takes {arguments.training_script!r} for the program to start",
+            code="FG463",
+            hint="what stands after '--' is handed to torchrun: options and their values alone",
+        )
     for name, value in _WORKER_DEFAULTS.items():
         os.environ.setdefault(name, value)
     _quiet()
