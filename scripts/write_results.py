@@ -29,7 +29,8 @@ def table(notes):
     """Returns the rows of the table: of each strategy, the worst over models and accumulations."""
     rows = defaultdict(lambda: defaultdict(list))
     for note in notes:
-        rows[note["strategy"], note["world_size"]][note["precision"]].append(note)
+        strategy = f"{note['strategy']}, {note['option']}" if note["option"] else note["strategy"]
+        rows[strategy, note["world_size"]][note["precision"]].append(note)
     return "\n".join([HEAD, *(_row(strategy, ranks, found) for (strategy, ranks), found in rows.items())])
 
 
@@ -58,12 +59,12 @@ def replaced(page, content):
     return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
 
 
-def main(file):
-    """Writes the table of a file of results."""
-    notes = json.loads(Path(file).read_text(encoding="utf-8"))
+def main(*files):
+    """Writes the table of one or several files of results."""
+    notes = [note for file in files for note in json.loads(Path(file).read_text(encoding="utf-8"))]
     PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(notes)), encoding="utf-8")
     print(f"{len(notes)} trainings in {PAGE.relative_to(PAGE.parents[1])}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

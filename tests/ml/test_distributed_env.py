@@ -85,3 +85,13 @@ def test_a_process_that_sees_one_accelerator_alone_is_the_first_on_its_machine_f
     assert environment.facts_on(torch.device("cuda", 0)).local_rank == 0
     assert environment.facts_on(torch.device("cpu")) == environment.facts
     assert environment.facts.local_rank == 3
+
+
+def test_a_backend_of_accelerators_on_the_cpu_is_told_and_replaced(caplog):
+    environment = DistributedEnvironment(backend="nccl")
+    try:
+        environment.start(use_cpu=True)
+        assert "gloo" == torch.distributed.get_backend()
+    finally:
+        environment.shutdown()
+    assert ["backend 'nccl' needs an accelerator, and this run is on the CPU: gloo is used"] == caplog.messages

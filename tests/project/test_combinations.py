@@ -143,6 +143,9 @@ def test_what_fits_is_not_mentioned(project, settings):
         (ACCEL, ["tensor_parallel_size: 2"], 3,
          [("error", "one replica asks for 2 processes, and nproc_per_node 3 is no multiple of it")]),
         (ACCEL, [], 3, []),
+        (PIPELINE, ["data_parallel_size: 3"], 4,
+         [("error", "4 processes (nproc_per_node) do not make 3 replicas of one size")]),
+        (PIPELINE, ["data_parallel_size: 2"], 4, []),
     ],
 )  # fmt: skip
 def test_sizes_are_compared_with_the_processes_of_a_machine(project, constructor, settings, processes, found):

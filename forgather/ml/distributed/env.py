@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from forgather import processes
 from forgather.errors import DistributedError, nearest
 from forgather.ml.distributed.group import shutdown, start, start_pretended
 from forgather.processes import ProcessFacts
+
+_log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
@@ -184,6 +187,8 @@ class DistributedEnvironment:
             DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
         """
         device = torch.device("cpu") if use_cpu else self.device
+        if device.type == "cpu" and self.backend in ("nccl", "xccl") and self.rank == 0:
+            _log.warning("backend %r needs an accelerator, and this run is on the CPU: gloo is used", self.backend)
         start(self if device.type != "cpu" else self.on_cpu(), device)
         return device
 

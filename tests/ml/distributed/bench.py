@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ LIMITS = {
     "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
     "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
     "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
+    # Slices add products in another order; AdamW divides by gradients as small as what is rounded.
+    "fp32 adamw, slices": {"loss": 2e-6, "grad_norm": 5e-6, "updrel": 6e-5, "max_abs": 1e-1 * 1e-3},
 }
 
 
@@ -87,7 +90,10 @@ class Cell:
     @property
     def limits(self):
         """What its errors may be."""
-        return LIMITS["half" if self.option in ("bf16", "fp16") else self.precision]
+        if self.option in ("bf16", "fp16"):
+            return LIMITS["half"]
+        is_sliced = self.precision == "fp32 adamw" and "tensor_parallel_size" in self.settings
+        return LIMITS[f"{self.precision}, slices" if is_sliced else self.precision]
 
     @property
     def name(self):
@@ -206,6 +212,8 @@ class Recorder(TrainerCallback):
 
 def train(cell, sabotage=None):
     """Trains a cell as the rank that the environment says, and returns its curve."""
+    # torch.compile looks at gradients of tensors that have none, and warns of itself.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
     option = OPTIONS[cell.option]
     precision = dict(PRECISIONS[cell.precision])
     dtype = precision.pop("dtype")

@@ -127,7 +127,7 @@ def _with_options():
     whole_backward = [kind for name, kind in pipelines.items() if "Zero" not in name and "Dual" not in name]
     of_option = {
         "bf16": [*copies, *pipelines.values()],
-        "fp16": copies,
+        "fp16": [ddp, fsdp2, hybrid, both],
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
         "recomputed": [*copies, *zeros, *pipelines.values()],
         "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
