@@ -18,7 +18,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 
-# Every cell of the matrix of strategies (480 trainings, about ten minutes); writes the table of docs/parallelism.md.
+# Every cell of the matrix of strategies (about 600 trainings, about forty minutes); writes the table of docs/parallelism.md.
 test-distributed: $(STAMP)
 	$(BIN)/python -m pytest tests/ml/distributed --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json

@@ -40,7 +40,7 @@ def _row(strategy, ranks, found):
         strategy,
         str(ranks),
         str(len(double) + len(sgd) + len(adamw)),
-        str(min((note["digits"] for note in double), default="not run")),
+        str(min((note["digits"] for note in double), default="")),
         _worst(sgd, "grad_norm", "updrel"),
         _worst(adamw, "loss", "grad_norm", "updrel"),
     ]
@@ -49,7 +49,7 @@ def _row(strategy, ranks, found):
 
 def _worst(notes, *names):
     if not notes:
-        return "not run"
+        return ""
     return ", ".join(f"{max(note[name] for note in notes):.0e}" for name in names)
 
 
