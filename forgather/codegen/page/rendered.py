@@ -25,6 +25,8 @@ class RenderedLines:
     def __init__(self, rendered: RenderedText) -> None:
         self.texts = rendered.text.split("\n")
         self._of_origin: dict[int, list[int]] = {}
+        self._of_equal: dict[Origin, list[int]] = {}
+        self._origins = rendered.source_map.origins
         ends = [0]
         for text in self.texts:
             ends.append(ends[-1] + len(text) + 1)
@@ -38,15 +40,24 @@ class RenderedLines:
         """Returns the line that `origin` wrote; of several, the first below the line `below` that holds `word`.
 
         Args:
-            origin: who wrote it, the very object that the source map holds.
+            origin: who wrote it: the very object that the source map holds, or one that is equal.
             word: text of the line.
             below: a line that stands before it.
         """
-        lines = self._of_origin.get(id(origin), ())
+        lines = self._of_origin.get(id(origin)) or self._equal_to(origin)
         if len(lines) < 2:
             return lines[0] if lines else None
         later = [line for line in lines if line >= below] or list(lines)
         return next((line for line in later if word in self.texts[line - 1]), later[0])
+
+    def _equal_to(self, origin: Origin | None) -> list[int]:
+        """Returns the lines of an origin that was made anew, as that of a tag which an expression printed."""
+        if origin is None:
+            return []
+        if not self._of_equal:
+            for one in self._origins:
+                self._of_equal.setdefault(one, []).extend(self._of_origin.get(id(one), ()))
+        return sorted(set(self._of_equal.get(origin, ())))
 
     def block(self, line: int) -> range:
         """Returns the lines of the value whose key stands on `line`: those below it that are indented deeper."""
