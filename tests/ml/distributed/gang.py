@@ -99,4 +99,8 @@ def _work(there, rank, world_size, port, start_group, function, args):
     with suppress(BrokenPipeError):
         there.send_bytes(pickle.dumps(answer))
     there.close()
+    # Rank 0 keeps the store that slower ranks still read: nobody goes before the parent has heard all and ends them.
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.05)
     os._exit(0)
