@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import (
+    LocalStorage,
     capture_rng,
     checkpoint_folder,
     list_checkpoints,
@@ -29,14 +30,18 @@ from forgather.ml.checkpoint import (
     write_checkpoint,
     write_state,
 )
+from forgather.ml.checkpoint.folders import Draft
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 
 
-def fill(folder):
-    (folder / "a.bin").write_bytes(bytes(range(256)) * 8)
-    (folder / "b.json").write_text('{"step": 1}')
-    (folder / "sub").mkdir()
-    (folder / "sub" / "c.txt").write_text("c" * 100)
+def fill(draft):
+    draft.write("a.bin", [bytes(range(256)) * 8])
+    draft.write_json("b.json", {"step": 1})
+    draft.write("sub/c.txt", [b"c" * 50, b"c" * 50])
+
+
+def by_hand(folder):
+    return Draft(LocalStorage(), folder)
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def test_a_state_comes_back_as_it_was(tmp_path):
         "number": np.float64(0.5),
         "infinite": float("inf"),
     }
-    write_state(tmp_path, "state", tree)
+    write_state(by_hand(tmp_path), "state", tree)
     back = read_state(tmp_path, "state")
     assert list(tree) == list(back)
     assert torch.equal(shared, back["tensor"])
@@ -82,13 +87,13 @@ def test_a_state_comes_back_as_it_was(tmp_path):
 )
 def test_any_plain_tree_comes_back(tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
-    write_state(folder, "state", {"tree": tree})
+    write_state(by_hand(folder), "state", {"tree": tree})
     assert {"tree": tree} == read_state(folder, "state")
 
 
 def test_a_state_that_needs_pickle_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"FG606.*state.schedule.fn is a function"):
-        write_state(tmp_path, "state", {"schedule": {"fn": lambda step: step}})
+        write_state(by_hand(tmp_path), "state", {"schedule": {"fn": lambda step: step}})
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(saved):
@@ -101,7 +106,7 @@ def test_randomness_goes_on_from_a_captured_state(tmp_path):
         return random.random(), float(np.random.normal()), torch.rand(3).tolist()
 
     draw()
-    write_state(tmp_path, "rng", capture_rng())
+    write_state(by_hand(tmp_path), "rng", capture_rng())
     expected = [draw(), draw()]
     restore_rng(read_state(tmp_path, "rng"))
     assert expected == [draw(), draw()]
@@ -117,7 +122,7 @@ def test_random_states_of_devices_that_are_not_here_are_mentioned(caplog):
 
 def test_every_flipped_bit_truncation_and_missing_file_is_found(tmp_path):
     folder = write_checkpoint(tmp_path, 7, fill)
-    assert 7 == verify(folder)
+    assert 7 == verify(folder).step
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = file.read_bytes()
         for position in range(0, len(content), 37):
@@ -131,7 +136,7 @@ def test_every_flipped_bit_truncation_and_missing_file_is_found(tmp_path):
         with pytest.raises(CheckpointError, match="FG602|FG604"):
             verify(folder)
         file.write_bytes(content)
-    assert 7 == verify(folder)
+    assert 7 == verify(folder).step
 
 
 def test_a_corrupt_file_is_one_error_that_names_it_and_what_to_do(saved, settings):
@@ -212,8 +217,8 @@ def test_a_save_that_fails_is_loud_and_leaves_the_last_one_untouched(tmp_path, m
     def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
-    def fail(folder):
-        fill(folder)
+    def fail(draft):
+        fill(draft)
         if failing == "fill":
             refuse()
 
@@ -223,7 +228,7 @@ def test_a_save_that_fails_is_loud_and_leaves_the_last_one_untouched(tmp_path, m
         write_checkpoint(tmp_path, 2, fail)
     monkeypatch.undo()
     assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
-    assert 1 == verify(tmp_path / "checkpoint-1")
+    assert 1 == verify(tmp_path / "checkpoint-1").step
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -239,9 +244,9 @@ def test_a_replacement_that_fails_between_its_renames_brings_the_older_one_back(
 
     monkeypatch.setattr(os, "replace", second_fails)
     with pytest.raises((CheckpointError, KeyboardInterrupt)):
-        write_checkpoint(tmp_path, 1, lambda folder: (folder / "new").write_text("new"))
+        write_checkpoint(tmp_path, 1, lambda draft: draft.write("new", [b"new"]))
     assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
-    assert 1 == verify(tmp_path / "checkpoint-1")
+    assert 1 == verify(tmp_path / "checkpoint-1").step
     assert (tmp_path / "checkpoint-1" / "a.bin").exists()
 
 
@@ -250,7 +255,7 @@ def test_a_full_disk_under_the_weights_is_the_same_error(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(CheckpointError, match=r"FG609.*step 2"):
-            write_checkpoint(tmp_path, 2, lambda folder: write_state(folder, "state", torch.zeros(10_000)))
+            write_checkpoint(tmp_path, 2, lambda draft: write_state(draft, "state", torch.zeros(10_000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [] == list(tmp_path.iterdir())
@@ -283,7 +288,7 @@ def test_the_best_model_is_found_after_the_output_folder_was_moved(settings, tmp
 def test_leftovers_of_a_killed_process_are_removed_and_never_seen(tmp_path):
     dead = tmp_path / ".saving-checkpoint-5-999999999"
     dead.mkdir()
-    fill(dead)
+    fill(by_hand(dead))
     assert [] == list_checkpoints(tmp_path)
     write_checkpoint(tmp_path, 6, fill)
     assert ["checkpoint-6"] == [entry.name for entry in tmp_path.iterdir()]
@@ -299,7 +304,7 @@ def test_looking_for_a_checkpoint_brings_back_a_half_replaced_one_and_removes_no
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     write_checkpoint(tmp_path, 1, fill)
-    write_checkpoint(tmp_path, 1, lambda folder: (folder / "new").write_text("new"))
+    write_checkpoint(tmp_path, 1, lambda draft: draft.write("new", [b"new"]))
     assert ["manifest.json", "new"] == sorted(file.name for file in (tmp_path / "checkpoint-1").iterdir())
     assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
 

@@ -65,12 +65,12 @@ def test_every_point_of_death_leaves_a_whole_checkpoint(tmp_path, step):
         assert [] == skipped
         state = read_state(newest, "optimizer")
         assert state["step"] == read_state(newest, "training_state")["schedule"]["last_epoch"]
-        assert verify(newest) == (1 if step == 1 else state["step"])
+        assert verify(newest).step == (1 if step == 1 else state["step"])
         assert torch.equal(torch.full((64,), float(state["step"])), state["weight"])
         save(folder, 3)
         assert ["checkpoint-3"] == [entry.name for entry in folder.iterdir()]
         if not died:
             break
         points += 1
-    assert points > 30
+    assert points > 15
     assert 2 == state["step"]

@@ -54,14 +54,14 @@ def test_the_limit_of_a_run_removes_no_checkpoint_of_another(settings, tmp_path,
 
 
 def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp_path):
-    def fill(folder):
-        (folder / "a").write_text("a")
+    def fill(draft):
+        draft.write("a", [b"a"])
 
     for step in (10, 9):
         write_checkpoint(tmp_path, step, fill)
-    write_checkpoint(tmp_path, 2, fill, run=next_origin(tmp_path, "one", 5))
-    write_checkpoint(tmp_path, 3, fill, run=next_origin(tmp_path, "two", 5))
-    write_checkpoint(tmp_path, 1, fill, run=next_origin(tmp_path, "one", 5))
+    write_checkpoint(tmp_path, 2, fill, facts={"run": next_origin(tmp_path, "one", 5)})
+    write_checkpoint(tmp_path, 3, fill, facts={"run": next_origin(tmp_path, "two", 5)})
+    write_checkpoint(tmp_path, 1, fill, facts={"run": next_origin(tmp_path, "one", 5)})
     assert ["9", "10", "3", "2", "1"] == [folder.name.rpartition("-")[2] for folder, _ in in_order(tmp_path)]
 
 

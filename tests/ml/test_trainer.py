@@ -355,7 +355,7 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     assert before is signal.getsignal(signal.SIGINT)
     assert ("on_save", 3) in recorder.events and ("on_train_end", 3) == recorder.events[-1]
     (found,) = list_checkpoints(Path(whole.args.output_dir))
-    assert (3, 3) == (found[0], verify(found[1]))
+    assert (3, 3) == (found[0], verify(found[1]).step)
     assert [f"the state of step 3 lies in {found[1]}"] == caught.value.__notes__
     assert ["stopping after this step; press Ctrl-C again to stop at once"] == [r.getMessage() for r in caplog.records]
     resumed = make()
@@ -404,7 +404,7 @@ def test_a_callback_that_fails_while_ctrl_c_saves_takes_nothing_from_the_others(
         trainer.train()
     assert ["saving failed too: LookupError('mine')"] == caught.value.__notes__
     assert ("on_train_end", 2) == recorder.events[-1]
-    assert 2 == verify(list_checkpoints(Path(trainer.args.output_dir))[0][1])
+    assert 2 == verify(list_checkpoints(Path(trainer.args.output_dir))[0][1]).step
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,25 @@
-"""Checkpoints: safetensors and JSON, complete or invisible, verified when they are read."""
+"""Checkpoints: safetensors and JSON, complete or invisible, verified when they are read.
+
+Takes nothing at import: torch enters with the first name that needs it.
+"""
 
 from __future__ import annotations
 
-from forgather.ml.checkpoint.lineage import newest_verified
-from forgather.ml.checkpoint.retention import prune
-from forgather.ml.checkpoint.rng import capture_rng, restore_rng
-from forgather.ml.checkpoint.state import read_state, write_state
-from forgather.ml.checkpoint.store import (
-    checkpoint_folder,
-    list_checkpoints,
-    verify,
-    write_checkpoint,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgather.ml.checkpoint.folders import checkpoint_folder, list_checkpoints, write_checkpoint
+    from forgather.ml.checkpoint.lineage import newest_verified
+    from forgather.ml.checkpoint.manifest import verify
+    from forgather.ml.checkpoint.retention import prune
+    from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+    from forgather.ml.checkpoint.state import read_state, write_state
+    from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 __all__ = [
+    "LocalStorage",
+    "Storage",
     "capture_rng",
     "checkpoint_folder",
     "list_checkpoints",
@@ -25,3 +31,28 @@ __all__ = [
     "write_checkpoint",
     "write_state",
 ]
+
+_LAZY = {
+    "LocalStorage": "storage",
+    "Storage": "storage",
+    "capture_rng": "rng",
+    "checkpoint_folder": "folders",
+    "list_checkpoints": "folders",
+    "newest_verified": "lineage",
+    "prune": "retention",
+    "read_state": "state",
+    "restore_rng": "rng",
+    "verify": "manifest",
+    "write_checkpoint": "folders",
+    "write_state": "state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.store import MANIFEST, bring_back, list_checkpoints, verify
+from forgather.ml.checkpoint.folders import bring_back, list_checkpoints
+from forgather.ml.checkpoint.manifest import MANIFEST, verify
+from forgather.ml.checkpoint.storage import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError
     skipped = []
     # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
-        bring_back(output_dir)
+        bring_back(LocalStorage(), output_dir)
     for folder, _ in reversed(in_order(output_dir)):
         try:
             verify(folder)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forgather.ml.checkpoint.folders import discard_folder
 from forgather.ml.checkpoint.lineage import in_order
-from forgather.ml.checkpoint.store import discard_folder
+from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -23,6 +24,7 @@ def prune(
     best: Path | None = None,
     newest: Path | None = None,
     run: str | None = None,
+    storage: Storage | None = None,
 ) -> list[Path]:
     """Returns the folders that were removed so that at most `limit` remain.
 
@@ -32,6 +34,7 @@ def prune(
         best: never removed.
         newest: the one written last, never removed; by default the one whose manifest says so.
         run: the checkpoints of this run alone count and are removed; None for all.
+        storage: makes the changes; the file system by default.
     """
     if limit is None:
         return []
@@ -48,7 +51,7 @@ def prune(
         if folder.resolve() in kept:
             continue
         try:
-            discard_folder(folder)
+            discard_folder(storage or LocalStorage(), folder)
         except OSError as error:
             _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
             continue

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.tensor_file import file_chunks, read_tensors
 
 _TENSOR = "$tensor"
 _TUPLE = "$tuple"
@@ -27,7 +27,7 @@ _BYTES = "$bytes"
 _MARKS = (_TENSOR, _TUPLE, _ITEMS, _BYTES)
 
 
-def write_state(folder: Path, name: str, tree: Any) -> None:
+def write_state(draft: Draft, name: str, tree: Any) -> None:
     """Writes `tree` as `<name>.json` and `<name>.safetensors`.
 
     Raises:
@@ -35,8 +35,8 @@ def write_state(folder: Path, name: str, tree: Any) -> None:
     """
     tensors: dict[str, Tensor] = {}
     plain = _pack(tree, name, "", tensors, {})
-    (folder / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    write_tensors(folder / f"{name}.safetensors", tensors)
+    draft.write_json(f"{name}.json", plain)
+    write_tensors(draft, f"{name}.safetensors", tensors)
 
 
 def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
@@ -55,51 +55,11 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
         raise corrupt_file(file, f"it cannot be read ({error})") from None
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes tensors as one safetensors file that other users of the machine may read as usual."""
-    compact = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(compact, file, metadata={"format": "pt", **(metadata or {})})
-    umask = os.umask(0)
-    os.umask(umask)
-    file.chmod(0o666 & ~umask)
-
-
-def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """Returns the tensors of one safetensors file.
-
-    Raises:
-        CheckpointError: FG603 where the file cannot be read, FG604 where it is missing.
-    """
-    try:
-        return load_file(file, device=device)
-    except FileNotFoundError:
-        raise missing_file(file) from None
-    except (SafetensorError, ValueError, OSError) as error:
-        raise corrupt_file(file, f"it is no safetensors file ({error})") from None
-
-
-def read_metadata(file: Path) -> dict[str, str]:
-    """Returns the texts that lie beside the tensors of a safetensors file."""
-    with safe_open(file, framework="pt") as stream:
-        return dict(stream.metadata() or {})
-
-
-def corrupt_file(file: Path, what: str) -> CheckpointError:
-    """Returns the error for a file of a checkpoint that is not what was written."""
-    return CheckpointError(
-        f"the checkpoint file {str(file)!r} is corrupt: {what}",
-        code="FG603",
-        hint="remove this checkpoint folder and resume from an earlier one (resume_from_checkpoint: auto does that)",
-    )
-
-
-def missing_file(file: Path) -> CheckpointError:
-    """Returns the error for a file that a checkpoint should have."""
-    return CheckpointError(
-        f"the checkpoint file {str(file)!r} is missing",
-        code="FG604",
-        hint="restore the file, or resume from another checkpoint (resume_from_checkpoint: auto does that)",
-    )
+def write_tensors(
+    draft: Draft, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes tensors as one safetensors file."""
+    draft.write(name, file_chunks(tensors, metadata))
 
 
 def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
@@ -139,8 +99,7 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
     name = path.lstrip(".") or "value"
     while name in tensors:
         name += "_"
-    # A view of a larger storage is written as what it shows, never as the storage.
-    tensors[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    tensors[name] = tensor
     if tensor.numel():
         seen[shared] = name
     return name
@@ -189,5 +148,5 @@ def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str
             aliases[name] = seen[shared]
         else:
             seen[identity_of(value)] = name
-            tensors[name] = value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+            tensors[name] = value
     return tensors, aliases, rest

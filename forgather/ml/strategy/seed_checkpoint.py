@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from forgather.errors import CheckpointError, TrainingError
+from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.figures import size
 from forgather.ml.log import get_logger
@@ -115,7 +117,7 @@ def _kept(recipe: Recipe, key: str) -> SeedCheckpoint | None:
         is_making = True
         made.append(_made(recipe, max_bytes=MAX_BYTES))
         is_making = False
-        write_state(folder, _RNG, _random())
+        write_state(Draft(LocalStorage(), folder), _RNG, _random())
         _write(folder, made[0])
 
     try:
@@ -156,7 +158,7 @@ def _random() -> dict[str, Any]:
 def _write(folder: Path, model: nn.Module) -> None:
     """Writes the tensors of a model into a folder, and leaves the model without them."""
     tensors, aliases, _ = split_tensors(emptied(model))
-    write_tensors(folder / _WEIGHTS, tensors, {_ALIAS + name: of for name, of in aliases.items()})
+    write_tensors(Draft(LocalStorage(), folder), _WEIGHTS, tensors, {_ALIAS + name: of for name, of in aliases.items()})
 
 
 def _bytes_of(make_model: Callable[[], nn.Module]) -> int | None:

@@ -28,7 +28,7 @@ from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
-from forgather.ml.trainer.saving import TRAINER_STATE
+from forgather.ml.trainer.snapshot import TRAINER_STATE
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
 _RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.folders import list_checkpoints
 from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.store import MANIFEST, list_checkpoints
+from forgather.ml.checkpoint.manifest import MANIFEST
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 

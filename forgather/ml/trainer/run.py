@@ -6,7 +6,9 @@ after `finish_step` the run is at a step boundary, and what a checkpoint holds t
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import importlib.metadata
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,23 +18,24 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forgather.errors import TrainingError, nearest
-from forgather.ml.callbacks.base import ExportableState
-from forgather.ml.checkpoint.lineage import new_run, next_origin, origin_of
-from forgather.ml.checkpoint.retention import prune
+from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
+from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import restore_rng
-from forgather.ml.checkpoint.state import write_state
-from forgather.ml.checkpoint.store import checkpoint_folder, step_of, write_checkpoint
-from forgather.ml.distributed import agreement, whereabouts
+from forgather.ml.checkpoint.storage import Storage
+from forgather.ml.distributed import whereabouts
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed, saving
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.callback_states import export_states, import_states
+from forgather.ml.trainer.checkpoints import Checkpoints
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -48,6 +51,7 @@ class Run:
         schedule: the learning rate.
         evaluate: evaluates and gives the metrics; None where there is nothing to evaluate.
         interrupt: tells whether Ctrl-C was pressed.
+        storage: writes checkpoints.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Run:
         *,
         evaluate: Callable[[], dict[str, float]] | None,
         interrupt: Interrupt,
+        storage: Storage,
     ) -> None:
         self.session = session
         self.args = session.args
@@ -70,12 +75,19 @@ class Run:
         self.meter = Meter(strategy.topology.device)
         self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.output_dir = Path(self.args.output_dir)
-        self.run_id = new_run()
+        self.checkpoints = Checkpoints(
+            self.output_dir,
+            storage,
+            limit=self.args.save_total_limit,
+            max_steps=session.state.max_steps,
+            facts=_facts(strategy),
+        )
         self.in_update = False
         self._evaluate = evaluate
         self._saved_step = -1
         self._cut_short = False
         self._rng: dict[str, Any] | None = None
+        self._described: dict[str, bytes] | None = None
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
@@ -283,20 +295,12 @@ class Run:
                 self.guard.poll(wait=True)
                 if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
-                self._export_callbacks()
-                captured = self.strategy.capture() | {"rng": rng_of_all()}
-                agreement.by_writer(functools.partial(self._write, captured, folder))
+                self.checkpoints.write(self._snapshot(), best=self.best_folder)
                 self._saved_step = state.global_step
         self.session.control.should_save = False
         self.session.send("on_save")
         self._agree_on_control()
         return folder
-
-    def _write(self, captured: dict[str, Any], folder: Path) -> None:
-        step = self.session.state.global_step
-        origin = next_origin(self.output_dir, self.run_id, self.session.state.max_steps)
-        write_checkpoint(self.output_dir, step, functools.partial(self._fill, captured), run=origin)
-        prune(self.output_dir, self.args.save_total_limit, best=self.best_folder, newest=folder, run=self.run_id)
 
     @property
     def best_folder(self) -> Path | None:
@@ -304,35 +308,37 @@ class Run:
         best = self.session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
-    def _export_callbacks(self) -> None:
-        states: dict[str, Any] = {}
-        for part in [*self.session.dispatcher.callbacks, self.session.control]:
-            if isinstance(part, ExportableState):
-                name = type(part).__name__
-                earlier = states.get(name)
-                if earlier is None:
-                    states[name] = part.state()
-                else:
-                    states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), part.state()]
-        # transformers declares a list, and keeps a dict by the names of classes.
-        self.session.state.stateful_callbacks = states  # type: ignore[assignment]
-
-    def _fill(self, captured: dict[str, Any], folder: Path) -> None:
-        processing_class = self.session.dispatcher.scene.get("processing_class")
-        saving.write_model_files(self.strategy.model, captured["model"], processing_class, folder)
-        saving.write_trainer_state(self.session.state, folder)
-        (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
-        if self.args.save_only_model:
-            return
-        write_state(folder, saving.OPTIMIZER, captured["optimizer"])
-        rest = {
+    def _snapshot(self) -> Snapshot:
+        export_states(self.session)
+        captured = self.strategy.capture()
+        random_states = rng_of_all()
+        if self._described is None:
+            processing_class = self.session.dispatcher.scene.get("processing_class")
+            self._described = described_files(self.strategy.model, processing_class)
+        files = {
+            **self._described,
+            TRAINER_STATE: self._trainer_state(),
+            TRAINING_ARGS: (self.args.to_json_string() + "\n").encode(),
+        }
+        training = {
             "schedule": self.schedule.state_dict(),
             "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
-            "rng": captured["rng"],
+            "rng": random_states,
         }
-        write_state(folder, saving.TRAINING_STATE, rest)
+        alone = self.args.save_only_model
+        return Snapshot(
+            step=self.session.state.global_step,
+            model=captured["model"],
+            files=files,
+            optimizer=None if alone else captured["optimizer"],
+            training=None if alone else training,
+        )
+
+    def _trainer_state(self) -> bytes:
+        state = dataclasses.asdict(self.session.state)
+        return (json.dumps(state, indent=2, sort_keys=True) + "\n").encode()
 
     def load(self, folder: Path) -> None:
         """Goes on from a verified checkpoint.
@@ -354,7 +360,7 @@ class Run:
         self._rng = own_rng(parts["rng"], self.strategy.topology)
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=saved.global_step)
-        self.run_id = origin_of(folder).run or self.run_id
+        self.checkpoints.run_id = origin_of(folder).run or self.checkpoints.run_id
         if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
             self._saved_step = saved.global_step
         state = self.session.state
@@ -362,16 +368,14 @@ class Run:
             setattr(state, name, getattr(saved, name))
         state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, self.output_dir, folder.parent)
         if self.args.restore_callback_states_from_checkpoint:
-            self._import_callbacks(saved.stateful_callbacks)  # type: ignore[arg-type]
+            import_states(self.session, saved.stateful_callbacks)  # type: ignore[arg-type]
 
-    def _import_callbacks(self, states: dict[str, Any]) -> None:
-        waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
-        for callback in self.session.dispatcher.callbacks:
-            queue = waiting.get(type(callback).__name__)
-            if isinstance(callback, ExportableState) and queue:
-                found = queue.pop(0)
-                for name, value in {**found["args"], **found["attributes"]}.items():
-                    setattr(callback, name, value)
+
+def _facts(strategy: Strategy) -> dict[str, Any]:
+    topology = strategy.topology
+    versions = {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")}
+    layout = {"world_size": topology.world_size, "dp_size": topology.dp_size, "strategy": type(strategy).__name__}
+    return {"versions": versions, "layout": layout}
 
 
 _CARRIED = (

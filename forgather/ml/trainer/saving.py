@@ -6,7 +6,6 @@ checkpoint holds what is needed to go on as if nothing had happened, and is comp
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -21,28 +20,18 @@ from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.lineage import newest_verified, passed_over
-from forgather.ml.checkpoint.state import (
-    identity_of,
-    read_metadata,
-    read_state,
-    read_tensors,
-    split_tensors,
-    write_state,
-    write_tensors,
-)
-from forgather.ml.checkpoint.store import verify
+from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.state import identity_of, read_state
+from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.checkpoint.tensor_file import read_metadata, read_tensors
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
+from forgather.ml.trainer.snapshot import EXTRA_STATE, OPTIMIZER, TRAINER_STATE, TRAINING_STATE, WEIGHTS, write_weights
 
 _log = get_logger(__name__)
-
-WEIGHTS = "model.safetensors"
-EXTRA_STATE = "model_extra_state"
-TRAINER_STATE = "trainer_state.json"
-TRAINING_STATE = "training_state"
-OPTIMIZER = "optimizer"
 
 
 def check_writable(folder: Path) -> None:
@@ -95,7 +84,7 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
         elif callable(save := getattr(model, "save_pretrained", None)):
             save(draft)
         else:
-            write_weights(weights, draft)
+            write_weights(Draft(LocalStorage(), draft), weights)
         if callable(save := getattr(processing_class, "save_pretrained", None)):
             save(draft)
         for entry in sorted(draft.iterdir()):
@@ -130,15 +119,6 @@ def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]
     return kept
 
 
-def write_weights(state: Mapping[str, Any], folder: Path) -> None:
-    """Writes a model's state as `model.safetensors`; tied weights once."""
-    tensors, aliases, rest = split_tensors(state)
-    metadata = {"aliases": json.dumps(aliases)} if aliases else {}
-    write_tensors(folder / WEIGHTS, tensors, metadata)
-    if rest:
-        write_state(folder, EXTRA_STATE, rest)
-
-
 def read_weights(folder: Path) -> dict[str, Any]:
     """Returns a model's state as `write_weights` got it; a tied weight appears under all its names.
 
@@ -150,32 +130,6 @@ def read_weights(folder: Path) -> dict[str, Any]:
     if (folder / f"{EXTRA_STATE}.json").exists():
         state |= read_state(folder, EXTRA_STATE)
     return state | {name: state[original] for name, original in aliases.items()}
-
-
-def write_model_files(model: nn.Module, state: Mapping[str, Any], processing_class: Any, folder: Path) -> None:
-    """Writes the weights as they are trained, with configs and tokenizer beside, into a checkpoint."""
-    write_weights(state, folder)
-    model = getattr(model, "stands_for", model)
-    for part in (_described(model), getattr(model, "generation_config", None), processing_class):
-        if callable(save := getattr(part, "save_pretrained", None)):
-            save(folder)
-
-
-def _described(model: nn.Module) -> Any:
-    """Returns the configuration with the class and the type of the weights, as `save_pretrained` writes them."""
-    config: Any = getattr(model, "config", None)
-    if not isinstance(model, PreTrainedModel):
-        return config
-    config = copy.deepcopy(config)
-    # fully_shard puts a class of its own in front of the model's.
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    config.dtype = str(model.dtype).removeprefix("torch.")
-    return config
-
-
-def write_trainer_state(state: TrainerState, folder: Path) -> None:
-    """Writes the state as transformers does."""
-    state.save_to_json(str(folder / TRAINER_STATE))
 
 
 def read_trainer_state(folder: Path) -> TrainerState:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +20,8 @@ from torch.optim import Optimizer
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
-from forgather.ml.checkpoint.rng import seed_everything
-from forgather.ml.checkpoint.store import verify
+from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
@@ -32,7 +31,7 @@ from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.described import description
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer import resumed, saving
+from forgather.ml.trainer import beginning, resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
@@ -69,6 +68,7 @@ class Trainer:
         loss_fn: called with (logits, labels), see `forgather.ml.losses`.
         callbacks: callbacks of transformers or of ours, or their classes.
         distributed_env: who this process is; read from the environment by default.
+        storage: writes checkpoints and models; the file system by default.
 
     Raises:
         SettingError: FG770 and FG775 for arguments that do not go with the trainer, or with what it is given.
@@ -95,6 +95,7 @@ class Trainer:
         loss_fn: Callable[..., Any] | None = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
         distributed_env: DistributedEnvironment | None = None,
+        storage: Storage | None = None,
     ) -> None:
         refuse_uncallable(optimizer_factory=optimizer_factory, lr_scheduler_factory=lr_scheduler_factory)
         self.args = self.ARGUMENTS() if args is None else args
@@ -105,10 +106,11 @@ class Trainer:
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
+        self.storage: Storage = storage or LocalStorage()
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
-            make_model=functools.partial(_make_model, model, model_init, self.args.seed),
+            make_model=functools.partial(beginning.make_model, model, model_init, self.args.seed),
             make_rule=functools.partial(loss_rule, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor),
             make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
             prepare=preparation(self.args),
@@ -140,7 +142,7 @@ class Trainer:
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        dispatcher = CallbackDispatcher(_trackers(self.args), scene)
+        dispatcher = CallbackDispatcher(beginning.trackers(self.args), scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -200,7 +202,7 @@ class Trainer:
         """
         args, session = self.args, self._session
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = agreement.by_writer(functools.partial(_begin_from, args, request))
+        folder = agreement.by_writer(functools.partial(beginning.begin_from, args, request))
         if folder is not None:
             resumed.refuse_unseen(folder)
         topology = self.strategy.topology
@@ -225,7 +227,7 @@ class Trainer:
 
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
-        steps, epochs = _extent(self.args, data)
+        steps, epochs = beginning.extent(self.args, data)
         agreement.refuse_differences(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
@@ -262,6 +264,7 @@ class Trainer:
             self.lr_scheduler,
             evaluate=self.evaluate if evaluates else None,
             interrupt=interrupt,
+            storage=self.storage,
         )
 
     def _train_batches(self) -> TrainBatches:
@@ -356,45 +359,3 @@ class Trainer:
         agreement.by_writer(functools.partial(saving.export_model, self.model, weights, folder, self.processing_class))
         self.saved_to = folder
         return folder
-
-
-def _make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
-    make = model_init if model is None else None if isinstance(model, nn.Module) else model
-    if make is not None:
-        seed_everything(seed)
-        model = make()
-    if not isinstance(model, nn.Module):
-        found = "there is no model" if model is None else f"the model is a {type(model).__name__}"
-        raise TrainingError(
-            found, code="FG801", hint="give the trainer a torch.nn.Module, or model_init that gives one"
-        )
-    return model
-
-
-def _begin_from(args: TrainingArguments, request: bool | str | None) -> Path | None:
-    """Returns the checkpoint to go on from, and looks at the folder that will be written to."""
-    output_dir = Path(args.output_dir)
-    if args.save_strategy != "no":
-        saving.check_writable(output_dir)
-    folder = saving.resolve_resume(request, output_dir)
-    if folder is None and args.save_strategy != "no":
-        resumed.mention_earlier_run(output_dir)
-    return folder
-
-
-def _trackers(args: TrainingArguments) -> list[Any]:
-    if not args.report_to:
-        return []
-    # Looked up when it is needed: it brings every tracker that is installed.
-    integrations = import_module("transformers.integrations")
-    return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
-
-
-def _extent(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
-    """Returns the number of updates and of (begun) epochs of a run."""
-    per_epoch = data.updates_per_epoch
-    if per_epoch is None:
-        return args.max_steps, 1
-    if args.max_steps > 0:
-        return args.max_steps, math.ceil(args.max_steps / per_epoch)
-    return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)

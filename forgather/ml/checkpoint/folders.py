@@ -1,0 +1,242 @@
+"""Folders `checkpoint-<step>`: complete or invisible.
+
+Takes an output folder and a storage; gives drafts that processes fill, and the folder of a checkpoint under its final
+name. Keeps true: files are written beside and synced, the manifest comes last, and the folder is renamed after all of
+that, so a crash or a loss of power at any point leaves either the whole checkpoint or none. A checkpoint that is
+replaced by one of the same step stays until the new one has its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest
+from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree, write_file
+
+_PREFIX = "checkpoint-"
+_NAME = re.compile(r"checkpoint-(\d+)\Z")
+_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-(\d+)\Z")
+_PIECE = 8 << 20
+
+
+def checkpoint_folder(output_dir: Path, step: int) -> Path:
+    """Returns the folder of the checkpoint of `step`."""
+    return output_dir / f"{_PREFIX}{step}"
+
+
+def step_of(folder: Path) -> int:
+    """Returns the step that the name of a checkpoint folder says; -1 where it says none."""
+    match = _NAME.match(folder.name)
+    return -1 if match is None else int(match[1])
+
+
+def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+    """Returns (step, folder) of every checkpoint folder, by step."""
+    if not output_dir.is_dir():
+        return []
+    named = ((_NAME.match(folder.name), folder) for folder in output_dir.iterdir() if folder.is_dir())
+    return sorted((int(match[1]), folder) for match, folder in named if match)
+
+
+class Draft:
+    """A folder that is being filled; each process writes files of its own.
+
+    Args:
+        storage: makes the changes.
+        folder: exists.
+    """
+
+    def __init__(self, storage: Storage, folder: Path) -> None:
+        self.storage = storage
+        self.folder = folder
+        self.files: dict[str, FileFact] = {}
+
+    def write(self, name: str, chunks: Iterable[Bytes]) -> None:
+        """Writes and syncs a file; it is hashed on its way.
+
+        Args:
+            name: path within the folder; folders on the way are made.
+            chunks: the content, piece by piece.
+        """
+        file = self.folder / name
+        make_folders(self.storage, file.parent)
+        hasher, size = xxhash.xxh3_128(), 0
+
+        def hashed() -> Iterator[Bytes]:
+            nonlocal size
+            for piece in _pieces(chunks):
+                hasher.update(piece)
+                size += len(piece)
+                yield piece
+
+        write_file(self.storage, file, hashed())
+        self.files[name] = FileFact(size, hasher.hexdigest())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes plain data as JSON."""
+        self.write(name, [(json.dumps(value, indent=1) + "\n").encode()])
+
+
+def _pieces(chunks: Iterable[Bytes]) -> Iterator[Bytes]:
+    # Short pieces are hashed while they are still near the processor.
+    for chunk in chunks:
+        whole = memoryview(chunk).cast("B")
+        for start in range(0, len(whole), _PIECE):
+            yield whole[start : start + _PIECE]
+
+
+def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
+    """Returns an empty draft of a checkpoint; leftovers of dead processes are removed first."""
+    tidy(storage, output_dir)
+    make_folders(storage, output_dir)
+    folder = output_dir / f".saving-{_PREFIX}{step}-{os.getpid()}"
+    storage.make_folder(folder)
+    return Draft(storage, folder)
+
+
+def finish_draft(
+    storage: Storage, folder: Path, step: int, files: Mapping[str, FileFact], facts: Mapping[str, Any]
+) -> Path:
+    """Returns the folder of the checkpoint that a draft becomes.
+
+    Args:
+        storage: makes the changes.
+        folder: of the draft; every process has written and synced its files.
+        step: names the checkpoint; an older one of the same step is replaced.
+        files: of all processes.
+        facts: what the manifest says beside, see `Manifest`.
+    """
+    for inner in sorted({(folder / name).parent for name in files} - {folder}):
+        storage.sync_folder(inner)
+    write_file(storage, folder / MANIFEST, [Manifest(step, files, facts).to_bytes()])
+    storage.sync_folder(folder)
+    final = checkpoint_folder(folder.parent, step)
+    _put_in_place(storage, folder, final)
+    return final
+
+
+def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
+    if not final.exists():
+        storage.rename(draft, final)
+        storage.sync_folder(final.parent)
+        return
+    # A folder that is not empty cannot be renamed over. Whatever happens between the two renames, the older
+    # checkpoint comes back: here, or by `bring_back` where the process died.
+    replaced = final.with_name(f".replaced-{final.name}-{os.getpid()}")
+    storage.rename(final, replaced)
+    try:
+        storage.rename(draft, final)
+    except BaseException:
+        storage.rename(replaced, final)
+        raise
+    storage.sync_folder(final.parent)
+    with suppress(OSError):  # the next save removes what is left
+        remove_tree(storage, replaced)
+
+
+def drop_draft(draft: Draft) -> None:
+    """Removes a draft that becomes no checkpoint."""
+    with suppress(OSError):  # the next save removes what is left
+        if draft.folder.exists():
+            remove_tree(draft.storage, draft.folder)
+
+
+@contextmanager
+def told_by_step(output_dir: Path, step: int) -> Iterator[None]:
+    """Turns an error of the storage into the one that names the checkpoint.
+
+    Raises:
+        CheckpointError: FG609 where the disk refuses; earlier checkpoints are untouched.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written to {str(checkpoint_folder(output_dir, step))!r}: "
+            f"{error.strerror or error}",
+            code="FG609",
+            hint="free space or change output_dir; earlier checkpoints are untouched",
+        ) from error
+
+
+def write_checkpoint(
+    output_dir: Path,
+    step: int,
+    fill: Callable[[Draft], None],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    storage: Storage | None = None,
+) -> Path:
+    """Returns the folder of a new, complete checkpoint that one process writes.
+
+    Args:
+        output_dir: where checkpoints lie.
+        step: names the checkpoint; an older one of the same step is replaced.
+        fill: writes the files.
+        facts: what the manifest says beside, see `Manifest`.
+        storage: makes the changes; the file system by default.
+
+    Raises:
+        CheckpointError: FG609 where the disk refuses; earlier checkpoints are untouched.
+    """
+    storage = storage or LocalStorage()
+    with told_by_step(output_dir, step):
+        draft = begin_draft(storage, output_dir, step)
+        try:
+            fill(draft)
+            return finish_draft(storage, draft.folder, step, draft.files, facts or {})
+        finally:
+            drop_draft(draft)
+
+
+def discard_folder(storage: Storage, folder: Path) -> None:
+    """Removes a checkpoint; it is out of sight, for good, before the first of its files is gone."""
+    hidden = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+    storage.rename(folder, hidden)
+    storage.sync_folder(folder.parent)
+    with suppress(OSError):  # the next save removes what is left
+        remove_tree(storage, hidden)
+
+
+def tidy(storage: Storage, output_dir: Path) -> None:
+    """Brings back what a dead process was about to replace, and removes what else it left."""
+    bring_back(storage, output_dir)
+    for folder, _ in _leftovers(output_dir):
+        with suppress(OSError):
+            remove_tree(storage, folder)
+
+
+def bring_back(storage: Storage, output_dir: Path) -> None:
+    """Gives back its name to a checkpoint that a dead process was about to replace."""
+    for folder, match in _leftovers(output_dir):
+        final = output_dir / match[2]
+        if match[1] == "replaced" and not final.exists():
+            storage.rename(folder, final)
+            storage.sync_folder(output_dir)
+
+
+def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:
+    folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
+    named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
+    return [(folder, match) for folder, match in named if match is not None and not _is_running(int(match[3]))]
+
+
+def _is_running(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,89 @@
+"""Tensors as a safetensors file, streamed.
+
+Takes tensors by name; gives the bytes of the file, one tensor after another, for whoever writes and hashes them. Keeps
+true: at most one tensor is copied at a time; the same tensors give the same bytes, whatever the order of their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.storage import Bytes
+
+# The format's own words for types.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+
+
+def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[Bytes]:
+    """Yields the bytes of a safetensors file.
+
+    Args:
+        tensors: by name, on any device.
+        metadata: texts that lie beside them.
+    """
+    # Larger types first, so that each tensor begins at a multiple of its own size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    end = 0
+    for name in order:
+        begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        tensor = tensors[name]
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield tensor_bytes(tensors[name])
+
+
+def tensor_bytes(tensor: Tensor) -> Bytes:
+    """Returns the values of a tensor as they lie in a file; a view where they lie so on the host already."""
+    if not tensor.numel():
+        return b""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
+    """Returns the tensors of one safetensors file.
+
+    Raises:
+        CheckpointError: FG603 where the file cannot be read, FG604 where it is missing.
+    """
+    try:
+        return load_file(file, device=device)
+    except FileNotFoundError:
+        raise missing_file(file) from None
+    except (SafetensorError, ValueError, OSError) as error:
+        raise corrupt_file(file, f"it is no safetensors file ({error})") from None
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Returns the texts that lie beside the tensors of a safetensors file."""
+    with safe_open(file, framework="pt") as stream:
+        return dict(stream.metadata() or {})

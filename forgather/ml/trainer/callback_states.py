@@ -1,0 +1,39 @@
+"""State of callbacks, in the form of transformers.
+
+Takes a session; puts what callbacks export into its state, and gives it back to them. Keeps true: several callbacks of
+one class are told apart by their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forgather.ml.callbacks.base import ExportableState
+from forgather.ml.trainer.session import Session
+
+
+def export_states(session: Session) -> None:
+    """Puts the state of each callback that has one into the state of the run."""
+    states: dict[str, Any] = {}
+    for part in [*session.dispatcher.callbacks, session.control]:
+        if isinstance(part, ExportableState):
+            name = type(part).__name__
+            earlier = states.get(name)
+            if earlier is None:
+                states[name] = part.state()
+            else:
+                states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), part.state()]
+    # transformers declares a list, and keeps a dict by the names of classes.
+    session.state.stateful_callbacks = states  # type: ignore[assignment]
+
+
+def import_states(session: Session, states: Mapping[str, Any]) -> None:
+    """Gives callbacks the states that `export_states` put into the state of a run."""
+    waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
+    for callback in session.dispatcher.callbacks:
+        queue = waiting.get(type(callback).__name__)
+        if isinstance(callback, ExportableState) and queue:
+            found = queue.pop(0)
+            for name, value in {**found["args"], **found["attributes"]}.items():
+                setattr(callback, name, value)
