@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-distributed lint bench clean
+.PHONY: demo test test-distributed test-reliability lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing what constraints.txt pins into $(VENV): a few minutes the first time, most of it PyTorch."
@@ -22,6 +22,11 @@ test: $(STAMP)
 test-distributed: $(STAMP)
 	$(BIN)/python -m pytest tests/ml/distributed --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json
+
+# The full sets of the tests of reliability, whose quick sets are part of `make test`; writes the table of docs/guarantees.md.
+test-reliability: $(STAMP)
+	$(BIN)/python -m pytest tests/reliability --full --timeout 1800
+	$(BIN)/python scripts/write_guarantees.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,6 +6,9 @@ import signal
 def pytest_addoption(parser):
     parser.addoption("--all-cells", action="store_true", help="train every cell of the matrix of strategies")
     parser.addoption("--write-results", metavar="FILE", help="write what the cells of the matrix measured as JSON")
+    parser.addoption(
+        "--full", action="store_true", help="run the full sets of the tests of reliability, and note figures"
+    )
 
 
 def pytest_configure(config):

@@ -1,0 +1,104 @@
+"""Writes the table of measured guarantees into docs/guarantees.md, and prints it.
+
+    python scripts/write_guarantees.py [build/figures.json]
+
+Takes what `pytest tests/reliability --full` noted; `make test-reliability` does both.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "guarantees.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+# Of each guarantee: what is promised, and how far the test reaches.
+GUARANTEES = {
+    "R1": (
+        "A checkpoint is complete or invisible.",
+        "a kill at every operation on files of synchronous, asynchronous, best-and-retention and export saves; with "
+        "two ranks of pipeline, FSDP2 and DDP saves on each rank",
+    ),
+    "R2": (
+        "It survives a loss of power, not only the death of a process.",
+        "at least 1,000 states that a disk may be left in, rebuilt from the operations; each resumes",
+    ),
+    "R3": (
+        "After `kill -9` at any moment, the resumed run ends with the same bits.",
+        "200 kills at random moments, and 10 of the real command",
+    ),
+    "R4": (
+        "Resume is exact.",
+        "144 cells of save position, strategy, accumulation and kind of data; every tensor, optimizer, schedule, "
+        "random state and loss; with a negative control",
+    ),
+    "R5": (
+        "Each sample is seen once per epoch, across resumes.",
+        "interrupts around the ends of epochs; 0, 1 and 3 workers",
+    ),
+    "R6": (
+        "Corruption is found and named; resume falls back and says so.",
+        "500 flipped bits, 500 cut files, 500 zeroed blocks; missing, extra and swapped files",
+    ),
+    "R7": ("Partial state is an error.", "each part of a checkpoint removed in turn"),
+    "R8": (
+        "A failed save is loud, is told within one step, and leaves the last good one untouched.",
+        "no space, an I/O error or no permission at every operation; `/dev/full`, a limit of file size, a small disk",
+    ),
+    "R9": (
+        "Retention never deletes the only good checkpoint, the best, or one in progress.",
+        "500 random sequences of saves, failures and removals",
+    ),
+    "R10": ("Space is checked before step 0.", "predicted against written bytes of three models"),
+    "R11": (
+        "A signal on any rank in any phase gives one checkpoint and exit 143.",
+        "eight phases, ranks 0 and 1",
+    ),
+    "R12": ("One failing rank ends the job, and the first cause is told.", "24 cases, ranks 0 and 1"),
+    "R13": ("A hang is found, explained and ended.", "a skipped exchange, with the stacks of all ranks"),
+    "R14": ("Steps that are not finite follow a stated policy.", "stop, skip and rewind, on one rank only"),
+    "R15": ("The number of ranks does not change the global batches.", "1 to 16 ranks, 0 to 4 workers"),
+    "R16": ("The same config run twice gives the same losses.", "two runs, compared byte by byte"),
+    "R17": ("A bad week is survivable.", "55 mixed faults in one run, five of them on the real command"),
+    "R18": ("A torn last line is survived; memory is flat.", "a cut at every byte of the last record; 10,000 steps"),
+    "S6": ("Loading a checkpoint never unpickles.", "payloads in every place that a file may hide one"),
+    "stall": (
+        "An asynchronous save stalls the run for less than `torch.save` takes.",
+        "1.4 GiB, median of five in one run",
+    ),
+    "digests": ("Digests cost little.", "the same save with and without"),
+}
+HEAD = "| id | promise | reach | measured | command |\n|---|---|---|---|---|"
+
+
+def table(figures):
+    """Returns the rows of the table: of each guarantee, what each of its tests noted."""
+    return "\n".join([HEAD, *(_row(name, figures[name]) for name in GUARANTEES if name in figures)])
+
+
+def _row(name, noted):
+    promise, reach = GUARANTEES[name]
+    files = sorted({test.partition("::")[0] for test in noted})
+    measured = "; ".join(text for _, text in sorted(noted.items()))
+    return f"| {name} | {promise} | {reach} | {measured} | `pytest {' '.join(files)} --full` |"
+
+
+def replaced(page, content):
+    """Returns the page with the content between its two marks."""
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+
+
+def main(file=ROOT / "build" / "figures.json"):
+    """Writes the table of a file of figures."""
+    figures = json.loads(Path(file).read_text(encoding="utf-8"))
+    if unknown := sorted(set(figures) - set(GUARANTEES)):
+        sys.exit(f"{file}: no guarantee is called {', '.join(unknown)}")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(figures)), encoding="utf-8")
+    print(table(figures))
+    if missing := [name for name in GUARANTEES if name not in figures]:
+        print(f"nothing was measured of {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
