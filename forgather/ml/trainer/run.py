@@ -6,10 +6,7 @@ after `finish_step` the run is at a step boundary, and what a checkpoint holds t
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from forgather.errors import TrainingError, nearest
+from forgather.errors import TrainingError
 from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import restore_rng
@@ -28,14 +25,15 @@ from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed, saving
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
-from forgather.ml.trainer.callback_states import export_states, import_states
+from forgather.ml.trainer.best import BestMetric
+from forgather.ml.trainer.callback_states import import_states
 from forgather.ml.trainer.checkpoints import Checkpoints
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
 from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files
+from forgather.ml.trainer.taking import Camera
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -82,12 +80,13 @@ class Run:
             max_steps=session.state.max_steps,
             facts=_facts(strategy),
         )
+        self.best = BestMetric(session)
         self.in_update = False
         self._evaluate = evaluate
         self._saved_step = -1
         self._cut_short = False
         self._rng: dict[str, Any] | None = None
-        self._described: dict[str, bytes] | None = None
+        self._camera = Camera(session, strategy)
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
@@ -235,55 +234,22 @@ class Run:
         with self.meter.paused():
             metrics = self._evaluate()
         self._agree_on_control()
-        if self.args.metric_for_best_model is None:
+        if not self.best.is_followed:
             return
-        value = self._metric_of(metrics)
+        value = self.best.of(metrics)
         if self._follows_metric:
             self.schedule.step(value)
         self._saved_step = -1  # a checkpoint that was written before does not hold this metric
-        is_best = self._remember_best(value)
+        is_best = self.best.remember(value)
         if self.args.save_strategy == "best":
             self.session.control.should_save = is_best
 
-    @property
-    def _metric_name(self) -> str:
-        name = str(self.args.metric_for_best_model)
-        return name if name.startswith("eval_") else f"eval_{name}"
-
-    def _metric_of(self, metrics: dict[str, float]) -> float:
-        name = self._metric_name
-        if name not in metrics:
-            raise TrainingError(
-                f"metric_for_best_model is {self.args.metric_for_best_model!r}, and the evaluation gave no {name!r}",
-                code="FG821",
-                hint=nearest(name, sorted(metrics)),
-            )
-        return metrics[name]
-
-    def _remember_best(self, value: float) -> bool:
-        state = self.session.state
-        if self._is_better(value, state.best_metric):
-            state.best_metric, state.best_global_step = value, state.global_step
-            return True
-        return False
-
-    def _is_better(self, value: float, than: float | None) -> bool:
-        if math.isnan(value):
-            return False
-        return than is None or (value > than if self.args.greater_is_better else value < than)
-
     def _is_best_saved(self) -> bool:
         """Tells whether the present step is better than the best one that was saved."""
-        value, best = self._metric_at(self.session.state.global_step), self.best_folder
+        value, best = self.best.at(self.session.state.global_step), self.best_folder
         if value is None:
             return False
-        return self._is_better(value, None if best is None else self._metric_at(step_of(best)))
-
-    def _metric_at(self, step: int) -> float | None:
-        lines = reversed(self.session.state.log_history)
-        return next(
-            (line[self._metric_name] for line in lines if line["step"] == step and self._metric_name in line), None
-        )
+        return self.best.is_better(value, None if best is None else self.best.at(step_of(best)))
 
     def save(self) -> Path:
         """Writes a checkpoint of the present step, removes surplus ones, tells the callbacks."""
@@ -295,7 +261,7 @@ class Run:
                 self.guard.poll(wait=True)
                 if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
-                self.checkpoints.write(self._snapshot(), best=self.best_folder)
+                self.checkpoints.write(self._camera.take(self._training_state), best=self.best_folder)
                 self._saved_step = state.global_step
         self.session.control.should_save = False
         self.session.send("on_save")
@@ -308,37 +274,15 @@ class Run:
         best = self.session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
-    def _snapshot(self) -> Snapshot:
-        export_states(self.session)
-        captured = self.strategy.capture()
-        random_states = rng_of_all()
-        if self._described is None:
-            processing_class = self.session.dispatcher.scene.get("processing_class")
-            self._described = described_files(self.strategy.model, processing_class)
-        files = {
-            **self._described,
-            TRAINER_STATE: self._trainer_state(),
-            TRAINING_ARGS: (self.args.to_json_string() + "\n").encode(),
-        }
-        training = {
+    def _training_state(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside weights and optimizer."""
+        return {
             "schedule": self.schedule.state_dict(),
             "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
-            "rng": random_states,
+            "rng": rng_of_all(),
         }
-        alone = self.args.save_only_model
-        return Snapshot(
-            step=self.session.state.global_step,
-            model=captured["model"],
-            files=files,
-            optimizer=None if alone else captured["optimizer"],
-            training=None if alone else training,
-        )
-
-    def _trainer_state(self) -> bytes:
-        state = dataclasses.asdict(self.session.state)
-        return (json.dumps(state, indent=2, sort_keys=True) + "\n").encode()
 
     def load(self, folder: Path) -> None:
         """Goes on from a verified checkpoint.

@@ -1,0 +1,57 @@
+"""How a snapshot of a run is taken.
+
+Takes the parts of a run at a step boundary; gives a `Snapshot`. Keeps true: every process calls it; nothing of the run
+changes, but for what callbacks export of themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.callback_states import export_states
+from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files
+
+
+class Camera:
+    """Takes the snapshots of a run.
+
+    Args:
+        session: arguments, state, callbacks.
+        strategy: holds weights and optimizer.
+    """
+
+    def __init__(self, session: Session, strategy: Strategy) -> None:
+        self._session = session
+        self._strategy = strategy
+        self._described: dict[str, bytes] | None = None
+
+    def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
+        """Returns what a checkpoint of the present step holds.
+
+        Args:
+            training: gives schedule, random states, position in the data; last of all, as the run goes on from there.
+        """
+        args, state = self._session.args, self._session.state
+        export_states(self._session)
+        captured = self._strategy.capture()
+        if self._described is None:  # configuration and tokenizer stay what they are
+            processing_class = self._session.dispatcher.scene.get("processing_class")
+            self._described = described_files(self._strategy.model, processing_class)
+        files = {
+            **self._described,
+            TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode(),
+            TRAINING_ARGS: (args.to_json_string() + "\n").encode(),
+        }
+        alone = args.save_only_model
+        return Snapshot(
+            step=state.global_step,
+            model=captured["model"],
+            files=files,
+            optimizer=None if alone else captured["optimizer"],
+            training=None if alone else training(),
+        )
