@@ -33,10 +33,23 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
     Raises:
         CheckpointError: FG606 for a value that neither format holds.
     """
-    tensors: dict[str, Tensor] = {}
-    plain = _pack(tree, name, "", tensors, {})
+    plain, tensors = packed(tree, name)
     draft.write_json(f"{name}.json", plain)
     write_tensors(draft, f"{name}.safetensors", tensors)
+
+
+def packed(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
+    """Returns a tree as what JSON holds, and the tensors that it names.
+
+    Args:
+        tree: a state.
+        name: what an error calls it.
+
+    Raises:
+        CheckpointError: FG606 for a value that neither holds.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _pack(tree, name, "", tensors, {}), tensors
 
 
 def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
@@ -53,6 +66,11 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
         raise missing_file(file) from None
     except (ValueError, KeyError) as error:
         raise corrupt_file(file, f"it cannot be read ({error})") from None
+
+
+def as_json(value: Any) -> bytes:
+    """Returns plain data as the text of a file."""
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def write_tensors(

@@ -3,7 +3,7 @@
 Takes small values, and acts that one process does for all. Gives the values of all, or the same outcome everywhere.
 Keeps true: in one process nothing is sent; every process calls the same functions in the same order; the hosts speak
 with one another, so nothing here waits for a device; an act of the writer that fails, fails on every process with the
-writer's error, so that nobody waits for a file that never comes.
+writer's error, so that nobody waits for a file that never comes; so does what all do, each its part.
 """
 
 from __future__ import annotations
@@ -71,6 +71,44 @@ def by_writer(act: Callable[[], T]) -> T:
         raise outcome[1]
     answer: T = outcome[0]
     return answer
+
+
+def by_all(act: Callable[[], T]) -> list[T]:
+    """Returns, on every process, what `act` gives on each of them, by rank. Values are pickled.
+
+    Raises:
+        ForgatherError: that of the first process that failed, on every process; its message names the rank where not
+            all failed alike. DistributedError FG854 on the others where it is none of ours.
+    """
+    if not several():
+        return [act()]
+    failure: Exception | None = None
+    answer: tuple[Any, Exception | None]
+    try:
+        answer = (act(), None)
+    except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
+        failure = error
+        answer = (None, error if isinstance(error, ForgatherError) else _of_rank(dist.get_rank(), error))
+    answers: list[tuple[Any, Exception | None]] = gathered(answer)
+    errors = [error for _, error in answers]
+    rank = next((rank for rank, error in enumerate(errors) if error is not None), None)
+    if rank is None:
+        return [value for value, _ in answers]
+    first = errors[rank]
+    assert first is not None  # noqa: S101 - it was looked for
+    if rank == dist.get_rank() and failure is not None and not isinstance(failure, ForgatherError):
+        raise failure
+    if isinstance(first, ForgatherError) and any(str(error) != str(first) for error in errors):
+        first.message = first.message if first.code == "FG854" else f"rank {rank}: {first.message}"
+    raise first from failure
+
+
+def _of_rank(rank: int, error: Exception) -> DistributedError:
+    return DistributedError(
+        f"rank {rank} failed in what all processes do together: {type(error).__name__}: {error}",
+        code="FG854",
+        hint=f"what rank {rank} says itself comes first",
+    )
 
 
 def _of_writer(error: Exception) -> DistributedError:

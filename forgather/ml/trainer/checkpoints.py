@@ -1,8 +1,8 @@
 """The checkpoints of a run: how they are written, and which of them stay.
 
-Takes a `Snapshot` of every process; gives a folder that is complete. Keeps true: every process calls each method; the
-one that writes makes the folder and gives it its name, after everything in it was written and synced; a checkpoint of
-another run is never removed.
+Takes a `Snapshot` of every process; gives a folder that is complete. Keeps true: every process calls each method and
+writes its part; rank 0 makes the folder and gives it its name, after everything in it was written and synced; a failure
+of one process is one of all, and leaves nothing; a checkpoint of another run is never removed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ class Checkpoints:
         """
         folder = agreement.by_writer(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
-        files = agreement.by_writer(functools.partial(self._fill, draft, snapshot))
+        try:
+            parts = agreement.by_all(functools.partial(self._fill, draft, snapshot))
+        except BaseException:
+            agreement.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
+            raise
+        files = {name: fact for part in parts for name, fact in part.items()}
         return agreement.by_writer(functools.partial(self._finish, draft, snapshot.step, files, best))
 
     def _begin(self, step: int) -> Path:
@@ -62,12 +67,8 @@ class Checkpoints:
             return begin_draft(self.storage, self.output_dir, step).folder
 
     def _fill(self, draft: Draft, snapshot: Snapshot) -> dict[str, FileFact]:
-        try:
-            with told_by_step(self.output_dir, snapshot.step):
-                snapshot.write(draft)
-        except BaseException:
-            drop_draft(draft)
-            raise
+        with told_by_step(self.output_dir, snapshot.step):
+            snapshot.write(draft)
         return draft.files
 
     def _finish(self, draft: Draft, step: int, files: Mapping[str, FileFact], best: Path | None) -> Path:

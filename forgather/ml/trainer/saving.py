@@ -25,11 +25,19 @@ from forgather.ml.checkpoint.lineage import newest_verified, passed_over
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.state import identity_of, read_state
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.checkpoint.tensor_file import read_metadata, read_tensors
+from forgather.ml.checkpoint.tensor_file import read_tensors
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
-from forgather.ml.trainer.snapshot import EXTRA_STATE, OPTIMIZER, TRAINER_STATE, TRAINING_STATE, WEIGHTS, write_weights
+from forgather.ml.trainer.snapshot import (
+    EXTRA_STATE,
+    INDEX,
+    OPTIMIZER,
+    TRAINER_STATE,
+    TRAINING_STATE,
+    WEIGHTS,
+    write_weights,
+)
 
 _log = get_logger(__name__)
 
@@ -126,7 +134,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
         CheckpointError: FG603 or FG604.
     """
     state: dict[str, Any] = dict(read_tensors(folder / WEIGHTS))
-    aliases = json.loads(read_metadata(folder / WEIGHTS).get("aliases", "{}"))
+    aliases = json.loads((folder / INDEX).read_text(encoding="utf-8"))["aliases"]
     if (folder / f"{EXTRA_STATE}.json").exists():
         state |= read_state(folder, EXTRA_STATE)
     return state | {name: state[original] for name, original in aliases.items()}

@@ -1,7 +1,8 @@
 """A run at a step boundary, as it is written into a checkpoint.
 
-Takes what a run is made of; gives files of a draft. Keeps true: what is written is what was captured, whatever the run
-does meanwhile with anything but its tensors; each process writes its own part.
+Takes what a run is made of; gives a `Snapshot`, and that gives files of a draft. Keeps true: what is written is what
+was captured, whatever the run does meanwhile with anything but its tensors; each process writes its own part, and what
+there is to agree on was agreed on before.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.ml.checkpoint.folders import Draft
-from forgather.ml.checkpoint.state import split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.state import as_json, packed, split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.tensor_file import file_chunks
 
 WEIGHTS = "model.safetensors"
+INDEX = "index.json"
 EXTRA_STATE = "model_extra_state"
 TRAINER_STATE = "trainer_state.json"
 TRAINING_ARGS = "training_args.json"
@@ -30,30 +33,61 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint holds.
+    """What one process writes of a checkpoint. Writing it asks no other process for anything.
 
     Args:
         step: updates that were done.
-        model: weights by name, as they are trained.
-        files: small files by name: configuration, tokenizer, state for people.
-        optimizer: its state by names of weights; None where the model alone is saved.
-        training: schedule, random states, position in the data; None where the model alone is saved.
+        tensors: by file (safetensors) and by key in it; they may lie on a device, and belong to the run.
+        texts: what else is written, by file.
     """
 
     step: int
-    model: Mapping[str, Tensor]
-    files: Mapping[str, bytes]
-    optimizer: Mapping[str, Any] | None
-    training: Mapping[str, Any] | None
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    texts: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of everything, but for the headers of files."""
+        held = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
+        return sum(tensor.nbytes for tensor in held) + sum(map(len, self.texts.values()))
 
     def write(self, draft: Draft) -> None:
         """Writes everything into a draft."""
-        write_weights(draft, self.model)
-        for name, content in self.files.items():
+        for name, tensors in self.tensors.items():
+            draft.write(name, file_chunks(tensors))
+        for name, content in self.texts.items():
             draft.write(name, [content])
-        if self.training is not None:
-            write_state(draft, OPTIMIZER, self.optimizer)
-            write_state(draft, TRAINING_STATE, self.training)
+
+
+def snapshot(
+    step: int,
+    captured: Mapping[str, Any],
+    texts: Mapping[str, bytes],
+    training: Mapping[str, Any] | None,
+    *,
+    is_writer: bool,
+) -> Snapshot:
+    """Returns what this process writes of a checkpoint; every process calls it.
+
+    Args:
+        step: updates that were done.
+        captured: what the strategy captured.
+        texts: small files by name: configuration, tokenizer, state for people.
+        training: schedule, random states, position in the data; None where the model alone is saved.
+        is_writer: whether this process writes what belongs to all.
+    """
+    if not is_writer:
+        return Snapshot(step=step, tensors={}, texts={})
+    weights, aliases, extra = split_tensors(captured["model"])
+    trees: dict[str, Any] = {EXTRA_STATE: extra} if extra else {}
+    if training is not None:
+        trees |= {OPTIMIZER: captured["optimizer"], TRAINING_STATE: training}
+    tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS: weights}
+    texts = {**texts, INDEX: as_json({"aliases": aliases})}
+    for name, tree in trees.items():
+        plain, held = packed(tree, name)
+        texts[f"{name}.json"], tensors[f"{name}.safetensors"] = as_json(plain), held
+    return Snapshot(step=step, tensors=tensors, texts=texts)
 
 
 def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files
+from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files, snapshot
 
 
 class Camera:
@@ -31,7 +31,7 @@ class Camera:
         self._described: dict[str, bytes] | None = None
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
-        """Returns what a checkpoint of the present step holds.
+        """Returns what this process writes of a checkpoint of the present step.
 
         Args:
             training: gives schedule, random states, position in the data; last of all, as the run goes on from there.
@@ -42,16 +42,15 @@ class Camera:
         if self._described is None:  # configuration and tokenizer stay what they are
             processing_class = self._session.dispatcher.scene.get("processing_class")
             self._described = described_files(self._strategy.model, processing_class)
-        files = {
+        texts = {
             **self._described,
             TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode(),
             TRAINING_ARGS: (args.to_json_string() + "\n").encode(),
         }
-        alone = args.save_only_model
-        return Snapshot(
-            step=state.global_step,
-            model=captured["model"],
-            files=files,
-            optimizer=None if alone else captured["optimizer"],
-            training=None if alone else training(),
+        return snapshot(
+            state.global_step,
+            captured,
+            texts,
+            None if args.save_only_model else training(),
+            is_writer=self._strategy.topology.is_writer,
         )
