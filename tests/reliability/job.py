@@ -1,0 +1,143 @@
+"""The job that is disturbed: nine steps of a tiny model with three saves, and what must be the same in the end.
+
+Takes an output folder, a kind of saving and a storage; gives a digest of everything that the run left: each tensor,
+optimizer, schedule, random states, position, losses. Keeps true: the data draw from all sources of randomness and the
+model has dropout, so that a resume that loses any of them is seen; what a clock or a path says is left out.
+"""
+
+import hashlib
+import json
+import random
+
+import numpy as np
+import torch
+
+from forgather.ml import Trainer, TrainingArguments
+from forgather.ml.checkpoint import newest_verified
+from forgather.ml.checkpoint.folders import checkpoint_folder
+from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.tensor_file import read_tensors
+from tests.ml.fixtures import Regression, regression_rows
+
+STEPS = 9
+_BY_EVAL = {"metric_for_best_model": "loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 3}
+KINDS = {
+    "synchronous": {},
+    "retention": {**_BY_EVAL, "save_total_limit": 1, "load_best_model_at_end": True},
+    # Begins anew in the folder of a finished run, and replaces its checkpoints.
+    "replacing": {},
+}
+# Whatever a clock, the machine or the place of the run decides.
+_MOVING = ("_per_second", "_runtime", "memory_bytes", "_dir")
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Rows that draw from all three sources of randomness."""
+
+    def __init__(self):
+        self.base = regression_rows()
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        row = self.base[index]
+        noise = torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(())), 0.0])
+        return {**row, "x": row["x"] + noise}
+
+
+def trainer(folder, kind, storage=None, callbacks=(), **more):
+    """Returns the trainer of a job that writes into `folder`."""
+    given = {
+        "max_steps": STEPS,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "logging_strategy": "steps",
+        "logging_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "report_to": "none",
+        **KINDS[kind],
+        **more,
+    }
+    return Trainer(
+        Regression(),
+        TrainingArguments(output_dir=str(folder), **given),
+        train_dataset=Noisy(),
+        eval_dataset=regression_rows(4),
+        callbacks=callbacks,
+        storage=storage,
+    )
+
+
+def prepare(folder, kind):
+    """Makes the folder of a job; returns the step that a resume finds there before the job has saved anything."""
+    folder.mkdir(parents=True)
+    if kind != "replacing":
+        return 0
+    trainer(folder, kind).train()
+    return STEPS
+
+
+def resumes_at(folder):
+    """Returns the step from which `auto` goes on; 0 where it begins anew. Nothing that is seen may be damaged."""
+    newest, skipped = newest_verified(folder)
+    assert [] == [error.message for error in skipped]
+    return 0 if newest is None else verify(newest).step
+
+
+def finish(folder, kind, **more):
+    """Trains to the end from the newest checkpoint, and returns the digest."""
+    trainer(folder, kind, **more).train(resume_from_checkpoint="auto")
+    return digest(folder)
+
+
+def digest(folder, steps=STEPS):
+    """Returns what a finished run left, as digests by name."""
+    last = checkpoint_folder(folder, steps)
+    found = {f"export/{name}": value for name, value in _content(folder, folder / "model.safetensors").items()}
+    for name in verify(last).files:
+        for part, value in _content(folder, last / name).items():
+            found[f"{name}/{part}"] = value
+    return found
+
+
+def _content(folder, file):
+    if file.suffix == ".safetensors":
+        return {name: _hash(_bytes_of(tensor)) for name, tensor in read_tensors(file).items()}
+    if file.suffix != ".json":
+        return {"": _hash(file.read_bytes())}
+    tree = json.loads(file.read_text(encoding="utf-8").replace(f"{folder}/", ""))
+    parts = tree.items() if isinstance(tree, dict) else [("", tree)]
+    return {name: _hash(json.dumps(_still(part), sort_keys=True).encode()) for name, part in parts if _is_still(name)}
+
+
+def _bytes_of(tensor):
+    facts = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    return facts + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _still(value):
+    if isinstance(value, dict):
+        return {name: _still(inner) for name, inner in value.items() if _is_still(name)}
+    if isinstance(value, list):
+        # The line that closes a run is one of its process, not of its state.
+        lines = [line for line in value if not (isinstance(line, dict) and "train_runtime" in line)]
+        return [_still(inner) for inner in lines]
+    return value
+
+
+def _is_still(name):
+    return not name.endswith(_MOVING)
+
+
+def _hash(content):
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def differences(expected, found):
+    """Returns the names whose digests differ."""
+    return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
