@@ -8,6 +8,7 @@ model has dropout, so that a resume that loses any of them is seen; what a clock
 import hashlib
 import json
 import random
+import re
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ KINDS = {
     "replacing": {},
 }
 # Whatever a clock, the machine or the place of the run decides.
+_PATH = re.compile(r'"[^"]*/(checkpoint-\d+)"')
 _MOVING = ("_per_second", "_runtime", "memory_bytes", "_dir")
 
 
@@ -98,19 +100,19 @@ def finish(folder, kind, **more):
 def digest(folder, steps=STEPS):
     """Returns what a finished run left, as digests by name."""
     last = checkpoint_folder(folder, steps)
-    found = {f"export/{name}": value for name, value in _content(folder, folder / "model.safetensors").items()}
+    found = {f"export/{name}": value for name, value in _content(folder / "model.safetensors").items()}
     for name in verify(last).files:
-        for part, value in _content(folder, last / name).items():
+        for part, value in _content(last / name).items():
             found[f"{name}/{part}"] = value
     return found
 
 
-def _content(folder, file):
+def _content(file):
     if file.suffix == ".safetensors":
         return {name: _hash(_bytes_of(tensor)) for name, tensor in read_tensors(file).items()}
     if file.suffix != ".json":
         return {"": _hash(file.read_bytes())}
-    tree = json.loads(file.read_text(encoding="utf-8").replace(f"{folder}/", ""))
+    tree = json.loads(_PATH.sub(r'"\1"', file.read_text(encoding="utf-8")))
     parts = tree.items() if isinstance(tree, dict) else [("", tree)]
     return {name: _hash(json.dumps(_still(part), sort_keys=True).encode()) for name, part in parts if _is_still(name)}
 

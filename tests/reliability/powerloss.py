@@ -1,0 +1,288 @@
+"""What a disk may hold after a loss of power: every state that pessimistic rules allow, rebuilt from the operations.
+
+Takes the operations of a run, with their data; gives states as {path: content}. The rules are those of POSIX and no
+better: what was written and not synced is there, gone, cut at any 4 KiB boundary or zeros; a name that was made, changed
+or removed, and whose folder was not synced, is there or not, each for itself, in any combination. What was synced stays.
+"""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forgather.ml.checkpoint.storage import LocalStorage
+
+BLOCK = 4096
+
+
+class Logged:
+    """A storage that notes every operation with its data."""
+
+    def __init__(self, root, inner=None):
+        self.root = Path(root)
+        self.inner = inner or LocalStorage()
+        self.log = []
+
+    def _note(self, name, *arguments):
+        self.log.append((name, *(str(a.relative_to(self.root)) if isinstance(a, Path) else a for a in arguments)))
+
+    def saved(self, step):
+        """Notes that the run was told of a save."""
+        self._note("saved", step)
+
+    def create(self, file):
+        inner = self.inner.create(file)
+        self._note("create", file)
+        return LoggedFile(self, file, inner)
+
+    def make_folder(self, folder):
+        self.inner.make_folder(folder)
+        self._note("make_folder", folder)
+
+    def rename(self, old, new):
+        self.inner.rename(old, new)
+        self._note("rename", old, new)
+
+    def remove_file(self, file):
+        self.inner.remove_file(file)
+        self._note("remove", file)
+
+    def remove_folder(self, folder):
+        self.inner.remove_folder(folder)
+        self._note("remove", folder)
+
+    def sync_folder(self, folder):
+        self.inner.sync_folder(folder)
+        self._note("sync_folder", folder)
+
+    def free_bytes(self, folder):
+        return self.inner.free_bytes(folder)
+
+
+class LoggedFile:
+    """A file of a `Logged`."""
+
+    def __init__(self, storage, file, inner):
+        self._storage = storage
+        self._file = file
+        self._inner = inner
+
+    def write(self, data):
+        self._inner.write(data)
+        self._storage._note("write", self._file, bytes(data))
+
+    def sync(self):
+        self._inner.sync()
+        self._storage._note("sync", self._file)
+
+    def close(self):
+        self._inner.close()
+
+
+class FilesNotSynced(Logged):
+    """A storage whose writer trusts the machine with the content of files. A control of the replayer."""
+
+    def create(self, file):
+        stream = super().create(file)
+        stream.sync = lambda: None
+        return stream
+
+
+class FoldersNotSynced(Logged):
+    """A storage whose writer trusts the machine with names. A control of the replayer."""
+
+    def sync_folder(self, folder):
+        pass
+
+
+@dataclass(eq=False)
+class File:
+    """The content of a file, whatever its names."""
+
+    written: bytes = b""
+    synced: int = 0
+
+    def contents(self, dice):
+        """Yields what the disk may hold of it: all, then less."""
+        yield self.written
+        if self.synced == len(self.written):
+            return
+        loose = [cut for cut in range(0, len(self.written), BLOCK) if cut >= self.synced] or [self.synced]
+        yield self.written[: loose[0]]
+        cut = dice.choice(loose)
+        yield self.written[:cut]
+        yield self.written[:cut] + bytes(len(self.written) - cut)
+
+
+@dataclass(eq=False)
+class Folder:
+    """The names in a folder."""
+
+    entries: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of names that is not synced yet: `removed` and `added` are (folder, name), `what` what has the name."""
+
+    removed: tuple | None
+    added: tuple | None
+    what: object
+
+    @property
+    def folders(self):
+        return {id(place[0]) for place in (self.removed, self.added) if place}
+
+
+class Disk:
+    """What is certainly on the disk, and the changes that may be or not, after the first operations of a log."""
+
+    def __init__(self, before):
+        self.root = Folder()
+        self.loose = []
+        self.saved = None
+        self._present = {"": self.root}  # what the running machine sees: every change has happened
+        for name, content in sorted(before.items()):
+            node = Folder() if content is None else File(content, len(content))
+            self._place(name)[0].entries[Path(name).name] = node
+            self._present[name] = node
+
+    def _place(self, name):
+        parent = str(Path(name).parent)
+        return self._present["" if parent == "." else parent], Path(name).name
+
+    def play(self, operation):
+        name, *arguments = operation
+        getattr(self, f"_{name}")(*arguments)
+
+    def _saved(self, step):
+        self.saved = step
+
+    def _create(self, name):
+        earlier = self._present.get(name)
+        node = self._present[name] = File()
+        self.loose.append(Change(self._place(name) if earlier else None, self._place(name), node))
+
+    def _write(self, name, data):
+        self._present[name].written += data
+
+    def _sync(self, name):
+        self._present[name].synced = len(self._present[name].written)
+
+    def _make_folder(self, name):
+        node = self._present[name] = Folder()
+        self.loose.append(Change(None, self._place(name), node))
+
+    def _rename(self, old, new):
+        node = self._present[old]
+        self.loose.append(Change(self._place(old), self._place(new), node))
+        for name in [name for name in self._present if name == old or name.startswith(f"{old}/")]:
+            self._present[new + name[len(old) :]] = self._present.pop(name)
+
+    def _remove(self, name):
+        self.loose.append(Change(self._place(name), None, self._present.pop(name)))
+
+    def _sync_folder(self, name):
+        folder = self._present["" if name == "." else name]
+        for change in [change for change in self.loose if id(folder) in change.folders]:
+            self.loose.remove(change)
+            apply(change, lambda changed: changed.entries)
+
+    def states(self, dice, count):
+        """Yields at most `count` states, the likeliest to be wrong first."""
+        loose = self.loose
+        choices = [(True,) * len(loose), (False,) * len(loose)]
+        if len(loose) > 1:
+            only, without = dice.randrange(len(loose)), dice.randrange(len(loose))
+            choices.append(tuple(number == only for number in range(len(loose))))
+            choices.append(tuple(number != without for number in range(len(loose))))
+            choices += [tuple(dice.random() < 0.5 for _ in loose) for _ in range(count)]
+        made = 0
+        for chosen in choices:
+            for fate in range(4):
+                if made == count:
+                    return
+                made += 1
+                yield self._state(
+                    [change for change, is_kept in zip(loose, chosen, strict=True) if is_kept], fate, dice
+                )
+
+    def _state(self, kept, fate, dice):
+        entries = {}
+
+        def of(folder):
+            return entries.setdefault(id(folder), dict(folder.entries))
+
+        for change in kept:
+            apply(change, of)
+        found = {}
+
+        def walk(folder, path):
+            for name, node in of(folder).items():
+                if isinstance(node, Folder):
+                    found[path + name] = None
+                    walk(node, f"{path}{name}/")
+                else:
+                    contents = list(node.contents(dice))
+                    found[path + name] = contents[min(fate, len(contents) - 1)]
+
+        walk(self.root, "")
+        return found
+
+
+def apply(change, entries_of):
+    """Does a change of names to the entries that `entries_of(folder)` gives."""
+    if change.removed is not None:
+        folder, name = change.removed
+        entries_of(folder).pop(name, None)
+    if change.added is not None:
+        folder, name = change.added
+        entries_of(folder)[name] = change.what
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A state that a loss of power may leave.
+
+    `saved` is the step of the last save that the run was told of, None for none; `operation` how many were done.
+    """
+
+    operation: int
+    saved: int | None
+    files: dict = field(repr=False)
+
+
+def losses(before, log, *, per_operation=32, seed=0):
+    """Returns the different states that a loss of power between any two operations of a log may leave.
+
+    `before` is what lay on the disk, {path: content, None for a folder}.
+    """
+    dice = random.Random(seed)
+    disk, seen, found = Disk(before), set(), []
+    for number, operation in enumerate(log):
+        disk.play(operation)
+        for files in disk.states(dice, per_operation):
+            key = (disk.saved, hash(frozenset(files.items())))
+            if key not in seen:
+                seen.add(key)
+                found.append(Loss(number + 1, disk.saved, files))
+    return found
+
+
+def read_tree(folder):
+    """Returns {path: content} of a folder."""
+    return {
+        file.relative_to(folder).as_posix(): None if file.is_dir() else file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+    }
+
+
+def build(folder, files):
+    """Makes a folder that holds a state."""
+    folder.mkdir(parents=True)
+    for name, content in sorted(files.items()):
+        file = folder / name
+        if content is None:
+            file.mkdir(parents=True, exist_ok=True)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)

@@ -1,0 +1,89 @@
+"""R2: whatever a loss of power leaves on the disk, the run goes on from the last save that it was told of, or the next."""
+
+import shutil
+import time
+
+import pytest
+
+from forgather.errors import ForgatherError
+from forgather.ml.callbacks import TrainerCallback
+from tests.reliability import job
+from tests.reliability.forks import in_child, spread
+from tests.reliability.powerloss import FilesNotSynced, FoldersNotSynced, Logged, build, losses, read_tree
+
+QUICK = 300
+TRAINED = 5
+"""Of so many states, one is trained to the end; every one is verified and its step looked at."""
+
+
+class Saved(TrainerCallback):
+    def __init__(self, storage):
+        self.storage = storage
+
+    def on_save(self, args, state, control, **kwargs):
+        self.storage.saved(state.global_step)
+
+
+def logged(folder, kind, make_storage):
+    """Runs the job, and returns its operations. In a process of its own: a loss of power leaves none that lives."""
+    storage = make_storage(folder)
+    job.trainer(folder, kind, storage, [Saved(storage)]).train()
+    return storage.log
+
+
+def losses_of(kind, place, make_storage=Logged):
+    """Returns the states that a loss of power during a job may leave, its digest and the step it began with."""
+    folder = place / kind
+    step_before = job.prepare(folder, kind)
+    before = read_tree(folder)
+    ended = in_child(logged, folder, kind, make_storage)
+    assert "" == ended.error, ended.error
+    digest = job.digest(folder)
+    shutil.rmtree(folder)
+    return losses(before, ended.value), digest, step_before
+
+
+def trial(case, digests, place):
+    """Rebuilds a state and goes on from it; returns the step where it went on."""
+    number, kind, loss, step_before = case
+    folder = place / f"{kind}-{number}" / "out"
+    build(folder, loss.files)
+    step = job.resumes_at(folder)
+    last = step_before if loss.saved is None else loss.saved
+    following = 3 if loss.saved is None else min(loss.saved + 3, job.STEPS)
+    assert step in (last, following), f"after operation {loss.operation}: step {last} was saved, and {step} is found"
+    if number % TRAINED == 0:
+        assert [] == job.differences(digests[kind], job.finish(folder, kind))
+    shutil.rmtree(folder.parent)
+    return step
+
+
+def test_every_state_that_a_loss_of_power_leaves_goes_on(full, figure, tmp_path):
+    began = time.monotonic()
+    cases, digests = [], {}
+    for kind in job.KINDS:
+        found, digests[kind], step_before = losses_of(kind, tmp_path)
+        cases += [(kind, loss, step_before) for loss in found]
+    assert len(cases) >= 1000
+    if not full:
+        cases = [cases[number * len(cases) // QUICK] for number in range(QUICK)]
+    told = spread(trial, [(number, *case) for number, case in enumerate(cases)], digests, tmp_path)
+    trained = -(-len(told) // TRAINED)
+    seconds = time.monotonic() - began
+    figure(
+        "R2",
+        f"{len(told)} of {len(told)} states go on from the last save or the next; {trained} trained to the end: the same bits ({seconds:.0f} s)",
+    )
+
+
+@pytest.mark.parametrize("careless", [FilesNotSynced, FoldersNotSynced])
+def test_control_a_writer_that_does_not_sync_is_caught(careless, tmp_path):
+    """The replayer finds states from which such a writer cannot go on, or goes on too early."""
+    found, _, step_before = losses_of("synchronous", tmp_path, careless)
+    lost = 0
+    for number, loss in enumerate(found[:: len(found) // 100]):
+        try:
+            trial((number * TRAINED + 1, "synchronous", loss, step_before), {}, tmp_path)
+        except (AssertionError, ForgatherError):
+            lost += 1
+    assert lost > 20
