@@ -2,8 +2,9 @@
 
 Takes a data set, the arguments and which share of the rows is this process's own; gives windows of micro-batches. Keeps
 true: the order of an epoch is a function of seed and epoch alone, so the position of a run is two numbers, and going on
-from them costs nothing; the global random state is not touched; each row is met once an epoch, by one replica. The
-micro-batches of all replicas together are those of one process with as many rows, in the same order.
+from them costs nothing; the global random state is not touched; each row is met once an epoch, by one replica, also
+where other replicas go on than began it. The micro-batches of all replicas together are those of one process with as
+many rows, in the same order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.draws import Rows, SeededRows, Stream, as_it_is, seed_of
 from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
 from forgather.ml.types import Topology, Weightless, Window
 
@@ -30,37 +32,61 @@ Collate = Callable[[list[Any]], Any]
 
 
 class EpochBatches(Sampler[list[int]]):
-    """This process's rows of each micro-batch of one epoch, from any position.
+    """This process's rows of each micro-batch of one epoch, from any row on.
 
     Args:
         num_rows: rows of the data set.
         share: the part of a micro-batch that is this process's own.
-        seed: of the shuffling; None keeps the order of the data.
+        order: seed of the shuffling; None keeps the order of the data.
         drop_last: leave out a last micro-batch that is not full.
+        carry_seeds: whether what rows draw is to follow from their numbers, see `Rows`.
     """
 
-    def __init__(self, num_rows: int, share: Share, *, seed: int | None, drop_last: bool) -> None:
+    def __init__(
+        self, num_rows: int, share: Share, *, order: int | None, drop_last: bool, carry_seeds: bool = True
+    ) -> None:
         self.num_rows = num_rows
         self.share = share
-        self.seed = seed
+        self.order = order
         self.drop_last = drop_last
-        self.epoch = 0
-        self.start = 0
+        self.carry_seeds = carry_seeds
+        self.place()
+
+    def place(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
+        """Says where the next iteration begins.
+
+        Args:
+            seed: of what rows draw.
+            epoch: whose order it is.
+            start: rows of all processes that came before.
+        """
+        self.seed = seed
+        self.epoch = epoch
+        self.start = start
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.num_rows, self.share.all_rows)
+        return self.left(0)
+
+    def left(self, start: int) -> int:
+        """Returns the number of micro-batches after the first `start` rows."""
+        whole, rest = divmod(self.num_rows - start, self.share.all_rows)
         return whole if self.drop_last else whole + bool(rest)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = range(self.num_rows) if self.seed is None else self._shuffled(self.seed)
-        size = self.share.all_rows
-        for batch in range(self.start, len(self)):
-            rows = order[batch * size : (batch + 1) * size]
-            yield self.share.of(rows) or [rows[0]]
+        order = range(self.num_rows) if self.order is None else self._shuffled(self.order)
+        size, replica = self.share.all_rows, self.share.rank
+        for number in range(self.left(self.start)):
+            first = self.start + number * size
+            rows = order[first : first + size]
+            own = self.share.of(rows) or [rows[0]]
+            yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
 
-    def is_empty(self, batch: int) -> bool:
-        """Tells whether no row of a micro-batch is this process's own; it reads one of another process then."""
-        return self.num_rows <= batch * self.share.all_rows + self.share.rank * self.share.rows
+    def is_empty(self, first: int) -> bool:
+        """Tells whether no row of the micro-batch that begins at row `first` is this process's own.
+
+        It reads one of another process then.
+        """
+        return self.num_rows <= first + self.share.rank * self.share.rows
 
     def _shuffled(self, seed: int) -> list[int]:
         generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
@@ -80,8 +106,10 @@ class OwnBatches:
         share: the part of a micro-batch that is this process's own.
         collate: rows to a micro-batch.
         options: of the loader, see `loader_options`.
-        seed: of the shuffling; None keeps the order of the data.
+        order: seed of the shuffling; None keeps the order of the data.
         drop_last: leave out a last micro-batch that is not full.
+        draws_apart: False lets rows that are read in this process draw from the run's own random numbers, which a
+            checkpoint holds. Workers always draw apart, and so does a stream, which is read again after a resume.
 
     Raises:
         TrainingError: FG853 for a data set that is split among processes already.
@@ -94,65 +122,82 @@ class OwnBatches:
         collate: Collate,
         options: dict[str, Any],
         *,
-        seed: int | None = None,
+        order: int | None = None,
         drop_last: bool = False,
+        draws_apart: bool = True,
     ) -> None:
         self.dataset = dataset
         self.share = share
+        self.workers: int = options["num_workers"]
         self._generator = torch.Generator().manual_seed(0)
         self._sampler: EpochBatches | None = None
+        self._stream: Stream | None = None
         if is_iterable(dataset):
             _refuse_split(dataset)
             # Every process reads all rows: those of a worker are its own too, then, whatever the number of processes.
             own = collate if share.size == 1 else OwnRows(collate, share)
-            options = options | {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": own}
+            stream = Stream(dataset, own, batch_rows=share.all_rows, replica=share.rank, in_workers=self.workers > 0)
+            options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
+            self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
+            self._stream = stream
         else:
-            self._sampler = EpochBatches(len(dataset), share, seed=seed, drop_last=drop_last)
-            options = options | {"batch_sampler": self._sampler, "collate_fn": collate}
-        self.loader: DataLoader[Any] = DataLoader(dataset, generator=self._generator, **options)
-
-    @property
-    def num_batches(self) -> int | None:
-        """Micro-batches of an epoch; None where nobody knows."""
-        return None if self._sampler is None else len(self._sampler)
+            apart = draws_apart or self.workers > 0
+            self._sampler = EpochBatches(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=apart)
+            options |= {"batch_sampler": self._sampler, "collate_fn": as_it_is if apart else collate}
+            read = Rows(dataset, collate) if apart else dataset
+            self.loader = DataLoader(read, generator=self._generator, **options)
 
     @property
     def num_rows(self) -> int | None:
         """Rows of an epoch; None where nobody knows."""
         return None if self._sampler is None else self._sampler.num_rows
 
-    def read(self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0) -> Iterator[Ready]:
-        """Returns the micro-batches of an epoch from a position on, as a strategy gets them.
+    @property
+    def is_shuffled(self) -> bool:
+        """Tells whether the rows are met in another order than that of the data set."""
+        return self._sampler is not None and self._sampler.order is not None
 
-        Rows before the position are read past at once, so that randomness restored afterwards is not used up.
+    def left(self, start: int) -> int | None:
+        """Returns the number of micro-batches after the first `start` rows; None where nobody knows."""
+        return None if self._sampler is None else self._sampler.left(start)
+
+    def read(self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0) -> Iterator[Ready]:
+        """Returns the micro-batches of an epoch, as a strategy gets them.
+
+        The first `start` rows of all processes are read past at once.
 
         Raises:
             TrainingError: FG852 where micro-batches must be of one size, the last one is not, and this loss counts
                 every row.
         """
-        self._refuse_short(rule)
+        self._refuse_short(rule, start)
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
-            self._sampler.epoch, self._sampler.start = epoch, start
+            self._sampler.place(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start)
-        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
-            set_epoch(epoch)
+        assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
-            _log.info("reading past %d micro-batches of a data set without positions", start)
+            _log.info("reading past %d rows of a data set without positions", start)
+        self._stream.place(seed=seed, epoch=epoch, skip=0 if self.workers else start)
         batches = iter(self.loader)
-        next(itertools.islice(batches, start, start), None)
+        if not self.workers:
+            return self._ready(self._stream.drawn_apart(batches), rule, start)
+        # Which worker is next follows from how many micro-batches were given, so all of them are.
+        given = start // self.share.all_rows
+        next(itertools.islice(batches, given, given), None)
         return self._ready(batches, rule, start)
 
     def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[Ready]:
-        for number, batch in enumerate(batches, start):
-            is_empty = self._sampler is not None and self._sampler.is_empty(number)
+        for number, batch in enumerate(batches):
+            first = start + number * self.share.all_rows
+            is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.ready(Weightless(batch) if is_empty else batch, rule)
 
-    def _refuse_short(self, rule: LossRule) -> None:
+    def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Found on every process at once, before one of them meets the short micro-batch.
         if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
             return
-        if rest := self._sampler.num_rows % self.share.all_rows:
+        if rest := (self._sampler.num_rows - start) % self.share.all_rows:
             raise cannot_fill_up(rest, self.share.all_rows)
 
 
@@ -174,7 +219,7 @@ class TrainBatches:
         self.accumulation = args.gradient_accumulation_steps
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.epoch = 0
-        self.batch = 0
+        self.row = 0
         share = Share.by(topology, args.per_device_train_batch_size)
         if not is_iterable(dataset):
             check_size(len(dataset), share)
@@ -189,20 +234,26 @@ class TrainBatches:
             share,
             collate,
             loader_options(args, topology),
-            seed=self.seed if args.train_sampling_strategy == "random" else None,
+            order=self.seed if args.train_sampling_strategy == "random" else None,
             drop_last=args.dataloader_drop_last,
+            draws_apart=False,  # it would cost each step 0.06 ms
         )
         self.loader = self._own.loader
 
     @property
     def num_batches(self) -> int | None:
         """Micro-batches of an epoch; None where nobody knows."""
-        return self._own.num_batches
+        return self._own.left(0)
 
     @property
     def num_rows(self) -> int | None:
         """Rows of an epoch; None where nobody knows."""
         return self._own.num_rows
+
+    @property
+    def batch(self) -> int:
+        """Micro-batches of the present epoch that were trained on; a begun one counts, where others than now were."""
+        return math.ceil(self.row / self._own.share.all_rows)
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -212,14 +263,14 @@ class TrainBatches:
     @property
     def at_end_of_epoch(self) -> bool:
         """True where no micro-batch of the epoch is left, as far as is known."""
-        return self.num_batches is not None and self.batch >= self.num_batches
+        return self._own.left(self.row) == 0
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
         """Returns the windows of the present epoch, from the present position on.
 
-        Rows before the position are read past at once, so that randomness restored afterwards is not used up.
+        Rows before the position are read past at once, and nothing here draws from the run's random numbers.
         """
-        batches = self._own.read(rule, start=self.batch, epoch=self.epoch, seed=self.seed)
+        batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed)
         return self._windows(batches, rule)
 
     def _windows(self, batches: Iterator[Ready], rule: LossRule) -> Iterator[Window]:
@@ -233,42 +284,48 @@ class TrainBatches:
 
     def advance(self, window: Window) -> None:
         """Moves the position past a window that was trained on."""
-        self.batch += len(window.batches)
+        self.row += len(window.batches) * self._own.share.all_rows
+        if self.num_rows is not None:
+            self.row = min(self.row, self.num_rows)
 
     def next_epoch(self) -> None:
         """Moves the position to the start of the next epoch."""
         self.epoch += 1
-        self.batch = 0
+        self.row = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, as plain numbers."""
-        return {"epoch": self.epoch, "batch": self.batch, **self._facts()}
+        return {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
 
     def _facts(self) -> dict[str, Any]:
         own = self._own
-        return {
-            "seed": self.seed,
-            "num_batches": own.num_batches,
-            "num_rows": own.num_rows,
-            "batch_rows": own.share.all_rows,
-        }
+        facts = {"num_rows": own.num_rows, "seed": self.seed, "batch_rows": own.share.all_rows}
+        facts["update_rows"] = own.share.all_rows * self.accumulation
+        return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position; says so where the data changed since.
-
-        Where the same rows make other micro-batches now, the position is that of the row.
-        """
+        """Goes on from a position, after the rows that were trained on; says so where the data changed since."""
         now = self._facts()
         before = {**now, **state}
-        row = state["batch"] * before["batch_rows"]
-        self.epoch, self.batch = state["epoch"], row // now["batch_rows"]
-        counted = "num_batches" if before["batch_rows"] == now["batch_rows"] else "num_rows"
-        is_same = before[counted] == now[counted] and before["seed"] == now["seed"]
-        if not is_same or row % now["batch_rows"]:
+        self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
+        self.row = min(self.row, self.num_rows or self.row)
+        facts = ["num_rows", "seed", "shuffled"]
+        if "workers" in now and (before["workers"] or now["workers"]):
+            facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
+        changed = [f"{name} {before[name]}, now {now[name]}" for name in facts if before.get(name) != now.get(name)]
+        if changed:
             _log.warning(
-                "the training data changed since the checkpoint (%s micro-batches of %s rows an epoch and seed %s, "
-                "now %s of %s and %s): rows may be met twice or not at all in this epoch",
-                *(facts[name] for facts in (before, now) for name in ("num_batches", "batch_rows", "seed")),
+                "the training data changed since the checkpoint (%s): rows may be met twice or not at all in this "
+                "epoch",
+                ", ".join(changed),
+            )
+        elif before["update_rows"] != now["update_rows"]:
+            _log.warning(
+                "an update takes %d rows, and took %d before the checkpoint: rows are met in the same order, and where "
+                "the product of replicas, per_device_train_batch_size and gradient_accumulation_steps stays, so are "
+                "the same updates",
+                now["update_rows"],
+                before["update_rows"],
             )
 
 

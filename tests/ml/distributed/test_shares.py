@@ -164,14 +164,18 @@ def test_a_position_is_that_of_the_row_where_micro_batches_changed(tmp_path, cap
         args = TrainingArguments(str(tmp_path), per_device_train_batch_size=batch_size, use_cpu=True)
         batches = TrainBatches(rows(24), args, collate, topology=replace(ALONE, dp_size=of))
         if state is None:
-            batches.batch = 2
+            batches.row = 8
         else:
             batches.load_state_dict(state)
         return batches.state_dict()
 
     before = position(4, 1)
-    assert 2 == position(2, 2, before)["batch"] and 4 == position(2, 1, before)["batch"]
-    assert 2 == position(4, 1, {name: before[name] for name in ("epoch", "batch", "seed", "num_batches")})["batch"]
+    assert 2 == position(2, 2, before)["batch"] and 2 == position(1, 4, before)["batch"]
+    assert 8 == position(4, 1, {name: before[name] for name in ("epoch", "batch", "seed")})["row"]
     assert "" == caplog.text
-    assert 1 == position(5, 1, before)["batch"]
-    assert "the training data changed since the checkpoint" in caplog.text
+    assert (8, 4) == (position(2, 1, before)["row"], position(2, 1, before)["batch"])
+    assert "an update takes 2 rows, and took 4 before the checkpoint" in caplog.text
+    assert (8, 2) == (position(5, 1, before)["row"], position(5, 1, before)["batch"])
+    assert "the training data changed" not in caplog.text
+    position(4, 1, before | {"num_rows": 25})
+    assert "the training data changed since the checkpoint (num_rows 25, now 24)" in caplog.text

@@ -1,0 +1,232 @@
+"""The random numbers of rows: what a data set or a collator draws while it makes a micro-batch.
+
+Takes a data set and its collator; gives both as a loader reads them. Keeps true: what is drawn for a micro-batch of a
+data set with positions follows from the seed, the epoch, its first row and the replica alone, so that neither the
+number of workers nor where a run was stopped changes it; a data set without positions draws, over an epoch, what one
+seed gives, the same on every process, whatever a collator draws meanwhile; the global random state is not touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+Collate = Callable[[list[Any]], Any]
+
+# Documented, and missing in the stubs. NumPy's state is slow to copy, and quick to change for another.
+_bit_generator: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]
+_set_bit_generator: Callable[[Any], None] = np.random.set_bit_generator  # type: ignore[attr-defined]
+
+
+class _States(NamedTuple):
+    torch: torch.Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+
+
+def _present() -> _States:
+    return _States(torch.default_generator.get_state(), random.getstate(), _bit_generator())
+
+
+def _set(states: _States) -> None:
+    torch.default_generator.set_state(states.torch)
+    random.setstate(states.python)
+    _set_bit_generator(states.numpy)
+
+
+class Apart:
+    """Random numbers of torch, Python and NumPy beside the global ones: its body draws from them.
+
+    Example:
+        >>> torch.manual_seed(1).initial_seed(), random.seed(1)
+        (1, None)
+        >>> apart, drawn = Apart(), []
+        >>> for _ in range(2):
+        ...     with apart.seeded(5):
+        ...         drawn.append(random.random())
+        >>> drawn[0] == drawn[1], random.random() == random.Random(1).random()
+        (True, True)
+    """
+
+    def __init__(self) -> None:
+        self._numpy = np.random.MT19937(0)
+        self._seed: int | None = 0
+        self._goes_on = False
+        self._kept: _States | None = None
+        self._outside: _States | None = None
+
+    def seeded(self, seed: int, *, goes_on: bool = False) -> Apart:
+        """Returns this, so that its next body draws from the begin of a seed.
+
+        Args:
+            seed: 64 bits, of which each source of randomness takes its own.
+            goes_on: whether a further body is to go on where the last one ended.
+        """
+        self._seed = seed
+        self._goes_on = goes_on
+        return self
+
+    def __enter__(self) -> None:
+        self._outside = _present()
+        if self._seed is None:
+            assert self._kept is not None, "a body that ended left its numbers"  # noqa: S101
+            _set(self._kept)
+            return
+        _set_bit_generator(self._numpy)
+        _seed_sources(self._seed)
+        if self._goes_on:
+            self._seed = None
+
+    def __exit__(self, *_: object) -> None:
+        assert self._outside is not None, "entered"  # noqa: S101
+        if self._goes_on:
+            self._kept = _present()
+        _set(self._outside)
+        self._outside = None
+
+
+def _seed_sources(seed: int) -> None:
+    # Generators of torch and NumPy are alike, and look at 32 bits each: equal bits would give equal numbers.
+    torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
+    np.random.seed(seed >> 32)
+    random.seed(seed)
+
+
+def seed_of(*facts: int) -> int:
+    """Returns 64 bits that follow from some numbers; other numbers give others.
+
+    Example:
+        >>> seed_of(1, 0) == seed_of(1, 0), len({seed_of(one, two) for one in range(99) for two in range(99)})
+        (True, 9801)
+    """
+    mixed = 0
+    for fact in facts:  # the steps of SplitMix64, which cost a tenth of a digest
+        mixed = (mixed + fact + 0x9E3779B97F4A7C15) & _BITS
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _BITS
+        mixed ^= mixed >> 31
+    return mixed
+
+
+_BITS = 2**64 - 1
+
+
+class SeededRows(list[int]):
+    """Numbers of the rows of a micro-batch, which carry its seed to wherever the rows are read."""
+
+    def __init__(self, rows: Iterable[int] = (), seed: int = 0) -> None:
+        super().__init__(rows)
+        self.seed = seed
+
+
+class Rows(Dataset[Any]):
+    """A data set whose `__getitems__` gives a whole micro-batch, collated, drawn from the seed that its rows carry.
+
+    Callbacks see it as the data set of the loader: it has the attributes of the one within.
+
+    Args:
+        dataset: a length and rows by number.
+        collate: rows to a micro-batch.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self._apart = Apart()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.dataset[row]
+
+    def __getitems__(self, rows: SeededRows) -> Any:
+        numbers = list(rows)
+        several = getattr(self.dataset, "__getitems__", None)
+        with self._apart.seeded(rows.seed):
+            return self.collate(several(numbers) if several else [self.dataset[number] for number in numbers])
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_the_inner(self, name)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Returns a micro-batch that was collated where its rows were read."""
+    return batch
+
+
+class Stream(IterableDataset[Any]):
+    """A data set without positions, read from the begin of an epoch in random numbers of its own.
+
+    Args:
+        dataset: gives rows in its own order.
+        collate: rows to a micro-batch; `self.collated` is what a loader is given.
+        batch_rows: rows of a micro-batch.
+        replica: which one this is; collators of two replicas draw different numbers, their data sets the same.
+        in_workers: whether other processes read it.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate, *, batch_rows: int, replica: int, in_workers: bool) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.batch_rows = batch_rows
+        self.replica = replica
+        self._place = torch.zeros(3, dtype=torch.int64)
+        if in_workers:  # those that live on hear of the next epoch in it
+            self._place.share_memory_()  # type: ignore[no-untyped-call]
+        self._apart = Apart()
+        self._of_collator = Apart()
+        self._seed = self._row = 0
+
+    def place(self, *, seed: int, epoch: int, skip: int = 0) -> None:
+        """Says where the next iteration begins, here or in workers.
+
+        Args:
+            seed: of the run.
+            epoch: given to the data set's `set_epoch`, where it has one.
+            skip: rows that are read past, and not collated.
+        """
+        self._place.copy_(torch.tensor([seed, epoch, skip]))
+
+    def __iter__(self) -> Iterator[Any]:
+        seed, epoch, skip = self._place.tolist()
+        worker = get_worker_info()
+        self._seed, self._row = seed_of(seed, epoch, 0 if worker is None else worker.id), skip
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        if worker is not None:
+            _seed_sources(self._seed)
+        yield from itertools.islice(self.dataset, skip, None)
+
+    def collated(self, rows: list[Any]) -> Any:
+        """Returns a micro-batch; the numbers that the data set draws do not hear of those that its collator draws."""
+        with self._of_collator.seeded(seed_of(self._seed, self._row, self.replica)):
+            self._row += self.batch_rows
+            return self.collate(rows)
+
+    def drawn_apart(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields micro-batches that are made in this process; what the data set draws is not drawn from the run's."""
+        seed, epoch, _ = self._place.tolist()
+        apart = self._apart.seeded(seed_of(seed, epoch, 0), goes_on=True)
+        while True:
+            with apart:
+                batch = next(batches, self)
+            if batch is self:
+                return
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_the_inner(self, name)
+
+
+def _of_the_inner(outer: Any, name: str) -> Any:
+    # A copy in a worker has no attribute yet when it is asked for those of pickling.
+    if name.startswith("__") or "dataset" not in vars(outer):
+        raise AttributeError(name)
+    return getattr(outer.dataset, name)
