@@ -35,6 +35,7 @@ COMMANDS = {
     "construct": "build targets and print them",
     "train": "run the target 'main' of a config",
     "rerun": "repeat a past run out of its folder",
+    "ckpt": "list, verify, show, export and prune checkpoints",
     "new": "make a working project or config",
     "explain": "explain an error code",
 }

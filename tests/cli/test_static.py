@@ -50,6 +50,7 @@ NAMES = (
     "construct",
     "train",
     "rerun",
+    "ckpt",
     "new",
     "explain",
 )

@@ -20,6 +20,8 @@ from forgather.ml.checkpoint.folders import bring_back, list_checkpoints
 from forgather.ml.checkpoint.manifest import MANIFEST, verify
 from forgather.ml.checkpoint.storage import LocalStorage
 
+_LAST_SECOND = 1e11  # of the year 5138: no clock says more, and no calendar takes much more
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -53,8 +55,11 @@ def origin_of(folder: Path) -> Origin:
     """Returns what a checkpoint says of its run; an empty one where its manifest cannot be read."""
     try:
         facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["run"]
-        return Origin(str(facts["run"]), int(facts["max_steps"]), int(facts["serial"]), float(facts["written"]))
-    except (OSError, ValueError, LookupError, TypeError):
+        written = float(facts["written"])
+        if not 0 <= written < _LAST_SECOND:
+            written = 0.0
+        return Origin(str(facts["run"]), int(facts["max_steps"]), int(facts["serial"]), written)
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         return Origin()
 
 

@@ -7,7 +7,9 @@ digest of its own; a file that it does not list is not part of the checkpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.foreign import not_ours, refuse_no_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,65 +67,149 @@ def read_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: FG601 for no folder, FG602 for no manifest, FG603 for one that is not as it was written.
+        CheckpointError: FG601 for no folder, FG602 for no manifest, FG603 for one that is not as it was written, FG670
+            for one of another format, FG671 for a folder that another program wrote, FG672 for one that names files
+            outside of its folder.
     """
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no checkpoint folder {str(folder)!r}",
-            code="FG601",
-            hint="give a folder named checkpoint-<step>, or resume_from_checkpoint: auto",
-        )
+    refuse_no_folder(folder)
     file = folder / MANIFEST
-    if not file.is_file():
-        raise CheckpointError(
-            f"the checkpoint {str(folder)!r} has no {MANIFEST}, so it is incomplete or was not written here",
-            code="FG602",
-            hint="resume from another checkpoint, or remove the folder",
-        )
+    if not os.path.isfile(file):
+        raise not_ours(folder, MANIFEST)
     try:
-        body = json.loads(file.read_text(encoding="utf-8"))
+        text = _content(file)
+        body = json.loads(text, parse_constant=_refuse_constant)
         digest = body.pop("xxh3")
+        _refuse_other_format(folder, body["format"])
         if _digest_of(body) != digest:
             raise corrupt_file(file, "its own digest does not match")
-        if body.pop("format") != FORMAT:
-            raise corrupt_file(file, f"it is of another format than {FORMAT}")
-        files = {name: FileFact(fact["bytes"], fact["xxh3"]) for name, fact in body.pop("files").items()}
-        return Manifest(body.pop("step"), files, body)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise corrupt_file(file, f"it cannot be read ({type(error).__name__})") from None
+        manifest = _manifest_of(body, file)
+        # What is written is one text alone: not even a blank may be another, nor may a key stand there twice.
+        if manifest.to_bytes() != text:
+            raise corrupt_file(file, "it is not the text that was written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise corrupt_file(file, f"it cannot be read ({_why(error)})") from None
+    return manifest
 
 
-def verify(folder: Path) -> Manifest:
+def _content(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        text = stream.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise corrupt_file(file, f"it has more than {_MOST_BYTES} bytes")
+    return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _refuse_other_format(folder: Path, found: Any) -> None:
+    if type(found) is not int or found == FORMAT:
+        return
+    if found > FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {str(folder)!r} was written by a newer version: it is of format {found}, and this version "
+            f"reads format {FORMAT}",
+            code="FG670",
+            hint="install that version, or go on from another checkpoint",
+        )
+    raise CheckpointError(
+        f"the checkpoint {str(folder)!r} was written by an older version: it is of format {found}, and this version "
+        f"reads format {FORMAT}",
+        code="FG670",
+        hint="go on with the version that wrote it, or begin anew from its weights",
+    )
+
+
+def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
+    if type(body.pop("format")) is not int:
+        raise corrupt_file(file, "its format is no number")
+    files = {}
+    for name, fact in body.pop("files").items():
+        if not _lies_within(name):
+            raise CheckpointError(
+                f"the manifest {str(file)!r} names {name!r}, which is no file within its folder",
+                code="FG672",
+                hint="no checkpoint of ours names such a file: remove the folder, and ask where it comes from",
+            )
+        size, digest = fact["bytes"], fact["xxh3"]
+        if type(size) is not int or size < 0 or type(digest) is not str:
+            raise corrupt_file(file, f"size and digest of {name!r} are none")
+        files[name] = FileFact(size, digest)
+    step = body.pop("step")
+    if type(step) is not int or step < 0:
+        raise corrupt_file(file, f"its step is {step!r:.40}")
+    return Manifest(step, files, body)
+
+
+def _lies_within(name: str) -> bool:
+    return "\0" not in name and name != MANIFEST and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "it is nested too deeply" if isinstance(error, RecursionError) else type(error).__name__
+
+
+def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
     """Returns the manifest of a checkpoint whose every file is as it was written.
 
+    Args:
+        folder: of the checkpoint.
+        without: names of files that may be missing.
+
     Raises:
-        CheckpointError: FG601 to FG603 as `read_manifest`, FG603 for a changed file, FG604 for a missing one.
+        CheckpointError: as `read_manifest`; FG603 for a changed file, FG604 for a missing one.
     """
     manifest = read_manifest(folder)
-    for name, fact in manifest.files.items():
-        _verify_file(folder / name, fact)
+    for error in changes(folder, manifest):
+        if not (error.code == "FG604" and error.found in without):
+            raise error
     return manifest
+
+
+def changes(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:
+    """Yields an error for each file that is not as it was written.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of the same.
+        read: False looks at sizes alone.
+    """
+    place = os.path.realpath(folder)
+    for name, fact in manifest.files.items():
+        try:
+            error = _change(folder / name, os.path.join(place, name), fact, read=read)
+        except OSError as failure:
+            error = corrupt_file(folder / name, f"it cannot be read ({failure.strerror})")
+        if error is not None:
+            error.found = name
+            yield error
+
+
+def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> CheckpointError | None:
+    if not os.path.lexists(file):
+        return missing_file(file)
+    # A link may point at another thing tomorrow, and out of the checkpoint today.
+    if os.path.realpath(file) != place:
+        return corrupt_file(file, "it is a link")
+    facts = file.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        return corrupt_file(file, "it is no regular file")
+    if facts.st_size != fact.size:
+        return corrupt_file(file, f"it has {facts.st_size} bytes and {fact.size} were written")
+    if read and digest_of_file(file) != fact.digest:
+        return corrupt_file(file, "its content is not what was written")
+    return None
 
 
 def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yields files that lie in the folder of a checkpoint and are no part of it."""
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if name not in manifest.files and name != MANIFEST and not file.is_dir():
+        if name not in manifest.files and name != MANIFEST and (file.is_symlink() or not file.is_dir()):
             yield name
-
-
-def _verify_file(file: Path, fact: FileFact) -> None:
-    try:
-        if not file.is_file():
-            raise missing_file(file)
-        size = file.stat().st_size
-        if size != fact.size:
-            raise corrupt_file(file, f"it has {size} bytes and {fact.size} were written")
-        if digest_of_file(file) != fact.digest:
-            raise corrupt_file(file, "its content is not what was written")
-    except OSError as error:
-        raise corrupt_file(file, f"it cannot be read ({error.strerror})") from None
 
 
 def digest_of_file(file: Path) -> str:

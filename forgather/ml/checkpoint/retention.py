@@ -7,14 +7,15 @@ again later.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from forgather.ml.checkpoint.folders import discard_folder
 from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
-from forgather.ml.log import get_logger
 
-_log = get_logger(__name__)
+# Reading and pruning need no torch, which knows the rank: only one process prunes.
+_log = logging.getLogger(__name__)
 
 
 def prune(

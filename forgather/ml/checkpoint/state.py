@@ -64,8 +64,8 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
         return _unpack(json.loads(file.read_text(encoding="utf-8")), tensors)
     except FileNotFoundError:
         raise missing_file(file) from None
-    except (ValueError, KeyError) as error:
-        raise corrupt_file(file, f"it cannot be read ({error})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise corrupt_file(file, f"it cannot be read ({type(error).__name__}: {error})") from None
 
 
 def as_json(value: Any) -> bytes:

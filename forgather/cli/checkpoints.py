@@ -1,0 +1,178 @@
+"""Checkpoints in words: tables and paragraphs for people, facts for tools.
+
+Takes what `forgather.ml.checkpoint.survey` found; gives text and plain data. Keeps true: nothing is read here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forgather.cli.output import plural
+from forgather.errors import ForgatherError
+from forgather.project.display import near_path
+
+_LISTED = 12
+
+
+def survey_text(survey: Any) -> str:
+    """Returns the table of an output folder's checkpoints."""
+    newest, best = survey.newest, survey.best
+    metric = next((found.progress.metric[0] for found in survey.checkpoints if found.progress.metric), "metric")
+    rows = [("", "step", "run", "written", "size", "loss", metric)]
+    for found in survey.checkpoints:
+        value = found.progress.metric
+        rows.append(
+            (
+                "!" if found.problem else "*" if found is newest else " ",
+                str(found.step),
+                found.origin.run[:6] or "-",
+                moment(found.origin.written),
+                _size(found.size) if found.size else "-",
+                "-" if found.progress.loss is None else f"{found.progress.loss:.4f}",
+                ("-" if value is None else f"{value[1]:.4f}") + (" best" if found is best else ""),
+            )
+        )
+    lines = [near_path(str(survey.folder)), *table(rows, right={1, 4, 5})]
+    for found in survey.checkpoints:
+        if found.problem:
+            lines.append(f"! {found.folder.name}: [{found.problem.code}] {found.problem.message}")
+    if newest is None:
+        lines.append("'--resume auto' would take none of them, and end with an error")
+    else:
+        lines.append(f"* '--resume auto' takes {newest.folder.name}, once it has read every byte of it ('ckpt verify')")
+    return "\n".join(lines)
+
+
+def surveyed_fact(found: Any) -> dict[str, Any]:
+    """Returns one row of the table as facts."""
+    progress = found.progress
+    return {
+        "folder": str(found.folder),
+        "step": found.step,
+        "run": found.origin.run,
+        "serial": found.origin.serial,
+        "written": found.origin.written,
+        "bytes": found.size,
+        "loss": progress.loss,
+        "metric": None if progress.metric is None else {"name": progress.metric[0], "value": progress.metric[1]},
+        "is_best": progress.is_best,
+        "problem": None if found.problem is None else fact_of(found.problem),
+    }
+
+
+def fact_of(error: ForgatherError) -> dict[str, Any]:
+    """Returns an error as facts."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
+    """Returns rows as lines, each column as wide as its widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def moment(seconds: float) -> str:
+    """Returns a moment in local time; "-" where it is not known."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
+
+
+def _size(num_bytes: int) -> str:
+    text: str = import_module("forgather.ml.figures").size(num_bytes)
+    return text
+
+
+def contents_text(folder: Path, found: Any) -> str:
+    """Returns what is in a checkpoint, in words."""
+    progress, facts = found.progress, found.manifest.facts
+    rows = {
+        "checkpoint": near_path(str(folder)),
+        "step": _step(found),
+        "run": f"{found.origin.run or 'unknown'}, written {moment(found.origin.written)}",
+        "size": f"{_size(found.manifest.size)} in {plural(len(found.manifest.files), 'file')}",
+        "loss": None if progress.loss is None else f"{progress.loss:.6g}",
+        "metric": None if progress.metric is None else f"{progress.metric[0]} {progress.metric[1]:.6g}",
+        "versions": _pairs(facts.get("versions")),
+        "layout": _pairs(facts.get("layout")),
+        "config": facts.get("config"),
+        "optimizer": _optimizer(found),
+        "schedule": found.classes.get("schedule"),
+        "position": _pairs(found.position),
+    }
+    if not found.settings:
+        rows["optimizer"] = "none: the model alone was saved, and no run can go on from here"
+    lines = [f"{label:<10}  {value}" for label, value in rows.items() if value]
+    for name, tensors in found.tensors.items():
+        lines += ["", *_tensors(name, tensors)]
+    return "\n".join(lines)
+
+
+def _step(found: Any) -> str:
+    progress = found.progress
+    total = f" of {progress.max_steps}" if progress.max_steps else ""
+    return f"{found.manifest.step}{total}, epoch {progress.epoch:.4g}"
+
+
+def _optimizer(found: Any) -> str:
+    groups = [
+        f"{plural(count, 'weight')} at {_pairs({name: value for name, value in group.items() if value})}"
+        for group, count in zip(found.settings, found.num_parameters, strict=True)
+    ]
+    return f"{found.classes.get('optimizer', 'unknown')}: {'; '.join(groups)}"
+
+
+def _pairs(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return ""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _tensors(name: str, tensors: Sequence[Any]) -> list[str]:
+    numel = sum(tensor.numel for tensor in tensors)
+    types = sorted({tensor.dtype for tensor in tensors})
+    lines = [f"{name}: {plural(len(tensors), 'tensor')}, {numel:,} values, {', '.join(types)}"]
+    rows = [(f"  {it.name}", it.dtype, "x".join(map(str, it.shape)) or "scalar") for it in tensors[:_LISTED]]
+    if rows:
+        lines += table(rows, right=set())
+    if len(tensors) > _LISTED:
+        lines.append(f"  ... and {len(tensors) - _LISTED} more: '--json' lists all")
+    return lines
+
+
+def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
+    """Returns how two checkpoints differ, in words."""
+    left, right = (_flat(it) for it in found)
+    rows = [
+        (name, left.get(name, "-"), right.get(name, "-"))
+        for name in [*left, *(name for name in right if name not in left)]
+        if left.get(name) != right.get(name)
+    ]
+    lines = table([("", *(near_path(str(folder)) for folder in folders)), *rows], right=set())
+    same = sum(left[name] == right.get(name) for name in left if name.startswith("file "))
+    lines.append(f"{plural(same, 'file')} of the same bytes, {plural(len(rows), 'difference')}")
+    return "\n".join(lines)
+
+
+def _flat(found: Any) -> dict[str, str]:
+    flat = {"step": str(found.manifest.step), "run": found.origin.run}
+    for table_name in ("versions", "layout"):
+        values = found.manifest.facts.get(table_name)
+        for name, value in (values if isinstance(values, Mapping) else {}).items():
+            flat[f"{table_name} {name}"] = str(value)
+    flat |= {f"argument {name}": f"{value}" for name, value in found.arguments.items() if name != "logging_dir"}
+    flat |= {f"position {name}": str(value) for name, value in found.position.items()}
+    for number, group in enumerate(found.settings):
+        flat |= {f"optimizer {number} {name}": str(value) for name, value in group.items()}
+    for tensors in found.tensors.values():
+        flat |= {f"tensor {it.name}": f"{it.dtype} {'x'.join(map(str, it.shape))}" for it in tensors}
+    flat |= {f"file {name}": fact.digest[:12] for name, fact in found.manifest.files.items()}
+    return flat

@@ -1,0 +1,88 @@
+"""Folders and files that are no checkpoint of ours, and whose they are.
+
+Takes a path; gives an error that says what lies there. Keeps true: only names are looked at; nothing is opened, least
+of all what another program has pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from forgather.errors import CheckpointError
+
+# Whose a folder is, by names that all have to be there; the first line that fits counts.
+_SIGNS = (
+    ("torch.distributed.checkpoint", (".metadata", "*.distcp")),
+    ("DeepSpeed", ("latest", "global_step*")),
+    ("DeepSpeed", ("*mp_rank_*_model_states.pt",)),
+    ("the Trainer of transformers", ("trainer_state.json", "*.pt")),
+    ("the Trainer of transformers", ("trainer_state.json", "training_args.bin")),
+    ("accelerator.save_state()", ("random_states_*.pkl",)),
+)
+_MODEL = ("config.json", "*model*.safetensors")
+_OURS = ("training_state.json", "optimizer.json", "optimizer.safetensors")
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def refuse_no_folder(folder: Path) -> None:
+    """Raises where a path is not that of a folder that can be read.
+
+    Raises:
+        CheckpointError: FG601.
+    """
+    try:
+        if stat.S_ISDIR(os.stat(folder).st_mode):
+            os.listdir(folder)
+            return
+        problem = f"{str(folder)!r} is a file, and a checkpoint is a folder"
+        if folder.suffix in _PICKLES:
+            problem += "; what torch.save wrote is never loaded: it could run code"
+    except FileNotFoundError:
+        is_link = os.path.islink(folder)
+        problem = (
+            f"{str(folder)!r} is a link to nothing" if is_link else f"there is no checkpoint folder {str(folder)!r}"
+        )
+    except (OSError, ValueError) as error:
+        problem = f"the checkpoint folder {str(folder)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise CheckpointError(
+        problem, code="FG601", hint="give a folder named checkpoint-<step>, or resume_from_checkpoint: auto"
+    )
+
+
+def not_ours(folder: Path, manifest: str) -> CheckpointError:
+    """Returns the error for a folder without a manifest: another program wrote it, or it is not complete."""
+    names = os.listdir(folder)
+    steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")) != name and step.isdecimal()]
+    inside = [f"checkpoint-{step}" for step in sorted(steps)]
+    writer = next((writer for writer, signs in _SIGNS if _has(names, signs)), None)
+    if writer is not None:
+        return CheckpointError(
+            f"the checkpoint {str(folder)!r} was written by {writer}, and such state is never loaded: it is pickled",
+            code="FG671",
+            hint="go on with the program that wrote it, or begin a new run from its weights",
+        )
+    if _has(names, _MODEL) and not set(_OURS) & set(names) and not inside:
+        return CheckpointError(
+            f"{str(folder)!r} is a model, without what a run needs to go on",
+            code="FG671",
+            hint="begin a new run from it: AutoModelForCausalLM.from_pretrained takes the folder",
+        )
+    if inside:
+        return CheckpointError(
+            f"{str(folder)!r} is no checkpoint; it holds {len(inside)}, among them {inside[-1]!r}",
+            code="FG602",
+            hint=f"give one of them, as {os.path.join(folder, inside[-1])}, or set output_dir to this folder and "
+            "resume_from_checkpoint: auto",
+        )
+    return CheckpointError(
+        f"the checkpoint {str(folder)!r} has no {manifest}, so it is incomplete or was not written here",
+        code="FG602",
+        hint="resume from another checkpoint, or remove the folder",
+    )
+
+
+def _has(names: list[str], signs: tuple[str, ...]) -> bool:
+    return all(any(fnmatchcase(name, sign) for name in names) for sign in signs)

@@ -1,0 +1,240 @@
+"""What lies in an output folder, and in one checkpoint of it, as plain facts.
+
+Takes a folder; gives facts for people and tools. Keeps true: no torch is imported, no weight is read, and nothing is
+changed; a checkpoint that is not as it should be is a fact with its reason, and no failure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.folders import step_of
+from forgather.ml.checkpoint.lineage import Origin, in_order, origin_of
+from forgather.ml.checkpoint.manifest import Manifest, changes, extra_files, read_manifest
+from forgather.ml.checkpoint.tensor_header import TensorFact, read_header
+
+_TRAINER_STATE = "trainer_state.json"
+_TRAINING_ARGS = "training_args.json"
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run was, and how well it did, as its state for people says.
+
+    Args:
+        step, max_steps, epoch: where it was.
+        loss: of the last line of the log that has one.
+        metric: name and value of what decides which checkpoint is the best, where this step was evaluated.
+        is_best: True where no step before was better.
+    """
+
+    step: int = -1
+    max_steps: int = 0
+    epoch: float = math.nan
+    loss: float | None = None
+    metric: tuple[str, float] | None = None
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One checkpoint of an output folder.
+
+    Args:
+        folder: of the checkpoint.
+        origin: which run wrote it, and when.
+        size: in bytes, as the manifest says.
+        progress: of its run.
+        problem: why it is not complete; None where manifest and sizes are as they were written.
+    """
+
+    folder: Path
+    origin: Origin
+    size: int
+    progress: Progress
+    problem: CheckpointError | None
+
+    @property
+    def step(self) -> int:
+        """Updates that were done."""
+        return step_of(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The checkpoints of an output folder.
+
+    Args:
+        folder: the output folder.
+        checkpoints: from the oldest to the newest.
+    """
+
+    folder: Path
+    checkpoints: tuple[Surveyed, ...]
+
+    @property
+    def newest(self) -> Surveyed | None:
+        """The newest complete one: an automatic resume takes it, if its content is as it was written, too."""
+        return next((found for found in reversed(self.checkpoints) if found.problem is None), None)
+
+    @property
+    def best(self) -> Surveyed | None:
+        """The best one that is complete, as the newest one that says so has it."""
+        known = [found for found in self.checkpoints if found.problem is None and found.progress.is_best]
+        return known[-1] if known else None
+
+
+def survey(output_dir: Path) -> Survey:
+    """Returns what is known of the checkpoints of a folder."""
+    return Survey(output_dir, tuple(_surveyed(folder, origin) for folder, origin in in_order(output_dir)))
+
+
+def surveyed(folder: Path) -> Surveyed:
+    """Returns what is known of one checkpoint."""
+    return _surveyed(folder, origin_of(folder))
+
+
+def _surveyed(folder: Path, origin: Origin) -> Surveyed:
+    problem: CheckpointError | None = None
+    size = 0
+    try:
+        manifest = read_manifest(folder)
+        size = manifest.size
+        problem = next(changes(folder, manifest, read=False), None)
+    except CheckpointError as error:
+        problem = error
+    return Surveyed(folder, origin, size, progress_of(folder), problem)
+
+
+def progress_of(folder: Path) -> Progress:
+    """Returns how far the run of a checkpoint was; an empty answer where its files do not say."""
+    state, args = _json(folder / _TRAINER_STATE), _json(folder / _TRAINING_ARGS)
+    step = state.get("global_step", -1)
+    name = args.get("metric_for_best_model")
+    name = name if name is None or str(name).startswith("eval_") else f"eval_{name}"
+    loss: float | None = None
+    value: float | None = None
+    lines = state.get("log_history")
+    for line in reversed(lines if isinstance(lines, list) else []):
+        if not isinstance(line, dict):
+            continue
+        if loss is None and _is_number(line.get("loss")):
+            loss = line["loss"]
+        if name is not None and value is None and line.get("step") == step and _is_number(line.get(name)):
+            value = line[name]
+        if loss is not None and (name is None or value is not None or line.get("step") != step):
+            break
+    return Progress(
+        step=step,
+        max_steps=state.get("max_steps", 0),
+        epoch=state.get("epoch") or 0.0,
+        loss=loss,
+        metric=None if name is None or value is None else (name, value),
+        is_best=step > 0 and state.get("best_global_step") == step,
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Returns what a file of JSON says; nothing where it cannot be read."""
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            return {}
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
+    """Returns a checkpoint's manifest and everything that is wrong with it: every byte is read."""
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return None, [error]
+    extra = [
+        CheckpointError(
+            f"{str(folder / name)!r} is no part of the checkpoint: its manifest does not list it",
+            code="FG673",
+            hint="move it elsewhere; a run that goes on does not read it",
+            found=name,
+        )
+        for name in extra_files(folder, manifest)
+    ]
+    return manifest, [*changes(folder, manifest), *extra]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint says of itself.
+
+    Args:
+        manifest: step, versions, layout, files.
+        origin: which run wrote it.
+        progress: of the run.
+        tensors: of each safetensors file.
+        settings: of each group of parameters of the optimizer, without the names of its parameters.
+        num_parameters: of each group.
+        position: in the data.
+        classes: of optimizer and schedule.
+        arguments: of the training.
+    """
+
+    manifest: Manifest
+    origin: Origin
+    progress: Progress
+    tensors: Mapping[str, list[TensorFact]]
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    num_parameters: list[int] = field(default_factory=list)
+    position: Mapping[str, Any] = field(default_factory=dict)
+    classes: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def contents(folder: Path) -> Contents:
+    """Returns what a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: as `read_manifest`, and where a file is missing or of another size.
+    """
+    manifest = read_manifest(folder)
+    for error in changes(folder, manifest, read=False):
+        raise error
+    tensors = {name: read_header(folder / name)[0] for name in manifest.files if name.endswith(".safetensors")}
+    optimizer, training = _json(folder / "optimizer.json"), _json(folder / "training_state.json")
+    groups = [group for group in _listed(optimizer, "param_groups") if isinstance(group, dict)]
+    return Contents(
+        manifest,
+        origin_of(folder),
+        progress_of(folder),
+        tensors,
+        settings=[{name: value for name, value in group.items() if name != "params"} for group in groups],
+        num_parameters=[len(_listed(group, "params")) for group in groups],
+        position={name: value for name, value in _table(training, "data").items() if _is_shown(value)},
+        classes=_table(training, "classes"),
+        arguments=_json(folder / _TRAINING_ARGS),
+    )
+
+
+def _is_shown(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _listed(tree: Mapping[str, Any], name: str) -> list[Any]:
+    found = tree.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _table(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}

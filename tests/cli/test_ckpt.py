@@ -1,0 +1,179 @@
+"""`fgcli ckpt`: what there is, whether it is whole, and what is in it; without torch."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forgather.cli.main import main
+from tests.cli.checkpoint_folders import make_checkpoint, rewrite_manifest
+
+HEAVY = ("torch", "numpy", "transformers", "safetensors", "jinja2", "ruamel")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step, metric in ((10, 2.5), (20, 2.1), (30, 2.3)):
+        make_checkpoint(tmp_path / "out", step, best=10 if step == 10 else 20, metric=metric)
+    return tmp_path / "out"
+
+
+def told(capsys, *arguments):
+    status = main(["ckpt", *map(str, arguments)])
+    return status, capsys.readouterr()
+
+
+def facts(capsys, *arguments):
+    status, said = told(capsys, *arguments, "--json")
+    return status, json.loads(said.out)
+
+
+def test_the_list_tells_step_run_size_metric_and_what_auto_takes(folder, capsys):
+    status, said = told(capsys, "ls", folder)
+    lines = said.out.splitlines()
+    assert (0, "out") == (status, lines[0])
+    assert ["step", "run", "written", "size", "loss", "eval_loss"] == lines[1].split()
+    assert ["10", "20", "30"] == [line[1:].split()[0] for line in lines[2:5]]
+    assert "2.1000 best" in lines[3]
+    assert lines[4].startswith("*") and "takes checkpoint-30" in lines[5]
+
+
+def test_a_checkpoint_that_is_not_complete_is_listed_with_its_reason(folder, capsys):
+    (folder / "checkpoint-30/optimizer.json").unlink()
+    status, found = facts(capsys, "ls", folder)
+    assert (1, "FG604") == (status, found["checkpoints"][2]["problem"]["code"])
+    assert found["resume_auto"].endswith("checkpoint-20")
+    assert "! checkpoint-30: [FG604]" in told(capsys, "ls", folder)[1].out
+
+
+def test_another_run_in_the_folder_is_the_newest_whatever_its_steps_and_times(folder, capsys):
+    make_checkpoint(folder, 5, run="bbbb")
+    os.utime(folder / "checkpoint-5", (1, 1))
+    assert facts(capsys, "ls", folder)[1]["resume_auto"].endswith("checkpoint-5")
+
+
+def test_verify_tells_every_problem_of_every_checkpoint_at_once(folder, capsys):
+    assert 0 == told(capsys, "verify", folder)[0]
+    flipped = folder / "checkpoint-20/model.safetensors"
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
+    (folder / "checkpoint-20/optimizer.json").unlink()
+    (folder / "checkpoint-20/notes.txt").touch()
+    (folder / "checkpoint-20/training_args.json").write_text("{}")
+    status, found = facts(capsys, "verify", folder)
+    problems = {
+        problem["message"].split("'")[1].split("/")[-1]: problem["code"]
+        for problem in found["checkpoints"][1]["problems"]
+    }
+    assert 1 == status
+    assert [True, False, True] == [it["intact"] for it in found["checkpoints"]]
+    assert {
+        "model.safetensors": "FG603", "optimizer.json": "FG604", "training_args.json": "FG603", "notes.txt": "FG673"
+    } == problems  # fmt: skip
+    said = told(capsys, "verify", folder / "checkpoint-20")[1]
+    assert "4 problems" in said.out and "next:" in said.err
+
+
+def test_swapped_files_are_found(folder, capsys):
+    one, two = folder / "checkpoint-10/training_args.json", folder / "checkpoint-10/training_state.json"
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    assert 2 == len(facts(capsys, "verify", folder / "checkpoint-10")[1]["checkpoints"][0]["problems"])
+
+
+def test_show_tells_what_is_in_a_checkpoint(folder, capsys):
+    make_checkpoint(folder, 40, versions={"forgather": "0.1"}, layout={"world_size": 4, "strategy": "Sharded"})
+    status, said = told(capsys, "show", folder)
+    assert 0 == status
+    assert "the newest of out: checkpoint-40" in said.err
+    for text in ("40 of 100", "world_size 4, strategy Sharded", "AdamW: 1 weight at lr 0.01", "epoch 0, batch 40"):
+        assert text in said.out
+    assert ["weight", "F32", "2x3"] in [line.split() for line in said.out.splitlines()]
+
+
+def test_show_tells_how_two_checkpoints_differ(folder, capsys):
+    said = told(capsys, "show", folder / "checkpoint-10", folder / "checkpoint-20")[1]
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in said.out.splitlines()}
+    assert (["10", "20"], ["10", "20"]) == (rows["step"], rows["position batch"])
+    assert "4 files of the same bytes" in said.out
+
+
+def test_the_folder_of_a_config_is_its_output_folder(folder, capsys, monkeypatch):
+    (folder.parent / "project/templates/configs").mkdir(parents=True)
+    (folder.parent / "project/meta.yaml").write_text("name: p\nconfig_prefix: configs\ndefault_config: a.yaml\n")
+    config = f"meta:\n  output_dir: {folder}\nmain: !call:builtins:print []\n"
+    (folder.parent / "project/templates/configs/a.yaml").write_text(config)
+    assert 0 == main(["-p", str(folder.parent / "project"), "-t", "a.yaml", "ckpt", "ls"])
+    assert "checkpoint-30" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["ckpt", "ls", "nowhere"], "FG601"),
+        (["ckpt", "ls", "empty"], "FG601"),
+        (["ckpt", "ls", "out/checkpoint-10"], "FG674"),
+        (["-t", "a.yaml", "ckpt", "ls", "out"], "FG674"),
+        (["ckpt", "show", "out", "out", "out"], "FG674"),
+        (["ckpt", "verify", "file.pt"], "FG601"),
+        (["ckpt", "show", "link"], "FG601"),
+    ],
+)
+def test_a_folder_that_cannot_be_meant_is_one_error_with_the_next_step(folder, capsys, arguments, code):
+    (folder.parent / "empty").mkdir()
+    (folder.parent / "file.pt").touch()
+    (folder.parent / "link").symlink_to("nothing")
+    assert 1 == main(arguments)
+    said = capsys.readouterr().err
+    assert f"error[{code}]" in said and "help:" in said
+
+
+def test_a_manifest_that_names_a_file_outside_is_not_followed(folder, capsys):
+    rewrite_manifest(folder / "checkpoint-10", lambda body: body["files"].update({"../../x": {"bytes": 0, "xxh3": ""}}))
+    status, said = told(capsys, "show", folder / "checkpoint-10")
+    assert 1 == status and "FG672" in said.err and "'../../x'" in said.err
+
+
+@pytest.mark.parametrize(("found", "word"), [(3, "a newer"), (1, "an older")])
+def test_a_checkpoint_of_another_format_is_named_as_such(folder, capsys, found, word):
+    rewrite_manifest(folder / "checkpoint-30", lambda body: body.update(format=found))
+    status, said = told(capsys, "show", folder / "checkpoint-30")
+    assert 1 == status and f"[FG670]: the checkpoint 'out/checkpoint-30' was written by {word} version" in said.err
+    assert facts(capsys, "ls", folder)[1]["resume_auto"].endswith("checkpoint-20")
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "writer"),
+    [
+        (["trainer_state.json", "optimizer.pt", "model.safetensors"], "FG671", "the Trainer of transformers"),
+        (["trainer_state.json", "training_args.bin"], "FG671", "the Trainer of transformers"),
+        ([".metadata", "__0_0.distcp"], "FG671", "torch.distributed.checkpoint"),
+        (["random_states_0.pkl", "model.safetensors"], "FG671", "accelerator.save_state()"),
+        (["latest", "global_step5"], "FG671", "DeepSpeed"),
+        (["config.json", "model.safetensors"], "FG671", "is a model"),
+        (["config.json", "model.safetensors", "optimizer.safetensors"], "FG602", "has no manifest.json"),
+        (["x.txt"], "FG602", "has no manifest.json"),
+    ],
+)
+def test_what_another_program_wrote_is_named_and_not_opened(tmp_path, capsys, names, code, writer):
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    for name in names:
+        os.mkfifo(folder / name)  # whoever opened one would wait for ever
+    status, said = told(capsys, "show", folder)
+    assert 1 == status and f"error[{code}]" in said.err and writer in said.err
+
+
+@pytest.mark.parametrize("action", ["ls", "verify", "show"])
+def test_looking_at_checkpoints_needs_no_torch(folder, action):
+    code = (
+        f"import sys; from forgather.cli.main import main; main(['ckpt', {action!r}, {str(folder)!r}])\n"
+        f"print([name for name in sys.modules if name.split('.')[0] in {HEAVY}], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]" == done.stderr.splitlines()[-1]
