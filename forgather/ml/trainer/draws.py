@@ -8,6 +8,7 @@ seed gives, the same on every process, whatever a collator draws meanwhile; the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -56,39 +57,31 @@ class Apart:
 
     def __init__(self) -> None:
         self._numpy = np.random.MT19937(0)
-        self._seed: int | None = 0
-        self._goes_on = False
         self._kept: _States | None = None
-        self._outside: _States | None = None
 
-    def seeded(self, seed: int, *, goes_on: bool = False) -> Apart:
-        """Returns this, so that its next body draws from the begin of a seed.
-
-        Args:
-            seed: 64 bits, of which each source of randomness takes its own.
-            goes_on: whether a further body is to go on where the last one ended.
-        """
-        self._seed = seed
-        self._goes_on = goes_on
-        return self
-
-    def __enter__(self) -> None:
-        self._outside = _present()
-        if self._seed is None:
-            assert self._kept is not None, "a body that ended left its numbers"  # noqa: S101
-            _set(self._kept)
-            return
+    @contextlib.contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Runs its body with the numbers of a seed of 64 bits, of which each source takes its own."""
+        outside = _present()
         _set_bit_generator(self._numpy)
-        _seed_sources(self._seed)
-        if self._goes_on:
-            self._seed = None
-
-    def __exit__(self, *_: object) -> None:
-        assert self._outside is not None, "entered"  # noqa: S101
-        if self._goes_on:
+        _seed_sources(seed)
+        try:
+            yield
+        finally:
             self._kept = _present()
-        _set(self._outside)
-        self._outside = None
+            _set(outside)
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Runs its body with the numbers that come after those of the last body."""
+        assert self._kept is not None, "there was a body before"  # noqa: S101
+        outside = _present()
+        _set(self._kept)
+        try:
+            yield
+        finally:
+            self._kept = _present()
+            _set(outside)
 
 
 def _seed_sources(seed: int) -> None:
@@ -213,13 +206,14 @@ class Stream(IterableDataset[Any]):
     def drawn_apart(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields micro-batches that are made in this process; what the data set draws is not drawn from the run's."""
         seed, epoch, _ = self._place.tolist()
-        apart = self._apart.seeded(seed_of(seed, epoch, 0), goes_on=True)
+        drawing = self._apart.seeded(seed_of(seed, epoch, 0))
         while True:
-            with apart:
+            with drawing:
                 batch = next(batches, self)
             if batch is self:
                 return
             yield batch
+            drawing = self._apart.going_on()
 
     def __getattr__(self, name: str) -> Any:
         return _of_the_inner(self, name)
