@@ -302,6 +302,17 @@ def test_looking_for_a_checkpoint_brings_back_a_half_replaced_one_and_removes_no
     assert draft.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not say when a process began")
+def test_leftovers_are_of_a_dead_process_also_where_its_number_is_that_of_another_one(tmp_path):
+    alive = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    draft = tmp_path / f".saving-checkpoint-6-{os.getppid()}.{alive}"
+    draft.mkdir()
+    write_checkpoint(tmp_path, 5, fill).rename(tmp_path / f".replaced-checkpoint-5-{os.getppid()}.1")
+    assert (tmp_path / "checkpoint-5", []) == newest_verified(tmp_path)
+    write_checkpoint(tmp_path, 7, fill)
+    assert draft.exists()
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     write_checkpoint(tmp_path, 1, fill)
     write_checkpoint(tmp_path, 1, lambda draft: draft.write("new", [b"new"]))

@@ -24,7 +24,7 @@ from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_f
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
-_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-(\d+)\Z")
+_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-(\d+)(?:\.(\d+))?\Z")
 _PIECE = 8 << 20
 
 
@@ -98,7 +98,7 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
     """Returns an empty draft of a checkpoint; leftovers of dead processes are removed first."""
     tidy(storage, output_dir)
     make_folders(storage, output_dir)
-    folder = output_dir / f".saving-{_PREFIX}{step}-{os.getpid()}"
+    folder = output_dir / f".saving-{_PREFIX}{step}-{_own_mark()}"
     storage.make_folder(folder)
     return Draft(storage, folder)
 
@@ -131,7 +131,7 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
         return
     # A folder that is not empty cannot be renamed over. Whatever happens between the two renames, the older
     # checkpoint comes back: here, or by `bring_back` where the process died.
-    replaced = final.with_name(f".replaced-{final.name}-{os.getpid()}")
+    replaced = final.with_name(f".replaced-{final.name}-{_own_mark()}")
     storage.rename(final, replaced)
     try:
         storage.rename(draft, final)
@@ -200,7 +200,7 @@ def write_checkpoint(
 
 def discard_folder(storage: Storage, folder: Path) -> None:
     """Removes a checkpoint; it is out of sight, for good, before the first of its files is gone."""
-    hidden = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+    hidden = folder.with_name(f".removed-{folder.name}-{_own_mark()}")
     storage.rename(folder, hidden)
     storage.sync_folder(folder.parent)
     with suppress(OSError):  # the next save removes what is left
@@ -227,16 +227,32 @@ def bring_back(storage: Storage, output_dir: Path) -> None:
 def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:
     folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
     named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
-    return [(folder, match) for folder, match in named if match is not None and not _is_running(int(match[3]))]
+    return [(folder, match) for folder, match in named if match is not None and not _is_running(match)]
 
 
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
+def _own_mark() -> str:
+    """Returns what tells this process from every other one, also from a later one that has its number."""
+    return f"{os.getpid()}.{_started(os.getpid())}"
+
+
+def _is_running(match: re.Match[str]) -> bool:
+    process = int(match[3])
+    if process == os.getpid():
         return False
     try:
-        os.kill(pid, 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    # After a restart of the machine or the container, the number is soon that of another process.
+    return match[4] is None or int(match[4]) == _started(process)
+
+
+def _started(process: int) -> int:
+    """Returns when a process began, in the system's own count; 0 where the system does not say."""
+    try:
+        facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(facts.rpartition(")")[2].split()[19])

@@ -8,7 +8,6 @@ counts as older than every one that does.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.folders import bring_back, list_checkpoints
-from forgather.ml.checkpoint.manifest import MANIFEST, verify
+from forgather.ml.checkpoint.folders import bring_back, list_checkpoints, step_of
+from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.storage import LocalStorage
 
 _LAST_SECOND = 1e11  # of the year 5138: no clock says more, and no calendar takes much more
@@ -52,14 +51,14 @@ def next_origin(output_dir: Path, run: str, max_steps: int) -> dict[str, Any]:
 
 
 def origin_of(folder: Path) -> Origin:
-    """Returns what a checkpoint says of its run; an empty one where its manifest cannot be read."""
+    """Returns what a checkpoint says of its run; an empty one where its manifest is not as it was written."""
     try:
-        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["run"]
+        facts = read_manifest(folder).facts["run"]
         written = float(facts["written"])
         if not 0 <= written < _LAST_SECOND:
             written = 0.0
         return Origin(str(facts["run"]), int(facts["max_steps"]), int(facts["serial"]), written)
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+    except (CheckpointError, ValueError, LookupError, TypeError, ArithmeticError):
         return Origin()
 
 
@@ -75,7 +74,7 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
 
 def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
     """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
-    skipped = []
+    skipped: dict[Path, CheckpointError] = {}
     # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
         bring_back(LocalStorage(), output_dir)
@@ -83,10 +82,22 @@ def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError
         try:
             verify(folder)
         except CheckpointError as error:
-            skipped.append(error)
+            skipped[folder] = error
         else:
-            return folder, skipped
-    return None, skipped
+            return folder, list((_without_order(output_dir, folder) | skipped).values())
+    return None, list(skipped.values())
+
+
+def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
+    """Returns what is wrong with manifests of later steps: such a checkpoint counts as old, and was not looked at."""
+    found = {}
+    for step, folder in reversed(list_checkpoints(output_dir)):
+        if step > step_of(chosen):
+            try:
+                read_manifest(folder)
+            except CheckpointError as error:
+                found[folder] = error
+    return found
 
 
 def passed_over(chosen: Path) -> str:

@@ -88,6 +88,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise corrupt_file(file, "it is not the text that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt_file(file, f"it cannot be read ({_why(error)})") from None
+    if folder.name.startswith("checkpoint-") and folder.name != f"checkpoint-{manifest.step}":
+        raise corrupt_file(file, f"it is that of step {manifest.step}, and the folder has the name of another")
     return manifest
 
 
