@@ -26,7 +26,15 @@ def test_every_default_is_that_of_transformers():
     expected = {name: TRANSFORMERS_DEFAULTS[name] for name in OURS if name in TRANSFORMERS_DEFAULTS} | on_purpose
     plain = {name: getattr(value, "value", value) for name, value in expected.items()}
     assert plain == {name: value for name, value in OURS.items() if name in expected}
-    assert {"logging_dir", "torch_compile_regions"} == set(OURS) - set(TRANSFORMERS_DEFAULTS)
+    own = {
+        "logging_dir",
+        "torch_compile_regions",
+        "save_minutes",
+        "save_on_best",
+        "save_top_k",
+        "keep_every_n_steps",
+    }
+    assert own == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 
 
 def test_building_arguments_touches_no_device_and_starts_no_process_group(monkeypatch):

@@ -19,6 +19,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import (
     LocalStorage,
+    Retention,
     capture_rng,
     checkpoint_folder,
     list_checkpoints,
@@ -30,7 +31,7 @@ from forgather.ml.checkpoint import (
     write_checkpoint,
     write_state,
 )
-from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.folders import Draft, step_of
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 
 
@@ -328,7 +329,7 @@ def test_retention_keeps_the_best_and_the_newest(steps, limit, data, tmp_path_fa
         checkpoint_folder(folder, step).mkdir()
     best = checkpoint_folder(folder, data.draw(st.sampled_from(sorted(steps))))
     newest = checkpoint_folder(folder, data.draw(st.sampled_from(sorted(steps))))
-    removed = prune(folder, limit, best=best, newest=newest)
+    removed = prune(folder, Retention(limit), ranked=[step_of(best)], newest=newest)
     left = {path for _, path in list_checkpoints(folder)}
     assert {best, newest} <= left
     assert min(len(steps), max(limit, len({best, newest}))) == len(left)

@@ -190,7 +190,7 @@ def test_a_callback_can_stop_save_and_evaluate(settings):
     args = settings(save_strategy="steps", save_steps=100)
     trainer = Trainer(tiny_llama(), args, train_dataset=rows(), eval_dataset=rows(), callbacks=[Ask(), recorder])
     assert 3 == trainer.train().global_step
-    assert [("on_evaluate", 2), ("on_save", 2)] == [
+    assert [("on_evaluate", 2), ("on_save", 2), ("on_save", 3)] == [
         item for item in recorder.events if item[0] in ("on_evaluate", "on_save")
     ]
 

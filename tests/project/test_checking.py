@@ -109,6 +109,11 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         ("per_device_train_batch_size: 0", "FG813", "per_device_train_batch_size is 0"),
         ("load_best_model_at_end: true", "FG814", "load_best_model_at_end with eval_strategy 'no'"),
         ("save_strategy: best", "FG814", "save_strategy 'best' needs evaluations"),
+        ("save_minutes: 0", "FG814", "save_minutes is 0"),
+        ("save_minutes: soon", "FG813", "save_minutes is 'soon'"),
+        ("save_on_best: true", "FG814", "save_on_best needs evaluations"),
+        ("save_top_k: 2", "FG814", "save_top_k 2 needs evaluations"),
+        ("keep_every_n_steps: 0", "FG813", "keep_every_n_steps is 0"),
     ],
 )
 def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, code, message):

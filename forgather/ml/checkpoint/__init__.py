@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from forgather.ml.checkpoint.folders import checkpoint_folder, list_checkpoints, write_checkpoint
     from forgather.ml.checkpoint.lineage import newest_verified
     from forgather.ml.checkpoint.manifest import verify
-    from forgather.ml.checkpoint.retention import prune
+    from forgather.ml.checkpoint.retention import Retention, prune
     from forgather.ml.checkpoint.rng import capture_rng, restore_rng
     from forgather.ml.checkpoint.state import read_state, write_state
     from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 __all__ = [
     "LocalStorage",
+    "Retention",
     "Storage",
     "capture_rng",
     "checkpoint_folder",
@@ -34,6 +35,7 @@ __all__ = [
 
 _LAZY = {
     "LocalStorage": "storage",
+    "Retention": "retention",
     "Storage": "storage",
     "capture_rng": "rng",
     "checkpoint_folder": "folders",

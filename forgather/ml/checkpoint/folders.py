@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest
+from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest, check_complete
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree, write_file
 
 _PREFIX = "checkpoint-"
@@ -114,11 +114,15 @@ def finish_draft(
         step: names the checkpoint; an older one of the same step is replaced.
         files: of all processes.
         facts: what the manifest says beside, see `Manifest`.
+
+    Raises:
+        CheckpointError: FG603 or FG604 where a file is not there as it was written; the draft gets no name.
     """
     for inner in sorted({(folder / name).parent for name in files} - {folder}):
         storage.sync_folder(inner)
     write_file(storage, folder / MANIFEST, [Manifest(step, files, facts).to_bytes()])
     storage.sync_folder(folder)
+    check_complete(folder)  # a storage may lose what it was given without a word
     final = checkpoint_folder(folder.parent, step)
     _put_in_place(storage, folder, final)
     return final

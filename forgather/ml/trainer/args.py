@@ -49,7 +49,11 @@ class TrainingArguments:
             compiled once, and each may be sharded by itself.
         gradient_checkpointing: recompute activations in the backward pass.
         logging_steps, eval_steps, save_steps: every so many updates; below 1 a share of all steps.
+        save_minutes: a checkpoint also whenever so many minutes have passed since the last one.
+        save_on_best: a checkpoint also where an evaluation is among the best `save_top_k`.
         save_total_limit: how many checkpoints stay; the best and the newest always do.
+        save_top_k: how many of the best stay, by `metric_for_best_model`; alone, they and the newest.
+        keep_every_n_steps: checkpoints of every so many steps stay for ever; `save_total_limit` does not count them.
         save_only_model: leave out what resuming needs.
         seed: of the model's weights and of everything random; `data_seed` of the shuffling alone.
         train_sampling_strategy: "random" or "sequential".
@@ -104,7 +108,11 @@ class TrainingArguments:
     eval_on_start: bool = False
     save_strategy: str = "steps"
     save_steps: float = 500
+    save_minutes: float | None = None
+    save_on_best: bool = False
     save_total_limit: int | None = None
+    save_top_k: int | None = None
+    keep_every_n_steps: int | None = None
     save_only_model: bool = False
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
@@ -148,7 +156,8 @@ class TrainingArguments:
     def _derive(self) -> None:
         if self.logging_dir is None:
             object.__setattr__(self, "logging_dir", str(own_run_folder(self.output_dir)))
-        needs_metric = self.load_best_model_at_end or self.save_strategy == "best" or self.schedule_follows_metric
+        saves_best = self.save_strategy == "best" or self.save_on_best or self.save_top_k is not None
+        needs_metric = self.load_best_model_at_end or saves_best or self.schedule_follows_metric
         if needs_metric and self.metric_for_best_model is None:
             object.__setattr__(self, "metric_for_best_model", "loss")
         if self.metric_for_best_model is not None and self.greater_is_better is None:

@@ -62,6 +62,19 @@ class BestMetric:
             return False
         return than is None or (value > than if self._session.args.greater_is_better else value < than)
 
+    @property
+    def ranking(self) -> list[int]:
+        """Steps that were evaluated, the best first; of equal ones the earlier."""
+        if not self.is_followed:
+            return []
+        lines = self._session.state.log_history
+        found = {int(line["step"]): line[self.name] for line in lines if not math.isnan(line.get(self.name, math.nan))}
+        return sorted(found, key=lambda step: -found[step] if self._session.args.greater_is_better else found[step])
+
+    def is_among_best(self) -> bool:
+        """Tells whether the model of the present step is one of the best so far, of which `save_top_k` stay."""
+        return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
+
     def at(self, step: int) -> float | None:
         """Returns the value that was last measured at a step; None for none."""
         lines = reversed(self._session.state.log_history)

@@ -8,17 +8,27 @@ of one process is one of all, and leaves nothing; a checkpoint of another run is
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forgather.ml.checkpoint.folders import Draft, begin_draft, drop_draft, finish_draft, told_by_step
 from forgather.ml.checkpoint.lineage import new_run, next_origin
 from forgather.ml.checkpoint.manifest import FileFact
-from forgather.ml.checkpoint.retention import prune
+from forgather.ml.checkpoint.retention import Retention, prune
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import agreement
+from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.snapshot import Snapshot
+
+
+def retention_of(args: TrainingArguments) -> Retention:
+    """Returns which checkpoints of a run stay.
+
+    Who asks for the best ones alone does not want all the others.
+    """
+    last = 1 if args.save_total_limit is None and args.save_top_k is not None else args.save_total_limit
+    return Retention(last=last, best=args.save_top_k or 1, every=args.keep_every_n_steps)
 
 
 class Checkpoints:
@@ -27,27 +37,27 @@ class Checkpoints:
     Args:
         output_dir: where they lie.
         storage: makes the changes.
-        limit: how many stay; None for all.
+        retention: which stay.
         max_steps: updates that the run is to take.
         facts: what each manifest says beside, see `Manifest`.
     """
 
     def __init__(
-        self, output_dir: Path, storage: Storage, *, limit: int | None, max_steps: int, facts: Mapping[str, Any]
+        self, output_dir: Path, storage: Storage, *, retention: Retention, max_steps: int, facts: Mapping[str, Any]
     ) -> None:
         self.output_dir = output_dir
         self.storage = storage
         self.run_id = new_run()
-        self._limit = limit
+        self._retention = retention
         self._max_steps = max_steps
         self._facts = dict(facts)
 
-    def write(self, snapshot: Snapshot, *, best: Path | None) -> Path:
+    def write(self, snapshot: Snapshot, *, ranked: Sequence[int] = ()) -> Path:
         """Writes a checkpoint, removes surplus ones and returns its folder.
 
         Args:
             snapshot: of this process.
-            best: the checkpoint that stays whatever its age.
+            ranked: steps that were evaluated, the best first.
 
         Raises:
             CheckpointError: FG609 where the disk refuses, on every process; earlier checkpoints are untouched.
@@ -60,7 +70,7 @@ class Checkpoints:
             agreement.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
-        return agreement.by_writer(functools.partial(self._finish, draft, snapshot.step, files, best))
+        return agreement.by_writer(functools.partial(self._finish, draft, snapshot.step, files, ranked))
 
     def _begin(self, step: int) -> Path:
         with told_by_step(self.output_dir, step):
@@ -71,12 +81,12 @@ class Checkpoints:
             snapshot.write(draft)
         return draft.files
 
-    def _finish(self, draft: Draft, step: int, files: Mapping[str, FileFact], best: Path | None) -> Path:
+    def _finish(self, draft: Draft, step: int, files: Mapping[str, FileFact], ranked: Sequence[int]) -> Path:
         try:
             origin = next_origin(self.output_dir, self.run_id, self._max_steps)
             with told_by_step(self.output_dir, step):
                 folder = finish_draft(self.storage, draft.folder, step, files, {**self._facts, "run": origin})
         finally:
             drop_draft(draft)
-        prune(self.output_dir, self._limit, best=best, newest=folder, run=self.run_id, storage=self.storage)
+        prune(self.output_dir, self._retention, ranked=ranked, newest=folder, run=self.run_id, storage=self.storage)
         return folder

@@ -27,11 +27,12 @@ from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.callback_states import import_states
-from forgather.ml.trainer.checkpoints import Checkpoints
+from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
+from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.taking import Camera
 from forgather.ml.types import Update, Window
@@ -76,14 +77,17 @@ class Run:
         self.checkpoints = Checkpoints(
             self.output_dir,
             storage,
-            limit=self.args.save_total_limit,
+            retention=retention_of(self.args),
             max_steps=session.state.max_steps,
             facts=_facts(strategy),
         )
+        self._saves = self.args.save_strategy != "no"
         self.best = BestMetric(session)
+        self.clock = SaveClock(self.args.save_minutes if self._saves else None)
         self.in_update = False
         self._evaluate = evaluate
         self._saved_step = -1
+        self._held_step = 0
         self._cut_short = False
         self._rng: dict[str, Any] | None = None
         self._camera = Camera(session, strategy)
@@ -181,6 +185,7 @@ class Run:
         state.num_input_tokens_seen += window.num_tokens
         self.in_update = False
         flow.after_step(self.args, state, control)
+        control.should_save |= self.clock.is_due(state.global_step)
         self.session.send("on_step_end")
         self._log_evaluate_save()
         self._note("reading data")
@@ -240,9 +245,10 @@ class Run:
         if self._follows_metric:
             self.schedule.step(value)
         self._saved_step = -1  # a checkpoint that was written before does not hold this metric
-        is_best = self.best.remember(value)
-        if self.args.save_strategy == "best":
-            self.session.control.should_save = is_best
+        self.best.remember(value)
+        saves_best = self.args.save_strategy == "best" or (self._saves and self.args.save_on_best)
+        if saves_best and self.best.is_among_best():
+            self.session.control.should_save = True
 
     def _is_best_saved(self) -> bool:
         """Tells whether the present step is better than the best one that was saved."""
@@ -261,12 +267,23 @@ class Run:
                 self.guard.poll(wait=True)
                 if self._is_best_saved():
                     state.best_model_checkpoint = str(folder)
-                self.checkpoints.write(self._camera.take(self._training_state), best=self.best_folder)
-                self._saved_step = state.global_step
+                self.checkpoints.write(self._camera.take(self._training_state), ranked=self._ranking())
+                self._saved_step = self._held_step = state.global_step
+                self.clock.restart(state.global_step)
         self.session.control.should_save = False
         self.session.send("on_save")
         self._agree_on_control()
         return folder
+
+    def save_end(self) -> None:
+        """Writes a checkpoint of the end of the run, where steps were taken since the last one."""
+        if self._saves and self._held_step != self.session.state.global_step:
+            self.save()
+
+    def _ranking(self) -> list[int]:
+        """Returns the steps that were evaluated, the best first, whatever the history of an earlier run says."""
+        best = [] if self.best_folder is None else [step_of(self.best_folder)]
+        return best + [step for step in self.best.ranking if step not in best]
 
     @property
     def best_folder(self) -> Path | None:
@@ -305,6 +322,7 @@ class Run:
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=saved.global_step)
         self.checkpoints.run_id = origin_of(folder).run or self.checkpoints.run_id
+        self._held_step = saved.global_step
         if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
             self._saved_step = saved.global_step
         state = self.session.state

@@ -219,6 +219,7 @@ class Trainer:
                 if args.eval_on_start:
                     self.evaluate()
                 run.meter.start()
+                run.clock.restart(self.state.global_step)
                 train_loop(run)
                 return self._finish(run)
             except BaseException as error:
@@ -290,6 +291,7 @@ class Trainer:
 
     def _finish(self, run: Run) -> TrainOutput:
         run.guard.poll(wait=True)
+        run.save_end()
         metrics = run.meter.summary()
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.best_folder is not None:
