@@ -1,8 +1,9 @@
 """`fgcli`: reads the command line, runs one command, and turns whatever happens into an exit status.
 
 Takes arguments, gives 0 for success, 1 for a failure (a command's own `TROUBLE` where it has one), 2 for wrong usage,
-130 for Ctrl-C. Keeps true: no command's module, and none of the stages, is imported before it is chosen; every error
-is drawn here, once, and with `--json` written as facts, too.
+130 for Ctrl-C, 143 where a scheduler's signal ended a command that runs a config. Keeps true: no command's module, and
+none of the stages, is imported before it is chosen; every error is drawn here, once, and with `--json` written as
+facts, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from forgather.cli.output import (
 )
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
+from forgather.interrupt import NOTHING_TRAINED, Interrupt, of_process, status_of
+from forgather.processes import is_worker, process_facts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +64,7 @@ def _run(arguments: list[str]) -> int:
     project_dir: str | None = None
     invocation: Invocation | None = None
     command: ModuleType | None = None
+    interrupt: Interrupt | None = None
     trouble = 1
     try:
         refuse_lost_folder()
@@ -71,15 +75,19 @@ def _run(arguments: list[str]) -> int:
             gc.enable()
             atexit.unregister(gc.freeze)
             open_closed_streams()
+            interrupt = _signals()
+            with of_process(interrupt):
+                return int(command.run(invocation))
         return int(command.run(invocation))
     except ForgatherError as error:
         about_config = invocation is not None and getattr(command, "CONFIG_OPTIONS", False)
         print_error(error, project_dir, invocation.check_command if invocation and about_config else None)
         _tell_tools(error, arguments, project_dir)
         return trouble
-    except KeyboardInterrupt:
-        print_note("interrupted")
-        return 130
+    except KeyboardInterrupt as stop:
+        loses_nothing = getattr(command, "TRAINS", False) and interrupt is not None and not interrupt.began
+        print_note(NOTHING_TRAINED if loses_nothing else "interrupted")
+        return status_of(stop)
     except SystemExit as ended:
         if not any(isinstance(note, BuildNote) for note in getattr(ended, "__notes__", ())):
             raise
@@ -93,6 +101,13 @@ def _run(arguments: list[str]) -> int:
         print_crash(error, project_dir)
         _tell_tools(error, arguments, project_dir)
         return trouble
+
+
+def _signals() -> Interrupt:
+    # Of several processes one speaks, and a signal to all of them may come twice.
+    is_one = not is_worker(os.environ)
+    speaks = is_one or process_facts(os.environ).rank == 0
+    return Interrupt(same_within=0.0 if is_one else 1.0, insists=True, speaks=speaks)
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:

@@ -7,7 +7,6 @@ is constructed, and an exception of the run reaches the caller as it was raised.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Var, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
+from forgather.interrupt import present, status_of
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
@@ -52,7 +52,8 @@ class Outcome:
         run_dir: the run's folder.
         model_dir: where the model was saved; None where nothing was.
         checkpoint: newest checkpoint that the run wrote; None without one.
-        interrupted: True when Ctrl-C or SIGTERM ended it.
+        interrupted: True when Ctrl-C, SIGTERM or SIGUSR1 ended it.
+        nothing_trained: True when that was before the first step.
     """
 
     status: int
@@ -60,6 +61,7 @@ class Outcome:
     model_dir: str | None = None
     checkpoint: str | None = None
     interrupted: bool = False
+    nothing_trained: bool = False
 
 
 def _why_no_main(project: Project, targets: list[str]) -> str:
@@ -155,9 +157,14 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             if callable(main) and not _is_module(main):
                 return Outcome(status=_called(main), run_dir=run_dir)
     except KeyboardInterrupt as stop:
-        status = 128 + getattr(stop, "signal_number", signal.SIGINT)
-        checkpoint = _newest_checkpoint(plan, main)
-        return Outcome(status=status, run_dir=run_dir, checkpoint=checkpoint, interrupted=True)
+        heard = present()
+        return Outcome(
+            status=status_of(stop),
+            run_dir=run_dir,
+            checkpoint=_newest_checkpoint(plan, main),
+            interrupted=True,
+            nothing_trained=heard is not None and not heard.began,
+        )
     raise _not_runnable(f"of type {type(main).__name__}", plan.project)
 
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
+from forgather.interrupt import Terminated
 from forgather.launch.asked import Asked, torchrun_words
 from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
@@ -79,7 +80,9 @@ def joined() -> Iterator[Any]:
     except BaseException as error:
         if member.fails(error):
             raise
-        raise NotTheFirst from error
+        if member.speaks and member.status > 128:
+            raise Terminated from error
+        raise NotTheFirst(member.status) from error
     member.leave()
 
 
@@ -90,8 +93,8 @@ def as_one_of_several(run: Callable[[Any], int]) -> int:
             status = run(member)
             member.ended(status)
             return status
-    except NotTheFirst:
-        return 1
+    except NotTheFirst as follows:
+        return follows.status
 
 
 def _tell_libraries(facts: ProcessFacts) -> None:
@@ -109,7 +112,15 @@ def _tell_libraries(facts: ProcessFacts) -> None:
 
 
 class NotTheFirst(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
-    """This process failed because another one did, which tells the user why."""
+    """This process failed because another one did, which tells the user why.
+
+    Args:
+        status: what this process ends with.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 def refuse_lone_process(asked: Asked, config: str) -> None:

@@ -15,6 +15,7 @@ LEVELS = {
     "forgather.errors": 1,
     "forgather.kept": 1,
     "forgather.conditions": 2,
+    "forgather.interrupt": 2,
     "forgather.processes": 2,
     "forgather.sizes": 3,
     "forgather.combination": 4,
@@ -136,6 +137,7 @@ def test_a_module_imports_lower_layers_only(name, file):
                     "forgather.rules",
                     "forgather.combination",
                     "forgather.processes",
+                    "forgather.interrupt",
                 }
             ):
                 faults.append(f"line {line}: {imported} belongs to the other tower")

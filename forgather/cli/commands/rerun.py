@@ -31,6 +31,7 @@ from forgather.project.record import new_folder, run_folder_name
 from forgather.project.verify import Fate, Row, verify
 
 EXECUTES = True
+TRAINS = True
 DESCRIPTION = """Repeat a past run out of its folder: what it depended on is verified first (its record, code,
 templates, versions, data, environment), what cannot be restored is listed, and then it trains with the graph that was
 built, into another output folder, in as many processes as the first run had. At the end its loss file is compared with

@@ -18,6 +18,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.errors import Diagnostic, ProjectError
+from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.accelerate import added_settings, config_file
@@ -42,6 +43,7 @@ from forgather.project.project import Project
 CONFIG_OPTIONS = True
 HANDS_THROUGH = True
 EXECUTES = True
+TRAINS = True
 _RESUME = "--resume-from-checkpoint"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder.
@@ -134,6 +136,8 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
         outcome = run_plan(plan, run_dir, built=functools.partial(_begin, member))
+    if outcome.interrupted and member.failed_elsewhere():
+        return outcome.status
     return _told(outcome, project, command, as_json=options.json)
 
 
@@ -259,7 +263,8 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         return
     if outcome.interrupted and (ending.get("status") != "interrupted" or "checkpoint" not in ending["places"]):
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
-        print_note(f"interrupted; {saved or 'nothing was saved'}")
+        told = NOTHING_TRAINED if outcome.nothing_trained else f"interrupted; {saved or 'nothing was saved'}"
+        print_note(told)
     if outcome.model_dir and "model" not in ending["places"]:
         print_note(f"model      {near_path(outcome.model_dir)}")
 

@@ -121,11 +121,25 @@ def _of_writer(error: Exception) -> DistributedError:
 
 def total(value: float) -> float:
     """Returns the sum of a number over all processes."""
-    if not several():
-        return value
-    sum_of_all = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(sum_of_all, group=_hosts())
-    return sum_of_all.item()
+    return Total(value).read()
+
+
+class Total:
+    """The sum of a number over all processes, under way: this one goes on with its own things meanwhile.
+
+    Args:
+        value: what this process adds.
+    """
+
+    def __init__(self, value: float) -> None:
+        self._sum = torch.tensor(value, dtype=torch.float64)
+        self._work = dist.all_reduce(self._sum, group=_hosts(), async_op=True) if several() else None
+
+    def read(self) -> float:
+        """Returns the sum; waits for the processes that have not come as far."""
+        if self._work is not None:
+            self._work.wait()
+        return self._sum.item()
 
 
 def of_writer(switches: Sequence[bool]) -> list[bool]:

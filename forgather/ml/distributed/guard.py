@@ -1,8 +1,8 @@
 """A thread beside the run that looks after the other processes: whether they live, and what they do.
 
 Takes a connection of its own to the store; ends this process when the run has failed elsewhere. Keeps true: a process
-that is killed, hangs or loses its launcher takes the others with it within seconds, also where these wait inside
-native code; it asks nothing of the loop, and wakes twice a second.
+that is killed, hangs, is stopped at once or loses its launcher takes the others with it within seconds, even where they
+wait inside native code; it asks nothing of the loop, and wakes twice a second.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -24,7 +25,7 @@ from forgather.ml.distributed import stacks
 from forgather.ml.distributed.failure import CRASH
 from forgather.processes import ProcessFacts
 
-FAILED, WANTED = "failed", "stacks_wanted"
+FAILED, WANTED, STOPPED, TOLD, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 """How long a process may go on after the run has failed: time to print, not to wait for its peers."""
@@ -45,6 +46,7 @@ class Guard:
         self._stop = threading.Event()
         self._parent = os.getppid()
         self._failed_since: float | None = None
+        self._status = 1
         self._answered = False
         self._peers: dict[int, int] | None = None
         self._crash: IO[str] | None = None
@@ -78,7 +80,7 @@ class Guard:
                 self._look()
             since = self._failed_since
             if since is not None and time.monotonic() - since > GRACE_SECONDS:
-                _end("")
+                _end("", self._status)
 
     def _look(self) -> None:
         if not self._answered and self._store.check([WANTED]):
@@ -86,8 +88,25 @@ class Guard:
             self._store.set(f"stacks/{self._facts.rank}", json.dumps(stacks.own_state()))
         if self._failed_since is None and self._store.check([FAILED]):
             self._failed_since = time.monotonic()
+        if self._failed_since is None and self._store.check([STOPPED]):
+            self._failed_since, self._status = time.monotonic(), int(self._store.get(STOPPED))
+            # Whoever hears signals here ends as the one that was stopped: what it would wait for does not come.
+            os.kill(os.getpid(), signal.SIGTERM)
         if self._failed_since is None and self._dead_peer() is not None:
             self._store.set(FAILED, "1")
+
+    def failed_elsewhere(self) -> bool:
+        """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
+        # Nobody can say when the keeper of the store has gone.
+        with suppress(RuntimeError):
+            return any(self._store.check([name]) for name in (TOLD, ENDED, FAILED)) or self._dead_peer() is not None
+        return False
+
+    def wait_for_the_others(self, seconds: float) -> None:
+        """Waits until no other process of this machine is there any more."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(_lives(process) for process in (self._peers or {}).values()):
+            time.sleep(_PERIOD_SECONDS / 10)
 
     def _dead_peer(self) -> int | None:
         """Returns a rank on this machine whose process is gone although it never said that it was done."""
@@ -117,7 +136,7 @@ def _lives(process: int) -> bool:
     return True
 
 
-def _end(why: str) -> None:
+def _end(why: str, status: int = 1) -> None:
     if why:
         with suppress(OSError, ValueError):
             sys.stderr.write(f"ended: {why}\n")
@@ -125,4 +144,4 @@ def _end(why: str) -> None:
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     # Nothing that hangs may keep this process: neither a handler of signals nor what the interpreter does at its end.
-    os._exit(1)
+    os._exit(status)

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
+from forgather.interrupt import STATUS
 from forgather.ml.distributed.failure import Kind, Record, read_crash, read_record
 from forgather.ml.distributed.whereabouts import shown_in
 
@@ -85,6 +86,8 @@ def launch(words: Sequence[str], module: str, arguments_of_module: Sequence[str]
     for name, value in _WORKER_DEFAULTS.items():
         os.environ.setdefault(name, value)
     _quiet()
+    if "SIGUSR1" not in arguments.signals_to_handle:
+        arguments.signals_to_handle += ",SIGUSR1"
     if arguments.standalone:
         arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = "c10d", "localhost:0", str(os.getpid())
     try:
@@ -151,20 +154,23 @@ def _folder_of(log_dir: str, local_rank: int) -> Path | None:
 
 
 def _order(failure: Failure) -> tuple[int, float]:
-    """Puts what began before what followed: a cause, a death without a word, what the death of another brought."""
+    """Puts what began before what followed: a cause, a death without a word, what the end of another brought."""
     record = failure.record
     if record is None:
-        # The agent ends the processes that are left by SIGTERM.
-        return (3 if failure.status == -signal.SIGTERM else 1, 0.0)
-    if record.told or record.kind is Kind.CAUSE:
+        # The agent ends the processes that are left by SIGTERM, which some of them may take for a wish to stop.
+        return (4 if failure.status in (-signal.SIGTERM, STATUS) else 1, 0.0)
+    if record.told:
         return 0, record.instant
-    return 2, record.instant
+    return _ORDER[record.kind], record.instant
+
+
+_ORDER = {Kind.CAUSE: 0, Kind.STATUS: 1, Kind.STOPPED: 2, Kind.WAITED: 3, Kind.LOST: 3}
 
 
 def status_of(ended: Ended) -> int:
     """Returns the exit status of the run: that of the process that failed first."""
     if ended.stopped_by is not None:
-        return 128 + ended.stopped_by
+        return STATUS if ended.stopped_by == signal.SIGUSR1 else 128 + ended.stopped_by
     first = next(iter(ended.failures), None)
     if first is None:
         return 0

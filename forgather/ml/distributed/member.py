@@ -25,16 +25,18 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from forgather.errors import DistributedError, ForgatherError
+from forgather.interrupt import ignore_signals, present, status_of
 from forgather.ml.distributed import stacks, whereabouts
 from forgather.ml.distributed.env import launcher_folder, process_facts
 from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, write_record
 from forgather.ml.distributed.group import meeting_store, shutdown
-from forgather.ml.distributed.guard import FAILED, GRACE_SECONDS, WANTED, Guard
+from forgather.ml.distributed.guard import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
 from forgather.processes import ProcessFacts
 
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 5.0
 _ANSWER_SECONDS = 3.0
+_LEAVING_SECONDS = 60.0
 
 
 class Member:
@@ -64,6 +66,8 @@ class Member:
         self.folder = folder
         self.report_to: Path | None = None
         """Where a report on a hang is written; the folder of the run, once it is known."""
+        self.status = 1
+        """What a process ends with that failed because another one did."""
         self._guard: Guard | None = None
 
     def watch(self) -> None:
@@ -73,6 +77,8 @@ class Member:
         if self._connect is not None and self.facts.world_size > 1:
             self._guard = Guard(self._connect(), self.facts, self.folder)
             self._guard.start()
+        if (heard := present()) is not None:
+            heard.is_quiet = self.failed_elsewhere
 
     def begins(self, run_dir: str) -> None:
         """Notes that construction begins; reports go to the run's folder from now on."""
@@ -85,22 +91,72 @@ class Member:
 
     def leave(self) -> None:
         """Says that this process has done its part, and leaves the others."""
-        shutdown()
-        if self.store is not None:
-            # The keeper of the store may have ended first.
-            with suppress(RuntimeError):
-                self.store.set(f"done/{self.facts.rank}", "1")
+        # Whoever stops alone, in the middle of something, would wait for them.
+        if self.status <= 128:
+            shutdown()
+        self._say(f"done/{self.facts.rank}", "1")
         if self._guard is not None:
             self._guard.stop()
         # The collection that the interpreter makes at its end takes longer than all else here.
         atexit.register(gc.freeze)
 
     def ended(self, status: int) -> None:
-        """Leaves a record of an exit status that is not 0, so that it is not taken for a crash."""
+        """Leaves a record of an exit status that is not 0, so that it is not taken for a crash.
+
+        Of processes that were asked to stop, the one that prints ends first: a launcher ends the others as soon as it
+        sees one end.
+        """
         if status and self.folder is not None:
             kind = Kind.STOPPED if status > 128 else Kind.STATUS
             message = f"ended with status {status}"
             write_record(self.folder, Record(kind, message, str(whereabouts.present()), False, time.time()))
+        if 0 < status <= 128:
+            self._say(ENDED, str(status))
+        if status <= 128 or self.facts.world_size == 1:
+            return
+        heard = present()
+        if heard is not None and heard.at_once:
+            self._stops_alone(status)
+        elif self.speaks:
+            ignore_signals()
+        else:
+            self._waits_for("done/0", _LEAVING_SECONDS)
+            ignore_signals()
+
+    def failed_elsewhere(self) -> bool:
+        """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
+        return self._guard is not None and self._guard.failed_elsewhere()
+
+    def _stops_alone(self, status: int) -> None:
+        """Tells the others that what they meet next, a lost connection, is no failure."""
+        self.status = status
+        if self._guard is not None:
+            self._guard.stop()
+        self._say(STOPPED, str(status))
+        self._say(f"done/{self.facts.rank}", "1")
+        if self.speaks and self._guard is not None and not self.facts.agent_hosts_store:
+            # This process keeps the store: what was just said is heard as long as it is there.
+            self._guard.wait_for_the_others(GRACE_SECONDS)
+        atexit.register(_end_promptly, status)
+
+    def _say(self, name: str, value: str) -> None:
+        if self.store is not None:
+            # The keeper of the store may have ended first.
+            with suppress(RuntimeError):
+                self.store.set(name, value)
+
+    def _waits_for(self, name: str, seconds: float) -> bool:
+        """Waits until another process has said something; False where it does not."""
+        assert self.store is not None, "one process alone waits for no other"  # noqa: S101
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if self.store.check([name]):
+                    return True
+            except RuntimeError:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return False
 
     def fails(self, error: BaseException) -> bool:
         """Ends the run of all processes, and tells whether this one is to print the error.
@@ -110,11 +166,13 @@ class Member:
         """
         where = whereabouts.present()
         kind = kind_of(error)
-        if kind is not Kind.STOPPED:
-            atexit.register(_end_promptly)
+        if kind is Kind.STOPPED:
+            self._stops_alone(status_of(error))
         if kind is Kind.WAITED:
             self._explain_hang(error)
         told = self._is_first(kind)
+        if kind is not Kind.STOPPED:
+            atexit.register(_end_promptly, self.status)
         if self.folder is not None:
             write_record(self.folder, record_of(error, where, told=told), error)
         if told:
@@ -122,7 +180,7 @@ class Member:
             _note(error, f"{place}, {where}" if str(where) else place)
             self._fail()
         elif kind is Kind.STOPPED:
-            return self.speaks
+            return self.speaks and not self.failed_elsewhere()
         return told
 
     def _is_first(self, kind: Kind) -> bool:
@@ -133,17 +191,20 @@ class Member:
         if kind is Kind.LOST and not self._waits_for_cause():
             return False
         try:
-            return bool(self.store.add("told", 1) == 1)
+            return bool(self.store.add(TOLD, 1) == 1)
         except RuntimeError:
             return kind is Kind.CAUSE
 
     def _waits_for_cause(self) -> bool:
-        """Waits for another process to tell the cause; True where none does."""
+        """Waits for another process to tell the cause, or that it was stopped; True where none does."""
         assert self.store is not None, "one process alone loses no other"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             try:
-                if self.store.check(["told"]):
+                if self.store.check([STOPPED]):
+                    self.status = int(self.store.get(STOPPED))
+                    return False
+                if self.store.check([TOLD]):
                     return False
             except RuntimeError:
                 return False
@@ -231,14 +292,14 @@ class Member:
         return dict(told)
 
 
-def _end_promptly() -> None:
+def _end_promptly(status: int) -> None:
     """Ends this process once its handlers have run: what the interpreter does then takes seconds that others wait."""
     atexit.unregister(_end_promptly)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 def _kill_in_a_second(process: int) -> None:

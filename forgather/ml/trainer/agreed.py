@@ -1,9 +1,10 @@
 """What all processes of a run know of a step: its targets, its loss, and whether somebody wants to stop.
 
 Takes this process's windows and its share of the loss; gives those of all. Keeps true: one process sends nothing and
-changes nothing; with several there are two sums a step, of the counts and of the loss, and the wish to stop rides on
-the second; on an accelerator the host waits for none of them: it reads the counts at the end of their step, and the
-wish to stop one step later, the same on every process.
+changes nothing; with several there are two sums a step, of the counts and of the loss; on an accelerator the host waits
+for neither: it reads the counts at the end of their step. The wish to stop rides on the sum of the loss where the host
+computes it, and goes from host to host beside it elsewhere: whoever wishes before his own loss is computed is heard at
+the end of this step, whoever wishes later at the end of the next, or of what takes long between them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from forgather.interrupt import Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.later import Later
 from forgather.ml.types import Window
 
@@ -33,13 +34,15 @@ class Agreed:
         topology = strategy.topology
         self.several = topology.world_size > 1
         self._strategy = strategy
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._device = topology.device
         self._counts_differ = topology.dp_size > 1
-        # Only where every process has a share of its own does the sum of losses hear everybody.
-        self._rides = topology.dp_size == topology.world_size
+        # Only where every process has a share of its own does the sum of losses hear everybody, and only that of the
+        # host can be read without waiting.
+        self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
         self._counts: Later | None = None
-        self._wishes: list[Later] = []
+        self._wishes: agreement.Total | None = None
+        self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
         """Yields this process's windows with the counts of all; on an accelerator `settle` brings those of the host.
@@ -79,13 +82,12 @@ class Agreed:
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
             return loss
-        wish = self._interrupt.wish
         if self._rides:
-            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, wish)]))
-            self._wishes.append(Later(sums[1]))
+            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self.interrupt.wish)]))
+            self._hear(sums[1].item())
             return sums[0]  # type: ignore[no-any-return]
+        self._send()
         loss = self._strategy.reduce(share)
-        self._wishes.append(Later(torch.tensor(agreement.total(wish))))
         return loss
 
     def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
@@ -99,13 +101,36 @@ class Agreed:
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
 
+    def _send(self) -> None:
+        self._wishes = agreement.Total(self.interrupt.wish)
+
+    def _hear(self, wishes: float) -> None:
+        self._stop = self._stop or self.interrupt.of(wishes)
+
     def stop(self) -> KeyboardInterrupt | None:
         """Returns what to raise where a process was asked to stop; None elsewhere. It is the same on every process."""
         if not self.several:
-            return self._interrupt.error if self._interrupt.requested else None
-        if len(self._wishes) > 1 or (self._wishes and self._device.type == "cpu"):
-            return self._interrupt.of(float(self._wishes.pop(0).read()))
-        return None
+            return self.interrupt.error if self.interrupt.requested else None
+        if self._wishes is not None:
+            self._hear(self._wishes.read())
+            self._wishes = None
+        return self._stop
+
+    def ask(self) -> KeyboardInterrupt | None:
+        """Returns the same after something that took long: wishes of that time are heard now."""
+        if self.several and self.stop() is None:
+            self._send()
+        return self.stop()
+
+    def wants_end(self) -> bool:
+        """Tells, on every process alike, whether to break off what takes long.
+
+        Called again and again it waits for nobody: it tells what was wished until it was called the last time.
+        """
+        wants = self.stop() is not None
+        if self.several and not wants:
+            self._send()
+        return wants
 
 
 _SWITCHES = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from forgather.errors import TrainingError
+from forgather.interrupt import leave_to_parent
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
@@ -378,6 +378,4 @@ def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any
 
 
 def _leave_interrupts_to_the_parent(worker: int) -> None:
-    # Ctrl-C reaches every process of a terminal; a worker that died of it would fail the step that the trainer
-    # wants to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()

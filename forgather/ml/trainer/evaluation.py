@@ -40,21 +40,30 @@ def eval_batches(
 
 
 def evaluate(
-    session: Session, strategy: Strategy, sets: Mapping[str, OwnBatches], *, prefix: str = "eval"
-) -> dict[str, float]:
-    """Returns the metrics of one or several sets, and sends them to the callbacks.
+    session: Session,
+    strategy: Strategy,
+    sets: Mapping[str, OwnBatches],
+    *,
+    prefix: str = "eval",
+    wants_end: Callable[[], bool] | None = None,
+) -> dict[str, float] | None:
+    """Returns the metrics of one or several sets, and sends them to the callbacks; None where it was broken off.
 
     Args:
         session: where to send them.
         strategy: computes losses.
         sets: batches by name; the name "" stands for the only set.
         prefix: begins the name of every metric.
+        wants_end: tells, before each batch and on all processes alike, whether to break off.
     """
     metrics: dict[str, float] = {}
     with modes_kept(strategy.model):
         for name, batches in sets.items():
             session.dispatcher.scene["eval_dataloader"] = batches.loader
-            metrics |= _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix)
+            found = _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix, wants_end)
+            if found is None:
+                return None
+            metrics |= found
     # Whichever of them is to decide, a time included, decides the same on every process.
     metrics = agreement.by_writer(lambda: metrics)
     session.log(metrics)
@@ -63,7 +72,9 @@ def evaluate(
     return metrics
 
 
-def _evaluate_one(session: Session, strategy: Strategy, own: OwnBatches, prefix: str) -> dict[str, float]:
+def _evaluate_one(
+    session: Session, strategy: Strategy, own: OwnBatches, prefix: str, wants_end: Callable[[], bool] | None
+) -> dict[str, float] | None:
     began = time.perf_counter()
     agreement.refuse_differences({"the number of evaluation rows": own.num_rows})
     device = strategy.topology.device
@@ -72,6 +83,8 @@ def _evaluate_one(session: Session, strategy: Strategy, own: OwnBatches, prefix:
     rows = batches = 0
     batches_of_all = own.read(strategy.rule)
     for ready in batches_of_all if own.num_rows is not None else agreement.in_step(batches_of_all):
+        if wants_end is not None and wants_end():
+            return None
         loss, targets = strategy.evaluate(ready.batch)
         sums[0] += loss
         sums[1] += targets

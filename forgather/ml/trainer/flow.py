@@ -6,6 +6,8 @@ that a callback has the last word. Keeps true: the rules are those of transforme
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forgather.ml.callbacks.base import TrainerControl, TrainerState
 from forgather.ml.trainer.args import TrainingArguments
 
@@ -40,3 +42,14 @@ def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerCo
         control.should_evaluate = True
     if args.save_strategy == "epoch":
         control.should_save = True
+
+
+def unpaid(control: TrainerControl) -> list[str]:
+    """Returns what a run that goes on from here begins with: an evaluation that was broken off, and its save."""
+    return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]
+
+
+def owe(control: TrainerControl, names: Sequence[str]) -> None:
+    """Sets the switches that `unpaid` returned."""
+    for name in names:
+        setattr(control, name, True)

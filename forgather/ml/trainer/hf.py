@@ -20,13 +20,13 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError
+from forgather.interrupt import Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.snapshot import TRAINER_STATE
 
@@ -93,7 +93,7 @@ class HFTrainer(Trainer):
         folder = _resume_folder(request, str(self.args.output_dir))
         if folder is not None:
             _log.warning("resuming from %s", folder)
-        with Interrupt() as interrupt:
+        with heard() as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
             try:
@@ -175,6 +175,12 @@ class _StopAfterStep(TrainerCallback):
     ) -> None:
         """Notes that callbacks have something to close."""
         self.began = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Notes that from here on there is something to save."""
+        self._interrupt.begin()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any

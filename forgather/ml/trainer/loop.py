@@ -18,10 +18,10 @@ def train_loop(run: Run) -> None:
 
     Raises:
         TrainingError: FG803 for data without rows, FG818 for a loss that is not finite.
-        KeyboardInterrupt: after Ctrl-C, at a step boundary.
+        KeyboardInterrupt: after Ctrl-C or a scheduler's signal, at a step boundary.
     """
     strategy = run.strategy
-    run.end_resumed_epoch()
+    run.end_resumed_step()
     while not run.finished:
         complete = True
         for window in run.begin_epoch():

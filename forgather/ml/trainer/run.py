@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forgather.errors import TrainingError
+from forgather.interrupt import Interrupt
 from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.rng import restore_rng
+from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import whereabouts
 from forgather.ml.log import get_logger
@@ -29,7 +30,6 @@ from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.callback_states import import_states
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.finite import FiniteGuard
-from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
 from forgather.ml.trainer.save_clock import SaveClock
@@ -48,8 +48,9 @@ class Run:
         strategy: computes updates; its optimizer is built.
         data: windows, and the position in them.
         schedule: the learning rate.
-        evaluate: evaluates and gives the metrics; None where there is nothing to evaluate.
-        interrupt: tells whether Ctrl-C was pressed.
+        evaluate: evaluates and gives the metrics, or None where what it is given told it to break off; None where
+            there is nothing to evaluate.
+        interrupt: tells whether this process was asked to stop.
         storage: writes checkpoints.
     """
 
@@ -60,7 +61,7 @@ class Run:
         data: TrainBatches,
         schedule: Any,
         *,
-        evaluate: Callable[[], dict[str, float]] | None,
+        evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
         interrupt: Interrupt,
         storage: Storage,
     ) -> None:
@@ -71,6 +72,7 @@ class Run:
         self.schedule = schedule
         self.agreed = Agreed(strategy, interrupt)
         self.stops_together = False
+        self.complete = False
         self.meter = Meter(strategy.topology.device)
         self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.output_dir = Path(self.args.output_dir)
@@ -90,11 +92,18 @@ class Run:
         self._held_step = 0
         self._cut_short = False
         self._rng: dict[str, Any] | None = None
+        self._owed: list[str] = []
         self._camera = Camera(session, strategy)
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
         self.want_norm = self.args.logging_strategy != "no"
+
+    @property
+    def may_save(self) -> bool:
+        """True where the state is that of a step boundary on all processes, and nobody has asked for haste."""
+        # What all processes write together needs all of them: one that stops alone writes nothing.
+        return self.stops_together or not (self.agreed.several or self.agreed.interrupt.at_once)
 
     @property
     def finished(self) -> bool:
@@ -110,8 +119,15 @@ class Run:
         """True when a callback asked to leave the epoch, or the run."""
         return self.session.control.should_epoch_stop or self.session.control.should_training_stop
 
-    def end_resumed_epoch(self) -> None:
-        """Ends the epoch of a checkpoint that was written between its last step and its end."""
+    def end_resumed_step(self) -> None:
+        """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
+        if self._owed:
+            flow.owe(self.session.control, self._owed)
+            if self._rng is not None:
+                restore_rng(self._rng)
+            self._evaluate_save()
+            self._rng = self._rng and capture_rng()
+            self.stop_if_asked()
         if self.data.at_end_of_epoch:
             self._restore_rng()
             self.finish_epoch(complete=True)
@@ -133,7 +149,8 @@ class Run:
             self._rng = None
 
     def begin_step(self) -> None:
-        """Clears the switches and tells the callbacks."""
+        """Clears the switches and tells the callbacks; from here on a run that ends saves what it has."""
+        self.agreed.interrupt.begin()
         self._note("forward and backward")
         flow.begin_step(self.session.control)
         self.session.send("on_step_begin")
@@ -171,7 +188,7 @@ class Run:
         """Moves the learning rate on and counts the step; logs, evaluates and saves where that is due.
 
         Raises:
-            KeyboardInterrupt: where Ctrl-C was pressed during the step, on whichever process.
+            KeyboardInterrupt: where a process was asked to stop during the step, whichever it was.
         """
         state, control = self.session.state, self.session.control
         self.agreed.settle(window)
@@ -189,7 +206,18 @@ class Run:
         self.session.send("on_step_end")
         self._log_evaluate_save()
         self._note("reading data")
-        if (error := self.agreed.stop()) is not None:
+        self.stop_if_asked()
+
+    def stop_if_asked(self, *, now: bool = False) -> None:
+        """Ends the run, on all processes, where one of them was asked to stop.
+
+        Args:
+            now: hear what was wished since the last step, too.
+
+        Raises:
+            KeyboardInterrupt: it was.
+        """
+        if (error := self.agreed.ask() if now else self.agreed.stop()) is not None:
             self.stops_together = True
             raise error
 
@@ -209,15 +237,24 @@ class Run:
         flow.after_epoch(self.args, state, self.session.control)
         self.session.send("on_epoch_end")
         self._log_evaluate_save()
+        self.stop_if_asked()
 
     def _log_evaluate_save(self) -> None:
         self._agree_on_control()
         if self.session.control.should_log and self.meter.has_steps:
             self.log()
-        if self.session.control.should_evaluate:
+        self._evaluate_save()
+
+    def _evaluate_save(self) -> None:
+        """Evaluates and saves; a run that is to end leaves the evaluation to the one that goes on from it."""
+        control = self.session.control
+        takes_long = control.should_evaluate or control.should_save
+        if control.should_evaluate:
             self.evaluate()
-        if self.session.control.should_save:
+        if control.should_save and not control.should_evaluate:
             self.save()
+        if takes_long:
+            self.agreed.ask()
 
     def _agree_on_control(self) -> None:
         self.agreed.control(self.session.control, self.session.dispatcher.callbacks)
@@ -226,25 +263,28 @@ class Run:
         """Sends a line of metrics to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line(self._learning_rate)
+        self._saved_step = -1
         with self.meter.paused():
             self.session.log(values)
         self._agree_on_control()
 
     def evaluate(self) -> None:
-        """Evaluates, and remembers whether this is the best model so far."""
+        """Evaluates, and remembers whether this is the best model so far; leaves the switch on where it breaks off."""
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
         whereabouts.at("evaluation", self.session.state.global_step)
         with self.meter.paused():
-            metrics = self._evaluate()
+            metrics = self._evaluate(self.agreed.wants_end)
+        if metrics is None:
+            return
         self._agree_on_control()
+        self._saved_step = -1  # a checkpoint that was written before does not hold this metric
         if not self.best.is_followed:
             return
         value = self.best.of(metrics)
         if self._follows_metric:
             self.schedule.step(value)
-        self._saved_step = -1  # a checkpoint that was written before does not hold this metric
         self.best.remember(value)
         saves_best = self.args.save_strategy == "best" or (self._saves and self.args.save_on_best)
         if saves_best and self.best.is_among_best():
@@ -299,6 +339,7 @@ class Run:
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": rng_of_all(),
+            "owed": flow.unpaid(self.session.control),
         }
 
     def load(self, folder: Path) -> None:
@@ -318,6 +359,7 @@ class Run:
         resumed.mention(configured, resumed.settings(self.strategy.optimizer, self.schedule))
         self.data.load_state_dict(parts["data"])
         self.meter.load_state_dict(parts["meter"])
+        self._owed = parts.get("owed", [])
         self._rng = own_rng(parts["rng"], self.strategy.topology)
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=saved.global_step)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, TrainingError
+from forgather.interrupt import Interrupt, heard
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
@@ -37,7 +38,6 @@ from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
 from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
-from forgather.ml.trainer.interrupt import Interrupt
 from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
@@ -198,7 +198,7 @@ class Trainer:
             TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder
                 that cannot be written to, FG818 for a loss that is not finite.
             CheckpointError: where a checkpoint cannot be resumed from.
-            KeyboardInterrupt: after Ctrl-C, when the state was saved.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; at once before a step.
         """
         args, session = self.args, self._session
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
@@ -207,7 +207,7 @@ class Trainer:
             resumed.refuse_unseen(folder)
         topology = self.strategy.topology
         seed_process(args.seed, topology)
-        with Interrupt(same_within=1.0 if topology.world_size > 1 else 0.0) as interrupt:
+        with heard(same_within=1.0 if topology.world_size > 1 else 0.0, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
                 run.load(folder)
@@ -263,7 +263,7 @@ class Trainer:
             self.strategy,
             data,
             self.lr_scheduler,
-            evaluate=self.evaluate if evaluates else None,
+            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
             interrupt=interrupt,
             storage=self.storage,
         )
@@ -292,19 +292,22 @@ class Trainer:
     def _finish(self, run: Run) -> TrainOutput:
         run.guard.poll(wait=True)
         run.save_end()
+        run.stop_if_asked(now=True)
         metrics = run.meter.summary()
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
             agreement.by_writer(functools.partial(verify, run.best_folder))
             self.strategy.restore({"model": saving.read_weights(run.best_folder)})
+        run.complete = True
         if self.args.save_strategy != "no":
             self.save_model()
+        run.stop_if_asked(now=True)
         self._session.send("on_train_end")
         return TrainOutput(self.state.global_step, metrics.get("train_loss", math.nan), metrics)
 
     def _abandon(self, run: Run, error: BaseException) -> None:
-        """Saves what can be saved after Ctrl-C, and lets callbacks close what they opened."""
+        """Saves what can be saved after a signal, and lets callbacks close what they opened."""
         try:
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
                 self._save_interrupted(run, error)
@@ -318,10 +321,11 @@ class Trainer:
     def _save_interrupted(self, run: Run, error: BaseException) -> None:
         # The program that caught the signal says how the run ended; the notes are for a plain Python script.
         step = self.state.global_step
+        if run.complete:
+            error.add_note(f"all {step} steps are trained, and the model is saved")
+            return
         run.strategy.discard()
-        # What all processes write together needs all of them: one that stops alone writes nothing.
-        is_alone = run.agreed.several and not run.stops_together
-        if run.in_update or step == 0 or is_alone:
+        if run.in_update or step == 0 or not run.may_save:
             error.add_note(f"nothing was saved at step {step}")
             return
         try:
@@ -342,12 +346,17 @@ class Trainer:
         datasets = self.eval_dataset if eval_dataset is None else eval_dataset
         if datasets is None:
             raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
+        metrics = self._evaluate(datasets, metric_key_prefix, None)
+        assert metrics is not None, "nobody breaks it off"  # noqa: S101
+        return metrics
+
+    def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
         sets = {}
         for name, rows in named.items():
             dataset, collate = self._inputs(rows)
             sets[name] = eval_batches(dataset, self.args, collate, self.strategy.topology)
-        return evaluate(self._session, self.strategy, sets, prefix=metric_key_prefix)
+        return evaluate(self._session, self.strategy, sets, prefix=prefix, wants_end=wants_end)
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Writes the model for use (`from_pretrained` reads it) and returns its folder.

@@ -1,0 +1,260 @@
+"""Ctrl-C, the SIGTERM of a scheduler, or its SIGUSR1, at a moment that suits the run.
+
+Takes SIGINT, SIGTERM and SIGUSR1 of this process; gives a flag, or an exception. Keeps true: as long as nothing would
+be lost, the first signal ends at once what is done; once a run has begun, it is remembered, so that what is saved is
+whole, and the second one ends at once; a program that native code keeps from hearing of its end is ended from outside
+of it; the handlers that were there come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+# More than there are processes, and small enough to be added up in float32.
+_OF_SCHEDULER = 65536.0
+_HEARD = (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGUSR1, signal.SIG_DFL),
+)
+STATUS = 128 + signal.SIGTERM
+"""The exit status of a run that a scheduler's signal ended, whichever of the two it was."""
+DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
+NOTHING_TRAINED = "interrupted; nothing was trained yet, so there is nothing to save"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGUSR1 ended the run, as Ctrl-C does: the state was saved where saving is on."""
+
+    signal_number = signal.SIGTERM
+
+
+def status_of(stop: BaseException) -> int:
+    """Returns the exit status of a run that ended so.
+
+    Example:
+        >>> status_of(Terminated()), status_of(KeyboardInterrupt())
+        (143, 130)
+    """
+    return 128 + int(getattr(stop, "signal_number", signal.SIGINT))
+
+
+class Interrupt:
+    """Hears the signals that end a run. In a thread other than the main one, signals are left alone.
+
+    Args:
+        same_within: seconds within which a second signal is taken for the first one: a terminal sends it to every
+            process, and a launcher passes it on once more.
+        insists: end the process where it does not end by itself, because native code keeps it.
+        speaks: tell so; with several processes, one of them does.
+    """
+
+    def __init__(self, *, same_within: float = 0.0, insists: bool = False, speaks: bool = True) -> None:
+        self.requested = False
+        self.began = False
+        """True once something was trained, which an end at once would lose."""
+        self.defers = False
+        """True while the first signal is remembered, and does not end anything by itself."""
+        self.at_once = False
+        """True once a signal has ended what was done, wherever that was."""
+        self.is_quiet: Callable[[], bool] = bool
+        """Tells whether the end of this process is told elsewhere, with its reason."""
+        self.same_within = same_within
+        self.speaks = speaks
+        self._insists = insists
+        self._at = 0.0
+        self._previous: dict[int, Any] = {}
+        self._number = signal.SIGINT
+        self._wakeup: tuple[int, int, int] | None = None
+
+    def __enter__(self) -> Interrupt:
+        _active.append(self)
+        if threading.current_thread() is threading.main_thread():
+            # A program that ignores a signal, or handles it in its own way, goes on doing so.
+            for number, usual in _HEARD:
+                if signal.getsignal(number) is usual:
+                    self._previous[number] = signal.signal(number, self._remember)
+            if self._insists:
+                self._listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self in _active:
+            _active.remove(self)
+        if self._wakeup is not None:
+            _, writing, before = self._wakeup
+            self._wakeup = None
+            signal.set_wakeup_fd(before)
+            os.close(writing)
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._remember:
+                signal.signal(number, handler)
+        self._previous.clear()
+
+    def leave_to_parent(self) -> None:
+        """Lets a process that was made by fork end as any other does: what it hears is not for its parent."""
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(-1)
+        self._restore()
+
+    def begin(self) -> None:
+        """Notes that from here on an end at once would lose something: a signal is remembered."""
+        self.began = self.defers = True
+
+    @property
+    def error(self) -> KeyboardInterrupt:
+        """What to raise at the end of the step."""
+        return KeyboardInterrupt() if self._number == signal.SIGINT else Terminated()
+
+    @property
+    def wish(self) -> float:
+        """What processes add up to learn whether one of them was asked to stop, and how."""
+        return (1.0 if self._number == signal.SIGINT else _OF_SCHEDULER) if self.requested else 0.0
+
+    @property
+    def wants_requeue(self) -> bool:
+        """True after SIGUSR1, by which a scheduler announces its end to a job that is to go on later."""
+        return self.requested and self._number == signal.SIGUSR1
+
+    @staticmethod
+    def of(wishes: float) -> KeyboardInterrupt | None:
+        """Returns what to raise for the wishes of all processes; None where there are none."""
+        if not wishes:
+            return None
+        return Terminated() if wishes >= _OF_SCHEDULER else KeyboardInterrupt()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.requested and now - self._at < self.same_within:
+            return
+        is_second, self.requested, self._at = self.requested, True, now
+        self._number = signal.Signals(number)
+        if is_second or not self.defers:
+            self.at_once = True
+            raise self.error
+        again = "press Ctrl-C again" if number == signal.SIGINT else f"send {self._number.name} again"
+        # The signal may have come in the middle of a line to the same stream, which takes no second one then.
+        with suppress(RuntimeError):
+            if self.speaks:
+                _log.warning("stopping after this step; %s to stop at once", again)
+
+    def _listen(self) -> None:
+        """Hears signals beside the main thread, too, where handlers wait until native code has ended."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))
+        threading.Thread(target=self._see_to_the_end, args=(reading,), name="forgather-signals", daemon=True).start()
+
+    def _see_to_the_end(self, reading: int) -> None:
+        heard = 0
+        first = 0.0
+        while number := os.read(reading, 1):
+            # A launcher of processes puts handlers of its own in the place of these.
+            if number[0] not in self._previous or signal.getsignal(number[0]) != self._remember:
+                continue
+            if heard and time.monotonic() - first < self.same_within:
+                continue
+            heard, first = heard + 1, time.monotonic()
+            if self.defers and heard < 2:
+                continue
+            time.sleep(DEAF_SECONDS)
+            if not self.at_once and self._wakeup is not None:
+                self._end(number[0])
+            time.sleep(LEAVING_SECONDS)
+            if self._wakeup is not None:
+                self._end(number[0])
+        os.close(reading)
+
+    def _end(self, number: int) -> None:
+        if self.speaks and not self.is_quiet():
+            with suppress(OSError):
+                os.write(2, f"{'interrupted' if self.began else NOTHING_TRAINED}\n".encode())
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(130 if number == signal.SIGINT else STATUS)
+
+
+_active: list[Interrupt] = []
+_heard: list[Interrupt] = []
+
+
+def _in_child() -> None:
+    for interrupt in _active:
+        interrupt.leave_to_parent()
+    _active.clear()
+    _heard.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+@contextmanager
+def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
+    """Hears the signals of a whole program, from its start to its end: `heard` finds it."""
+    with interrupt:
+        _heard.append(interrupt)
+        try:
+            yield interrupt
+        finally:
+            _heard.remove(interrupt)
+
+
+@contextmanager
+def heard(*, same_within: float = 0.0, speaks: bool = True) -> Iterator[Interrupt]:
+    """Yields what hears the signals of this process: that of the program around the block, or one for the block."""
+    if not _heard:
+        with Interrupt(same_within=same_within, speaks=speaks) as own:
+            yield own
+        return
+    interrupt = _heard[-1]
+    try:
+        yield interrupt
+    finally:
+        interrupt.defers = False
+
+
+def present() -> Interrupt | None:
+    """Returns what hears the signals of this program; None where only a training does."""
+    return _heard[-1] if _heard else None
+
+
+def ignore_signals() -> None:
+    """Has this process hear no further signal: it is about to end, and everything is done."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def leave_to_parent() -> None:
+    """Has a process that works for this one, and was made by fork, leave all signals to it but its own SIGTERM.
+
+    Ctrl-C reaches every process of a terminal, and the signals of a scheduler every process of a job: a worker that
+    died of one would fail the step that its parent wants to end.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_by_parent, args=(os.getppid(),), name="forgather-signals", daemon=True).start()
+
+
+def _end_by_parent(parent: int) -> None:
+    while True:
+        sender = signal.sigwaitinfo({signal.SIGTERM}).si_pid
+        if sender == parent or os.getppid() != parent:
+            os._exit(0)
