@@ -13,7 +13,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class LineWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends `record` as one line."""
-        line = (json.dumps(plain(record), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        line = _line(record)
         try:
             if self._descriptor is None:
                 self._descriptor = _open_mended(self.file)
@@ -69,6 +69,61 @@ class LineWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def go_on(file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None) -> int:
+    """Brings a file to where a run goes on: its last part holds `records`, and no line of steps that are taken anew.
+
+    Lines that are there stay as they are, with the times that they tell; those that are missing (another file than
+    before, or a machine that lost its last seconds) are written. What other runs wrote before stays.
+
+    Args:
+        file: of the run; it need not exist.
+        records: what the run had written.
+        begin: where the run's part begins; None looks for its first record.
+
+    Returns:
+        Where the run's part begins.
+    """
+    path = Path(file)
+    content = path.read_bytes() if path.exists() else b""
+    before = _before(content, records) if begin is None else content[: content.rfind(b"\n", 0, begin) + 1]
+    lines = content[len(before) :].split(b"\n")[:-1]
+    same = 0
+    for line, record in zip(lines, records, strict=False):
+        if _core(_parsed(line)) != _core(plain(record)):
+            break
+        same += 1
+    kept = len(before) + sum(len(line) + 1 for line in lines[:same])
+    missing = b"".join(_line(record) for record in records[same:])
+    if missing or kept < len(content):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b" if path.exists() else "w+b") as stream:
+            stream.truncate(kept)
+            stream.seek(kept)
+            stream.write(missing)
+    return len(before)
+
+
+def _before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns what comes before the last line that is the first record; all whole lines where none is."""
+    lines = content.split(b"\n")[:-1]
+    first = _core(plain(records[0])) if records else None
+    for number in range(len(lines) - 1, -1, -1):
+        if records and _core(_parsed(lines[number])) == first:
+            return b"".join(line + b"\n" for line in lines[:number])
+    return b"".join(line + b"\n" for line in lines)
+
+
+def end_of_lines(file: str | os.PathLike[str]) -> int:
+    """Returns the number of bytes up to the end of the last whole line; 0 for no file."""
+    path = Path(file)
+    return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
+
+
+def _core(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    # Compared as text is: what is not finite is not even like itself.
+    return None if record is None else {name: str(value) for name, value in repeatable(record).items()}
 
 
 def repeatable(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +155,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return read_records(file)
 
 
-def read_records(file: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
-    """Reads the records of any JSON lines file; with `strict` off, lines that are none are left out."""
-    lines = Path(file).read_bytes().split(b"\n")
+def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: int = 0) -> list[dict[str, Any]]:
+    """Reads the records of any JSON lines file from a byte on; with `strict` off, lines that are none are left out."""
+    lines = Path(file).read_bytes()[begin:].split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -132,6 +187,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else next(name for name, same in _NOT_FINITE.items() if _same(value, same))
     return str(value)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(record), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _same(one: float, other: float) -> bool:

@@ -36,7 +36,7 @@ class TrainOutput(NamedTuple):
 
     Args:
         global_step: optimizer updates done since the run's origin.
-        training_loss: mean of the step losses of this call; NaN where a finished run was resumed.
+        training_loss: mean of the step losses of the run; NaN where a finished run was resumed.
         metrics: the closing summary, under plain names.
     """
 

@@ -79,6 +79,30 @@ def test_a_step_is_sampled_once(tmp_path, model):
     assert len(read_records(tmp_path / "samples.jsonl")) == 1
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_goes_on_keeps_the_samples_up_to_its_checkpoint(tmp_path, model, elsewhere):
+    scene = {"model": model, "processing_class": letters()}
+
+    def callback(**restored):
+        made = TextSampleCallback("a", max_new_tokens=2, console=Console(file=io.StringIO()))
+        vars(made).update(restored)
+        return made
+
+    earlier, first = callback(), callback()
+    earlier.on_train_begin(arguments(tmp_path), state(), control())
+    earlier.on_evaluate(arguments(tmp_path), state(9), control(), **scene)
+    first.on_train_begin(arguments(tmp_path), state(), control())
+    first.on_evaluate(arguments(tmp_path), state(2), control(), **scene)
+    saved = first.state()["attributes"]
+    first.on_evaluate(arguments(tmp_path), state(4), control(), **scene)
+    folder = tmp_path / "other" if elsewhere else tmp_path
+    second = callback(**saved)
+    second.on_train_begin(arguments(folder), state(3), control())
+    second.on_evaluate(arguments(folder), state(4), control(), **scene)
+    steps = [record["step"] for record in read_records(folder / "samples.jsonl")]
+    assert ([2, 4] if elsewhere else [9, 2, 4]) == steps
+
+
 def test_a_prompt_as_long_as_the_models_positions_still_gets_a_token(tmp_path, model):
     records, _ = sampled(tmp_path, model, prompts="abcdefgh" * 4)
     assert len(records) == 1

@@ -166,17 +166,19 @@ def test_arguments_answer_what_trackers_ask(settings):
     assert not args.push_to_hub
 
 
-def test_the_state_of_callbacks_is_saved_and_restored_on_request(settings):
+@pytest.mark.parametrize("restores", [False, True])
+def test_what_callbacks_counted_goes_on_and_their_settings_do_on_request(settings, restores):
     job = {"save_strategy": "epoch", "eval_strategy": "epoch", "metric_for_best_model": "loss", "num_train_epochs": 2}
     first = EarlyStoppingCallback(99)
     first.early_stopping_patience_counter = 3
     Trainer(tiny_llama(), settings(**job), train_dataset=rows(), eval_dataset=rows(), callbacks=[first]).train()
     counter = first.early_stopping_patience_counter
-    fresh = EarlyStoppingCallback(99)
-    args = settings(**job, restore_callback_states_from_checkpoint=True)
+    fresh = EarlyStoppingCallback(98)
+    args = settings(**job, restore_callback_states_from_checkpoint=restores)
     trainer = Trainer(tiny_llama(), args, train_dataset=rows(), eval_dataset=rows(), callbacks=[fresh])
     trainer.train(resume_from_checkpoint=True)
     assert counter == fresh.early_stopping_patience_counter
+    assert (99 if restores else 98) == fresh.early_stopping_patience
 
 
 def test_a_callback_can_stop_save_and_evaluate(settings):

@@ -8,16 +8,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
+from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.place import cosmetic, passes, run_folder
-from forgather.ml.metrics import METRICS_FILE, LineWriter, repeatable
+from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, go_on, repeatable
 
 
-class JsonLogger(TrainerCallback):
+class JsonLogger(TrainerCallback, ExportableState):
     """Appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the numbers under their names.
 
-    `loss.jsonl` beside it gets the same lines without times, speeds and memory: a repeated run writes its very bytes.
+    `loss.jsonl` beside it gets the same lines without times, speeds and memory: a repeated run writes its very bytes. A
+    run that goes on begins with the lines up to its checkpoint, in whatever folder, and with no others.
 
     Args:
         name: written into each line as `name`, to tell runs apart that are read together.
@@ -41,6 +41,29 @@ class JsonLogger(TrainerCallback):
         self.run_dir = run_dir
         self._writer: LineWriter | None = None
         self._repeatable: LineWriter | None = None
+        self._times: list[float] = []
+        self._begins: dict[str, int] = {}
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Brings the files to the step of the checkpoint that the run goes on from."""
+        if not passes(self.rank_filter, args):
+            return
+        history = state.log_history
+        # A checkpoint that tells fewer times than lines had this logger for its last lines only.
+        self._times = self._times[-len(history) :] if history else []
+        times = [None] * (len(history) - len(self._times)) + self._times
+        lines = [(line["step"], {name: value for name, value in line.items() if name != "step"}) for line in history]
+        file = self._file(args)
+        records = {file: [self._record(step, at, line) for at, (step, line) in zip(times, lines, strict=True)]}
+        if self.path is None:
+            told = [_told(step, line) for step, line in lines]
+            records[_beside(file)] = [record for record in told if record is not None]
+        goes_on = state.global_step > 0
+        self._begins = {
+            str(path): go_on(path, found, self._begins.get(str(path))) if goes_on else end_of_lines(path)
+            for path, found in records.items()
+        }
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -48,15 +71,14 @@ class JsonLogger(TrainerCallback):
         if not logs or not passes(self.rank_filter, args):
             return
         if self._writer is None:
-            file = self._file(args)
-            self._writer = LineWriter(file)
+            self._writer = LineWriter(self._file(args))
             if self.path is None:
-                self._repeatable = LineWriter(file.with_name(file.name.replace("metrics", "loss")), warns=False)
-        numbers = repeatable(logs)
-        if self._repeatable is not None and numbers.keys() - {"epoch"}:
-            self._repeatable.write({"step": state.global_step, **numbers})
-        record = {"step": state.global_step, "time": round(time.time(), 3), **logs}
-        self._writer.write(record if self.name is None else record | {"name": self.name})
+                self._repeatable = LineWriter(_beside(self._file(args)), warns=False)
+        told = _told(state.global_step, logs)
+        if self._repeatable is not None and told is not None:
+            self._repeatable.write(told)
+        self._times.append(round(time.time(), 3))
+        self._writer.write(self._record(state.global_step, self._times[-1], logs))
 
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -65,8 +87,26 @@ class JsonLogger(TrainerCallback):
             if writer is not None:
                 writer.close()
 
+    def state(self) -> dict[str, Any]:
+        """Returns when each line was written, and where in each file the lines of the run begin."""
+        return {"args": {}, "attributes": {"_times": list(self._times), "_begins": dict(self._begins)}}
+
+    def _record(self, step: int, time: float | None, logs: dict[str, Any]) -> dict[str, Any]:
+        record = {"step": step, **({} if time is None else {"time": time}), **logs}
+        return record if self.name is None else record | {"name": self.name}
+
     def _file(self, args: Any) -> Path:
         file = Path(self.path) if self.path is not None else run_folder(args, self.run_dir) / METRICS_FILE
         several = not isinstance(self.rank_filter, int)
         rank = int(args.process_index) if several else 0
         return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(file.name.replace("metrics", "loss"))
+
+
+def _told(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the line of `loss.jsonl`; None where there is nothing to tell."""
+    numbers = repeatable(logs)
+    return {"step": step, **numbers} if numbers.keys() - {"epoch"} else None

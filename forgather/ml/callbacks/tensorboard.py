@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
@@ -17,6 +18,8 @@ from forgather.ml.metrics import plain
 
 class TBLogger(TrainerCallback):
     """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings and the model's as text.
+
+    A run that goes on shows what came before its checkpoint, in whatever folder, and nothing twice.
 
     Args:
         summary_writer: as in `torch.utils.tensorboard.SummaryWriter(...)`, or a partial of it, which is called when the
@@ -38,13 +41,17 @@ class TBLogger(TrainerCallback):
         self.experiment_info = experiment_info
         self.rank_filter = rank_filter
         self.run_dir = run_dir
+        self._is_elsewhere = False
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Writes the texts."""
         if not passes(self.rank_filter, args):
             return
-        writer = self._open(args)
+        writer = self._open(args, goes_on_after=state.global_step)
+        if state.log_history and self._is_elsewhere:
+            for line in state.log_history:
+                self._write(writer, {name: value for name, value in line.items() if name != "step"}, line["step"])
         settings = settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         texts = {"experiment": self.experiment_info, "args": settings.pop("arguments"), **settings}
         config: Any = getattr(model, "config", None)
@@ -60,10 +67,7 @@ class TBLogger(TrainerCallback):
         if not logs or not passes(self.rank_filter, args):
             return
         writer = self._open(args)
-        for name, value in logs.items():
-            number = value.item() if callable(getattr(value, "item", None)) else value
-            if isinstance(number, int | float):
-                writer.add_scalar(_tag(name), number, state.global_step)
+        self._write(writer, logs, state.global_step)
         writer.flush()
 
     @cosmetic
@@ -72,11 +76,23 @@ class TBLogger(TrainerCallback):
         if self.summary_writer is not None and not callable(self.summary_writer) and passes(self.rank_filter, args):
             self.summary_writer.close()
 
-    def _open(self, args: Any) -> Any:
+    def _write(self, writer: Any, logs: Mapping[str, Any], step: int) -> None:
+        for name, value in logs.items():
+            number = value.item() if callable(getattr(value, "item", None)) else value
+            if isinstance(number, int | float):
+                writer.add_scalar(_tag(name), number, step)
+
+    def _open(self, args: Any, *, goes_on_after: int = 0) -> Any:
         if self.summary_writer is None or callable(self.summary_writer):
             make = self.summary_writer or SummaryWriter
-            chosen = getattr(make, "keywords", {}).get("log_dir")
-            self.summary_writer = make(log_dir=str(chosen or run_folder(args, self.run_dir)))
+            given = getattr(make, "keywords", {})
+            folder = Path(given.get("log_dir") or run_folder(args, self.run_dir))
+            self._is_elsewhere = not any(folder.glob("events.out.tfevents.*"))
+            settings: dict[str, Any] = {"log_dir": str(folder)}
+            if goes_on_after and not self._is_elsewhere and "purge_step" not in given:
+                # What a run that was killed wrote beyond its checkpoint is not shown beside what is trained anew.
+                settings["purge_step"] = goes_on_after + 1
+            self.summary_writer = make(**settings)
         return self.summary_writer
 
 

@@ -7,21 +7,23 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.text import Text
 from torch import nn
-from transformers import GenerationConfig, TrainerCallback
+from transformers import GenerationConfig
 
+from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
-from forgather.ml.metrics import LineWriter
+from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
 from forgather.ml.modes import modes_kept
 from forgather.ml.report.facts import SAMPLES_FILE
 
 
-class TextSampleCallback(TrainerCallback):
+class TextSampleCallback(TrainerCallback, ExportableState):
     """Lets the model continue some prompts, prints the text and appends it to `samples.jsonl` in the run's folder.
 
     Sampling has random numbers of its own: training goes the same way with and without samples. The model comes
@@ -70,6 +72,20 @@ class TextSampleCallback(TrainerCallback):
         self.console = console
         self._writer: LineWriter | None = None
         self._last_step: int | None = None
+        self._file: str | None = None
+        self._begin = 0
+
+    @cosmetic
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Brings the file to the step of the checkpoint that the run goes on from."""
+        if not state.is_world_process_zero:
+            return
+        before, begin, file = self._file, self._begin, self._samples(args)
+        self._file, self._begin = str(file), end_of_lines(file)
+        if state.global_step > 0 and before is not None and Path(before).is_file():
+            records = read_records(before, strict=False, begin=begin)
+            done = [record for record in records if record["step"] <= (self._last_step or 0)]
+            self._begin = go_on(file, done, begin if before == self._file else None)
 
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -107,11 +123,19 @@ class TextSampleCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if self._writer is None:
-            self._writer = LineWriter(run_folder(args, self.run_dir) / SAMPLES_FILE)
+            self._writer = LineWriter(self._samples(args))
         now = round(time.time(), 3)
         for prompt, text in zip(self.prompts, texts, strict=True):
             self._writer.write({"step": state.global_step, "time": now, "prompt": prompt, "text": text})
         self._show(state.global_step, texts)
+
+    def _samples(self, args: Any) -> Path:
+        return run_folder(args, self.run_dir) / SAMPLES_FILE
+
+    def state(self) -> dict[str, Any]:
+        """Returns the step of the last sample, and where the samples of the run lie."""
+        attributes = {"_last_step": self._last_step, "_file": self._file, "_begin": self._begin}
+        return {"args": {}, "attributes": attributes}
 
     def _continue(self, model: Any, tokenizer: Any, prompt: str) -> str:
         prompt_ids = tokenizer(prompt)["input_ids"] or [first_token(tokenizer)]

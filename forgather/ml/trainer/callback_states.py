@@ -28,12 +28,18 @@ def export_states(session: Session) -> None:
     session.state.stateful_callbacks = states  # type: ignore[assignment]
 
 
-def import_states(session: Session, states: Mapping[str, Any]) -> None:
-    """Gives callbacks the states that `export_states` put into the state of a run."""
+def import_states(session: Session, states: Mapping[str, Any], *, settings: bool) -> None:
+    """Gives callbacks the states that `export_states` put into the state of a run.
+
+    Args:
+        session: whose callbacks go on.
+        states: of a checkpoint.
+        settings: also restore how the callbacks were made; otherwise only what they counted since.
+    """
     waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
     for callback in session.dispatcher.callbacks:
         queue = waiting.get(type(callback).__name__)
         if isinstance(callback, ExportableState) and queue:
             found = queue.pop(0)
-            for name, value in {**found["args"], **found["attributes"]}.items():
+            for name, value in {**(found["args"] if settings else {}), **found["attributes"]}.items():
                 setattr(callback, name, value)

@@ -23,11 +23,11 @@ from forgather.ml.types import Update, Window
 
 
 class Meter:
-    """Sums over the steps since the last line, and since the start."""
+    """Sums over the steps since the last line, and since the start; a resumed run has the losses of all its steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.total_loss: float | Tensor = 0.0
+        self.total_loss = 0.0
         self.total_steps = 0
         self.total_rows = 0
         self.total_tokens = 0
@@ -35,7 +35,8 @@ class Meter:
         self._loss: float | Tensor = 0.0
         self._steps = 0
         self._tokens = 0
-        self._resumed_loss, self._resumed = 0.0, 0
+        self._resumed = 0
+        self._own_steps = 0
         self._began = self._line_began = time.perf_counter()
 
     def start(self) -> None:
@@ -81,11 +82,11 @@ class Meter:
         return values
 
     def _close_line(self, loss: float) -> None:
-        self.total_loss = self.total_loss + loss - self._resumed_loss
-        self.total_steps += self._steps - self._resumed
+        self.total_loss += loss
+        self.total_steps += self._steps
         self.total_tokens += self._tokens
-        self._loss, self._steps, self._tokens = 0.0, 0, 0
-        self._resumed_loss, self._resumed = 0.0, 0
+        self._own_steps += self._steps - self._resumed
+        self._loss, self._steps, self._tokens, self._resumed = 0.0, 0, 0, 0
 
     def summary(self) -> dict[str, float]:
         """Returns the numbers of the whole run, and ends it. Waits for the device."""
@@ -93,18 +94,21 @@ class Meter:
             self._close_line(float(self._loss))
         seconds = max(time.perf_counter() - self._began, 1e-9)
         values = {"train_runtime": seconds}
-        if self.total_steps:  # a run that had nothing left to do has no speed, and no loss
+        if self._own_steps:  # a run that had nothing left to do has no speed, and no loss
             values["train_samples_per_second"] = self.total_rows / seconds
-            values["train_steps_per_second"] = self.total_steps / seconds
+            values["train_steps_per_second"] = self._own_steps / seconds
             values["train_tokens_per_second"] = self.total_tokens / seconds
-            values["train_loss"] = float(self.total_loss) / self.total_steps
+            values["train_loss"] = self.total_loss / self.total_steps
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums of an unfinished line. Waits for the device."""
-        return {"loss": float(self._loss), "steps": self._steps}
+        """Returns the sums of an unfinished line, and of the lines before. Waits for the device."""
+        total = {"total_loss": self.total_loss, "total_steps": self.total_steps}
+        return {"loss": float(self._loss), "steps": self._steps, **total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with an unfinished line; its rates count the steps of this process alone."""
-        self._loss = self._resumed_loss = state["loss"]
+        self._loss = state["loss"]
         self._steps = self._resumed = state["steps"]
+        # Earlier releases kept no sums of all steps: the mean is that of the later ones there.
+        self.total_loss, self.total_steps = state.get("total_loss", 0.0), state.get("total_steps", 0)

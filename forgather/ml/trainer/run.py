@@ -371,8 +371,8 @@ class Run:
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
         state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, self.output_dir, folder.parent)
-        if self.args.restore_callback_states_from_checkpoint:
-            import_states(self.session, saved.stateful_callbacks)  # type: ignore[arg-type]
+        settings = self.args.restore_callback_states_from_checkpoint
+        import_states(self.session, saved.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
 
 def _facts(strategy: Strategy) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Camera:
             self._described = described_files(self._strategy.model, processing_class)
         texts = {
             **self._described,
-            TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode(),
+            TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode(),
             TRAINING_ARGS: (args.to_json_string() + "\n").encode(),
         }
         return snapshot(

@@ -191,7 +191,7 @@ class Trainer:
                 folder; that of the arguments by default.
 
         Returns:
-            Step, mean loss and summary of this call. The model lies in `output_dir` afterwards, unless
+            Step, mean loss of the run, and summary of this call. The model lies in `output_dir` afterwards, unless
             `save_strategy` is "no".
 
         Raises:
