@@ -76,7 +76,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def _work(there, rank, world_size, port, start_group, function, args):
+def become_rank(rank, world_size, port):
+    """Makes this process one of several: the variables that torchrun would set, and one thread."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -88,6 +89,10 @@ def _work(there, rank, world_size, port, start_group, function, args):
     torch.set_num_threads(1)
     # What an earlier test of this session said to Accelerate was about one process.
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _work(there, rank, world_size, port, start_group, function, args):
+    become_rank(rank, world_size, port)
     try:
         if start_group:
             import datetime

@@ -1,0 +1,107 @@
+"""R1, R8 with two ranks: one of them dies, or its disk refuses, at any operation of a save; both end, and go on."""
+
+import collections
+import itertools
+import shutil
+import time
+
+import pytest
+
+from forgather.ml.callbacks import TrainerCallback
+from forgather.ml.checkpoint import verify
+from forgather.ml.checkpoint.folders import list_checkpoints
+from tests.reliability import faults, job, two_ranks
+from tests.reliability.forks import spread
+
+QUICK = 24
+PROMPT = 5.0
+"""Seconds within which the other rank must have ended."""
+
+
+class Acknowledged(TrainerCallback):
+    def __init__(self, file):
+        self.file = file
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.file.write_text(str(state.global_step))
+
+
+@pytest.fixture
+def clean(tmp_path):
+    """The digest of undisturbed runs, and the operations of each rank."""
+    return {strategy: two_ranks.clean(tmp_path / strategy, strategy) for strategy in two_ranks.STRATEGIES}
+
+
+def trial(case, clean, place):
+    """Disturbs one rank, looks at what is left, lets both go on to the end and compares."""
+    strategy, rank, at, fault = case
+    folder = place / f"{strategy}-{rank}-{at}-{fault}" / "out"
+    folder.parent.mkdir()
+    acknowledged = folder.parent / "acknowledged"
+    ended, seconds = two_ranks.disturbed(folder, strategy, fault, at, rank, [Acknowledged(acknowledged)])
+    assert seconds is not None and seconds < PROMPT, f"the ranks ended {seconds} s after the fault"
+    assert [] == [end.error for end in ended if end.error]
+    told = [end.value[0] if end.value else f"signal {end.signal}" for end in ended]
+    if isinstance(fault, faults.Kill):
+        assert "signal 9" == told[rank]
+        assert "" != told[1 - rank] or ended_well(folder), told
+    else:
+        struck = ended[rank].value[1]
+        assert {"FG609"} == set(told) or ({""} == set(told) and struck[-1][0].startswith("remove_")), told
+    saved = int(acknowledged.read_text()) if acknowledged.exists() else 0
+    for _, checkpoint in list_checkpoints(folder):
+        verify(checkpoint)
+    assert job.resumes_at(folder) in (saved, saved + 2)
+    assert [] == job.differences(clean[strategy][0], two_ranks.finish(folder, strategy))
+    shutil.rmtree(folder.parent)
+    return seconds
+
+
+def ended_well(folder):
+    """The last thing that rank 0 does for all is to write; the other one may have done its part by then."""
+    return job.resumes_at(folder) == two_ranks.STEPS
+
+
+def points_of(operations):
+    """Returns the numbers of the operations of the second save; of the writes of a file the first, a middle and the last.
+
+    A save begins where rank 0 makes the folder; a rank whose operations hold none begins with its own first file.
+    """
+    begins = [number for number, (name, file) in enumerate(operations, 1) if is_begin(name, file)]
+    first = begins[-1] if begins else len(operations) // 2 + 1
+    found = []
+    for _, run in itertools.groupby(range(first, len(operations) + 1), key=lambda at: operations[at - 1]):
+        run = list(run)
+        found += sorted({run[0], run[len(run) // 2], run[-1]})
+    return found
+
+
+def is_begin(name, file):
+    return name == "make_folder" and file.name.startswith(".saving-")
+
+
+def cases_of(clean, full):
+    points = [
+        (strategy, rank, at)
+        for strategy, (_, operations) in clean.items()
+        for rank in range(2)
+        for at in points_of(operations[rank])
+    ]
+    killed = [(*point, faults.Kill()) for point in points]
+    refused = [(*point, faults.Refusal(faults.REFUSALS[number % 3])) for number, point in enumerate(points)]
+    every = [case for both in zip(killed, refused, strict=True) for case in both]
+    return every if full else [every[number * len(every) // QUICK + number % 2] for number in range(QUICK)]
+
+
+@pytest.mark.timeout(900)
+def test_one_of_two_ranks_may_fail_at_every_operation(clean, full, figure, tmp_path):
+    cases = cases_of(clean, full)
+    began = time.monotonic()
+    waits = spread(trial, cases, clean, tmp_path, timeout=900)
+    counts = collections.Counter((strategy, rank) for strategy, rank, _, _ in cases)
+    shown = ", ".join(f"{strategy} rank {rank}: {count}" for (strategy, rank), count in counts.items())
+    seconds = time.monotonic() - began
+    text = f"two ranks: {len(cases)} of {len(cases)} kills and refusals ({shown}): the same bits, the other rank ended within {max(waits):.1f} s ({seconds:.0f} s)"
+    figure("R1", text)
+    assert len(cases) >= (130 if full else QUICK)
