@@ -318,10 +318,10 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
     Args:
         value: what is given.
         rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list" or several;
-            `minimum`, `maximum` and `below` bound a number; `choices` lists the words; `also` lists further values;
-            `keys` are the settings of a mapping, `open` where it may have more, `instead` what to do in place of
-            others; `optional` accepts None; `expected` says it in other words. (`severity` says how bad it is: a
-            warning where another release of the library may know more words.)
+            `minimum`, `maximum` and `below` bound a number; `choices` lists the words (of "texts", too); `also` lists
+            further values; `keys` are the settings of a mapping, `open` where it may have more, `instead` what to do
+            in place of others; `optional` accepts None; `expected` says it in other words. (`severity` says how bad
+            it is: a warning where another release of the library may know more words.)
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})
@@ -361,7 +361,10 @@ def _number_expected(rule: Mapping[str, Any]) -> str:
 
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "text": lambda value, rule: isinstance(value, str) and value != "",
-    "texts": lambda value, rule: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+    "texts": lambda value, rule: (
+        isinstance(value, list | tuple)
+        and all(isinstance(item, str) and item in rule.get("choices", (item,)) for item in value)
+    ),
     "list": lambda value, rule: isinstance(value, list | tuple),
     "flag": lambda value, rule: isinstance(value, bool),
     "whole": lambda value, rule: isinstance(value, int) and not isinstance(value, bool) and _in_range(value, rule),
@@ -372,7 +375,7 @@ _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 }
 _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "text": lambda rule: "a text",
-    "texts": lambda rule: "a list of texts",
+    "texts": lambda rule: f"a list of: {', '.join(rule['choices'])}" if "choices" in rule else "a list of texts",
     "list": lambda rule: "a list",
     "flag": lambda rule: "true or false",
     "whole": lambda rule: f"a whole number from {rule['minimum']}" if "minimum" in rule else "a whole number",

@@ -21,7 +21,8 @@ OWN_NAMES = frozenset(
      "--format", "--dry-run", "-r", "--recursive", "--extends", "--var", "--annotate", "--depth", "-v",
      "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force",
      "--nproc-per-node", "--nproc_per_node", "-d", "--devices", "--nnodes", "--node-rank", "--node_rank",
-     "--master-addr", "--master_addr", "--master-port", "--master_port", "--print", "--world-size"}
+     "--master-addr", "--master_addr", "--master-port", "--master_port", "--print", "--world-size",
+     "--resume", "--allow-missing", "--allow_missing"}
 )  # fmt: skip
 
 

@@ -116,6 +116,13 @@ class Project:
             now=now,
         )
 
+    def also_set(self, assignments: Sequence[tuple[str, str]]) -> None:
+        """Adds overrides behind those that were given."""
+        if assignments:
+            self.overrides = (*self.overrides, *assignments)
+            for derived in ("graph", "diagnostics"):
+                self.__dict__.pop(derived, None)
+
     @property
     def instant(self) -> datetime:
         """The time that clock functions of the templates saw, with its zone."""

@@ -29,6 +29,7 @@ def test_every_default_is_that_of_transformers():
     own = {
         "logging_dir",
         "torch_compile_regions",
+        "allow_missing",
         "save_minutes",
         "save_on_best",
         "save_top_k",

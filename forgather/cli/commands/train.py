@@ -52,7 +52,9 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
-  fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4"""
+  fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
+  fgcli -t tiny.yaml train --resume                                   go on from the newest intact checkpoint
+  fgcli -t tiny.yaml train --resume DIR/checkpoint-500 --allow-missing optimizer,schedule"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +68,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --dry-run: build the run as one of N processes would, without weights, and print who holds what",
     )
     parser.add_argument("--print", choices=SCRIPTS, help="print a script that starts the run, and run nothing")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="CHECKPOINT",
+        help="go on from a checkpoint: its folder, 'auto' (also without a word) for the newest intact one of the "
+        "output folder, or 'never'; it beats the config's resume_from_checkpoint",
+    )
+    parser.add_argument(
+        "--allow-missing",
+        "--allow_missing",
+        type=_parts,
+        metavar="PART,...",
+        help="parts that the checkpoint may lack, and that begin anew: optimizer, schedule, data, rng, meter, progress",
+    )
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
     add_json(parser)
     add_process_options(parser)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Returns the words of a list with commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def run(invocation: Invocation) -> int:
@@ -84,7 +106,7 @@ def run(invocation: Invocation) -> int:
             hint="add --dry-run, or give --nproc-per-node and --nnodes",
         )
     use_devices(options.devices)
-    project = invocation.open_project()
+    project = _resumed(invocation.open_project(), invocation)
     findings = () if options.no_check else _checked(project)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
@@ -119,6 +141,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     options = invocation.options
     project = invocation.open_project()
     project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
+    _resumed(project, invocation)
     findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
     refuse_difference(asked_processes(project, options, met_as(member.facts)), member.facts, project.config_name)
@@ -141,6 +164,29 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     return _told(outcome, project, command, as_json=options.json)
 
 
+def _resumed(project: Project, invocation: Invocation) -> Project:
+    """Returns the project with what `--resume` and `--allow-missing` say.
+
+    Raises:
+        ProjectError: FG676, the config has no arguments that could take it, or its own option says it, too.
+        CheckpointError: FG601, the checkpoint does not exist.
+    """
+    options = invocation.options
+    if options.resume is None and options.allow_missing is None:
+        return project
+    from forgather.project.resuming import RESUME, resume_assignments
+
+    said = invocation.variables.get(RESUME)
+    if options.resume is not None and said is not None:
+        raise ProjectError(
+            f"both --resume {options.resume} and {_RESUME} {said} say what the run goes on from",
+            code="FG676",
+            hint="leave one of them out",
+        )
+    project.also_set(resume_assignments(project.graph, options.resume, options.allow_missing))
+    return project
+
+
 def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -> str:
     return script(
         kind,
@@ -149,7 +195,7 @@ def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -
         name=job_name(project.config_name),
         folder=os.getcwd(),
         devices=invocation.options.devices,
-        resume=(_RESUME, "auto") if _can_resume(project) else (),
+        resume=_going_on(project),
     )
 
 
@@ -281,13 +327,21 @@ def _told_ending(run_dir: str) -> dict[str, Any]:
 
 
 def _print_how_to_go_on(project: Project, command: Sequence[str]) -> None:
-    """Prints the command that resumes, where the config has an option for it."""
-    if _can_resume(project):
-        print_note(f"to go on:  {shlex.join([*_without_option(command, _RESUME), _RESUME, 'auto'])}")
+    """Prints the command that resumes, where there is one."""
+    if words := _going_on(project):
+        for name in ("--resume", _RESUME):
+            command = _without_option(command, name)
+        print_note(f"to go on:  {shlex.join([*command, *words])}")
 
 
-def _can_resume(project: Project) -> bool:
-    return any(_RESUME in option.names for option in declared_options(project.graph))
+def _going_on(project: Project) -> tuple[str, ...]:
+    """Returns the option that resumes; nothing where the config has none, and no trainer either."""
+    from forgather.project.resuming import takes_resume
+
+    if takes_resume(project.graph):
+        return ("--resume", "auto")
+    declared = any(_RESUME in option.names for option in declared_options(project.graph))
+    return (_RESUME, "auto") if declared else ()
 
 
 def _without_option(command: Sequence[str], name: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,20 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
     return [(folder, origin) for _, folder, origin in found]
 
 
-def newest_verified(output_dir: Path) -> tuple[Path | None, list[CheckpointError]]:
-    """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones."""
+def newest_verified(output_dir: Path, *, without: Container[str] = ()) -> tuple[Path | None, list[CheckpointError]]:
+    """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones.
+
+    Args:
+        output_dir: where they lie.
+        without: names of files that may be missing, see `verify`.
+    """
     skipped: dict[Path, CheckpointError] = {}
     # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
         bring_back(LocalStorage(), output_dir)
     for folder, _ in reversed(in_order(output_dir)):
         try:
-            verify(folder)
+            verify(folder, without=without)
         except CheckpointError as error:
             skipped[folder] = error
         else:

@@ -52,6 +52,15 @@ def restore_rng(state: dict[str, Any]) -> None:
         )
 
 
+def try_rng(state: dict[str, Any]) -> None:
+    """Raises what `restore_rng` would raise on a state that is none; nothing random changes."""
+    before = capture_rng()
+    try:
+        restore_rng({name: value for name, value in state.items() if name != "cuda"})
+    finally:
+        restore_rng(before)
+
+
 def seed_everything(seed: int) -> None:
     """Seeds torch (each device), Python and NumPy."""
     random.seed(seed)

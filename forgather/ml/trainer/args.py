@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -58,6 +58,8 @@ class TrainingArguments:
         seed: of the model's weights and of everything random; `data_seed` of the shuffling alone.
         train_sampling_strategy: "random" or "sequential".
         resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
+        allow_missing: parts of that checkpoint that may be missing, and begin anew then: "optimizer", "schedule",
+            "data", "rng", "meter", "progress". Any other lack is an error.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
 
     Their values and what must hold among them are data: `forgather/ml/rules/trainer.json`.
@@ -129,6 +131,7 @@ class TrainingArguments:
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
     resume_from_checkpoint: bool | str | None = None
+    allow_missing: Sequence[str] | None = None
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         if output_dir is not None:

@@ -43,7 +43,7 @@ def begin_from(args: TrainingArguments, request: bool | str | None) -> Path | No
     output_dir = Path(args.output_dir)
     if args.save_strategy != "no":
         saving.check_writable(output_dir)
-    folder = saving.resolve_resume(request, output_dir)
+    folder = saving.resolve_resume(request, output_dir, args.allow_missing or ())
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)
     return folder

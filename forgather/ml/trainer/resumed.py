@@ -7,11 +7,13 @@ the checkpoint has it. Keeps true: a setting of the config that has no effect in
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
@@ -89,6 +91,30 @@ def refuse_other(what: str, present: Any, written_by: str) -> None:
     """
     if written_by != type(present).__name__:
         raise _misfit(what, present, f"it was written by {written_by}")
+
+
+def refuse_others(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
+    """Raises where a checkpoint was written by another optimizer or schedule.
+
+    Raises:
+        CheckpointError: FG605.
+    """
+    for what, present in (("optimizer", optimizer), ("schedule", schedule)):
+        if (written_by := classes.get(what)) is not None:
+            refuse_other(what, present, written_by)
+
+
+def advance(schedule: Any, steps: int) -> None:
+    """Brings a new schedule to where it is after so many updates; one that follows a metric stays at its beginning.
+
+    It is for a checkpoint that does not hold the schedule: before the rate of the checkpoint is put back.
+    """
+    if isinstance(schedule, ReduceLROnPlateau):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer takes no step meanwhile is meant
+        for _ in range(steps):
+            schedule.step()
 
 
 def by_names(state: dict[str, Any], model: nn.Module, optimizer: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import whereabouts
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer import flow, resumed, saving
+from forgather.ml.trainer import flow, resumed
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.best import BestMetric
@@ -31,7 +31,8 @@ from forgather.ml.trainer.callback_states import import_states
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.meter import Meter
-from forgather.ml.trainer.randomness import own_rng, rng_of_all, seed_process
+from forgather.ml.trainer.put_back import put_back
+from forgather.ml.trainer.randomness import rng_of_all, seed_process
 from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.taking import Camera
@@ -346,27 +347,18 @@ class Run:
         """Goes on from a verified checkpoint.
 
         Raises:
-            CheckpointError: FG605 where it is one of another model, optimizer or schedule.
+            CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is
+                missing that may not be; FG675 where one is not as a run writes it.
         """
-        saved = saving.read_trainer_state(folder)
-        parts = saving.read_training_state(folder)
-        resumed.refuse_other("optimizer", self.strategy.optimizer, parts["classes"]["optimizer"])
-        resumed.refuse_other("schedule", self.schedule, parts["classes"]["schedule"])
-        configured = resumed.settings(self.strategy.optimizer, self.schedule)
-        optimizer = resumed.by_names(parts["optimizer"], self.strategy.model, self.strategy.optimizer)
-        self.strategy.restore({"model": saving.read_weights(folder), "optimizer": optimizer})
-        resumed.restore_schedule(self.schedule, parts["schedule"])
-        resumed.mention(configured, resumed.settings(self.strategy.optimizer, self.schedule))
-        self.data.load_state_dict(parts["data"])
-        self.meter.load_state_dict(parts["meter"])
-        self._owed = parts.get("owed", [])
-        self._rng = own_rng(parts["rng"], self.strategy.topology)
+        loaded = put_back(folder, self.args, self.strategy, self.schedule, self.data, self.meter)
+        saved, step = loaded.progress, loaded.progress.global_step
+        self._owed, self._rng = loaded.owed, loaded.rng
         if self._rng is None:
-            seed_process(self.args.seed, self.strategy.topology, step=saved.global_step)
+            seed_process(self.args.seed, self.strategy.topology, step=step)
         self.checkpoints.run_id = origin_of(folder).run or self.checkpoints.run_id
-        self._held_step = saved.global_step
-        if folder.resolve() == checkpoint_folder(self.output_dir, saved.global_step).resolve():
-            self._saved_step = saved.global_step
+        self._held_step = step
+        if folder.resolve() == checkpoint_folder(self.output_dir, step).resolve():
+            self._saved_step = step
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))

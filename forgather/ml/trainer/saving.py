@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,19 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.lineage import newest_verified, passed_over
-from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.state import identity_of, read_state
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.checkpoint.tensor_file import read_tensors
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
+from forgather.ml.trainer.parts import PROGRESS, Spared, explained, used
 from forgather.ml.trainer.snapshot import (
     EXTRA_STATE,
     INDEX,
     OPTIMIZER,
     TRAINER_STATE,
-    TRAINING_STATE,
     WEIGHTS,
     write_weights,
 )
@@ -140,49 +140,46 @@ def read_weights(folder: Path) -> dict[str, Any]:
     return state | {name: state[original] for name, original in aliases.items()}
 
 
-def read_trainer_state(folder: Path) -> TrainerState:
-    """Returns the state as `write_trainer_state` wrote it.
+def read_progress(folder: Path) -> TrainerState | None:
+    """Returns the state for people that a checkpoint holds; None where it has none.
 
     Raises:
-        CheckpointError: FG603 or FG604.
+        CheckpointError: FG675 where it is not as a run writes it.
     """
     file = folder / TRAINER_STATE
-    try:
+    if not file.exists():
+        return None
+    with used(PROGRESS, folder):
         state: TrainerState = TrainerState.load_from_json(str(file))
-        return state
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"the checkpoint file {str(file)!r} is missing", code="FG604", hint="resume from another checkpoint"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"the checkpoint file {str(file)!r} is corrupt: {error}",
-            code="FG603",
-            hint="resume from another checkpoint",
-        ) from None
+        if state.global_step != read_manifest(folder).step:
+            raise ValueError(f"it is that of step {state.global_step}")
+        if not all(isinstance(line, dict) for line in state.log_history):
+            raise TypeError("its log has lines that are no tables")
+        state.epoch = float(state.epoch or 0.0)
+    return state
 
 
-def read_training_state(folder: Path) -> dict[str, Any]:
-    """Returns optimizer, schedule, random states and position of a checkpoint.
+def read_optimizer(folder: Path) -> dict[str, Any] | None:
+    """Returns the state of the optimizer of a checkpoint; None where it has none.
 
     Raises:
-        CheckpointError: FG608 for a checkpoint that holds the model alone.
+        CheckpointError: FG603 where it cannot be read.
     """
-    if not (folder / f"{TRAINING_STATE}.json").exists():
-        raise CheckpointError(
-            f"the checkpoint {str(folder)!r} holds the model alone",
-            code="FG608",
-            hint="it was written with save_only_model: true; resume from another one, or load it as a model",
-        )
-    return {**read_state(folder, TRAINING_STATE), "optimizer": read_state(folder, OPTIMIZER)}
+    if not all((folder / f"{OPTIMIZER}{ending}").exists() for ending in (".json", ".safetensors")):
+        return None
+    state: dict[str, Any] = read_state(folder, OPTIMIZER)
+    return state
 
 
-def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Path) -> Path | None:
+def resolve_resume(
+    request: bool | str | os.PathLike[str] | None, output_dir: Path, allow_missing: Sequence[str] = ()
+) -> Path | None:
     """Returns the verified checkpoint to go on from; None to begin anew.
 
     Args:
         request: true or "auto" for the newest intact one, a folder, or nothing.
         output_dir: where checkpoints of the run lie.
+        allow_missing: parts whose files may be missing.
 
     Raises:
         CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
@@ -192,9 +189,12 @@ def resolve_resume(request: bool | str | os.PathLike[str] | None, output_dir: Pa
         return None
     if request is not True and str(request) != "auto":
         folder = Path(request).expanduser()
-        verify(folder)
+        try:
+            verify(folder, without=Spared(allow_missing))
+        except CheckpointError as failure:
+            raise explained(failure) from None
         return folder
-    newest, skipped = newest_verified(output_dir)
+    newest, skipped = newest_verified(output_dir, without=Spared(allow_missing))
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
     if newest is None and skipped:

@@ -1,0 +1,157 @@
+"""The parts of a checkpoint beside the weights, and what a run does without one of them.
+
+Takes the folder of a checkpoint and the parts that a run may do without; gives what is there. Keeps true: a part that
+is missing is an error that names it, unless it may be missing, and then what begins anew is said in one line; a part
+that is not of the form in which a run writes it is one error, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forgather.errors import CheckpointError, ForgatherError
+from forgather.ml.checkpoint.state import read_state
+from forgather.ml.log import get_logger
+from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_STATE
+
+_log = get_logger(__name__)
+
+OPTIMIZER, SCHEDULE, DATA, RNG, METER, PROGRESS = "optimizer", "schedule", "data", "rng", "meter", "progress"
+IN_TRAINING_STATE = (SCHEDULE, DATA, RNG, METER)
+WITHOUT = {
+    OPTIMIZER: "the optimizer begins anew, without its moments",
+    SCHEDULE: "the learning rate follows the plan of the config",
+    DATA: "the data begin anew with their first row",
+    RNG: "random numbers are drawn anew from the seed",
+    METER: "the mean loss begins anew",
+    PROGRESS: "the log and the best metric begin anew",
+}
+"""Each part, with what a run that goes on without it does."""
+
+
+def parts_in(name: str) -> tuple[str, ...]:
+    """Returns the parts that lie in a file of a checkpoint; none for one that a run cannot do without.
+
+    Example:
+        >>> parts_in("optimizer.json"), parts_in("trainer_state.json"), parts_in("model.safetensors")
+        (('optimizer',), ('progress',), ())
+    """
+    if name == TRAINER_STATE:
+        return (PROGRESS,)
+    if name.startswith(f"{TRAINING_STATE}."):
+        return IN_TRAINING_STATE
+    return (OPTIMIZER,) if name.startswith(OPTIMIZER) else ()
+
+
+class Spared:
+    """The files that a run may do without, as a container of names."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def __contains__(self, name: object) -> bool:
+        parts = parts_in(str(name))
+        return bool(parts) and self._allowed.issuperset(parts)
+
+
+def explained(error: CheckpointError) -> CheckpointError:
+    """Returns the error for a missing file with the way to go on without the parts that lie in it."""
+    parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
+    if parts:
+        error.hint = f"restore the file, or go on without what it holds: --allow-missing {','.join(parts)}"
+    return error
+
+
+def read_parts(folder: Path, present: Collection[str], allowed: Collection[str]) -> dict[str, Any]:
+    """Returns what the training state of a checkpoint holds, by part; what is missing and may be is left out.
+
+    Args:
+        folder: of a verified checkpoint.
+        present: parts that lie elsewhere in it.
+        allowed: parts that may be missing.
+
+    Raises:
+        CheckpointError: FG608, naming every part that is missing and may not be; FG603 for a file that cannot be read.
+    """
+    has_state = (folder / f"{TRAINING_STATE}.json").exists() and (folder / f"{TRAINING_STATE}.safetensors").exists()
+    state = read_state(folder, TRAINING_STATE) if has_state else {}
+    if not isinstance(state, dict):
+        state = {}
+    missing = [part for part in WITHOUT if part not in present and part not in state]
+    lacking = [part for part in missing if part not in allowed]
+    if lacking:
+        alone = "holds the model alone: it " if not has_state and OPTIMIZER in missing else ""
+        raise CheckpointError(
+            f"the checkpoint {str(folder)!r} {alone}has no {_listed(lacking)}",
+            code="FG608",
+            hint=f"resume from another one, or go on without: --allow-missing {','.join(lacking)}"
+            + ("; save_only_model: true writes such checkpoints" if alone else ""),
+        )
+    if missing:
+        _log.warning("resuming from %s without %s: %s", folder, _listed(missing), "; ".join(map(WITHOUT.get, missing)))  # type: ignore[arg-type]
+    return state
+
+
+def numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:
+    """Returns a part that is made of numbers.
+
+    Raises:
+        ValueError: a value is none, or, of whole numbers, below zero.
+    """
+    for name, value in state.items():
+        fits = type(value) is int and value >= 0 if whole else isinstance(value, int | float)
+        if not fits:
+            raise ValueError(f"{name} is {value!r:.40}")
+    return state
+
+
+def words(state: Any) -> list[str]:
+    """Returns a part that is a list of words.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(state, list) or not all(isinstance(word, str) for word in state):
+        raise TypeError(f"it is {state!r:.40}")
+    return state
+
+
+def schedule_state(schedule: Any, state: Any) -> dict[str, Any]:
+    """Returns the state of a schedule, which sets no more than facts.
+
+    Raises:
+        TypeError: it is no table, or has the name of a method: what is put back becomes part of the object.
+    """
+    if not isinstance(state, dict):
+        raise TypeError(f"it is a {type(state).__name__}")
+    for name in state:
+        if not isinstance(name, str) or callable(getattr(type(schedule), name, None)):
+            raise TypeError(f"{name!r:.40} is no fact of a schedule")
+    return state
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+@contextmanager
+def used(part: str, folder: Path) -> Iterator[None]:
+    """Tells which part of which checkpoint it was that could not be put back.
+
+    Raises:
+        CheckpointError: FG675.
+    """
+    try:
+        yield
+    except ForgatherError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the part {part!r} of the checkpoint {str(folder)!r} is not as a run writes it: "
+            f"{type(error).__name__}: {error!s:.80}",
+            code="FG675",
+            hint=f"resume from another checkpoint, or see 'fgcli ckpt show {folder}'",
+        ) from error

@@ -1,0 +1,90 @@
+"""A checkpoint, back in the parts of a run.
+
+Takes the folder of a verified checkpoint and the parts of a run; gives what the run itself remembers. Keeps true: every
+process does the same; what is missing and may not be is known before anything is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer import resumed, saving
+from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.parts import (
+    DATA,
+    METER,
+    OPTIMIZER,
+    PROGRESS,
+    RNG,
+    SCHEDULE,
+    numbers,
+    read_parts,
+    schedule_state,
+    used,
+    words,
+)
+from forgather.ml.trainer.randomness import own_rng
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a run remembers of the checkpoint that it goes on from.
+
+    Args:
+        progress: how far the run was; of the step alone where the checkpoint does not hold more.
+        rng: random states of this process; None where there are none for it.
+        owed: what was due at the step, and not done.
+    """
+
+    progress: TrainerState
+    rng: dict[str, Any] | None
+    owed: list[str]
+
+
+def put_back(
+    folder: Path, args: TrainingArguments, strategy: Strategy, schedule: Any, data: TrainBatches, meter: Meter
+) -> Loaded:
+    """Puts a checkpoint back into the parts of a run.
+
+    Raises:
+        CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is missing
+            that may not be; FG675 where one is not as a run writes it.
+    """
+    progress, optimizer = saving.read_progress(folder), saving.read_optimizer(folder)
+    present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, optimizer)) if part is not None}
+    parts = read_parts(folder, present, frozenset(args.allow_missing or ()))
+    step = read_manifest(folder).step
+    with used(SCHEDULE, folder):
+        resumed.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
+    configured = resumed.settings(strategy.optimizer, schedule)
+    if SCHEDULE not in parts:
+        resumed.advance(schedule, step)
+    with used(OPTIMIZER, folder):
+        if optimizer is not None:
+            optimizer = resumed.by_names(optimizer, strategy.model, strategy.optimizer)
+        strategy.restore({"model": saving.read_weights(folder), "optimizer": optimizer})
+    if SCHEDULE in parts:
+        with used(SCHEDULE, folder):
+            resumed.restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
+    resumed.mention(configured, resumed.settings(strategy.optimizer, schedule))
+    if DATA in parts:
+        with used(DATA, folder):
+            data.load_state_dict(parts[DATA])
+            numbers({"epoch": data.epoch, "row": data.row}, whole=True)
+    if METER in parts:
+        with used(METER, folder):
+            meter.load_state_dict(dict(numbers(parts[METER])))
+    with used(RNG, folder):
+        rng = own_rng(parts[RNG], strategy.topology) if RNG in parts else None
+        if rng is not None:
+            try_rng(rng)
+    with used("owed", folder):
+        return Loaded(progress or TrainerState(global_step=step), rng, words(parts.get("owed", [])))

@@ -1,0 +1,78 @@
+"""What `train --resume` and `--allow-missing` change in a config: the arguments of its trainer.
+
+Takes a graph and what was asked for; gives assignments as `--set` takes them. Keeps true: what a run goes on from is
+a value of its graph like any other, so it is checked, kept in the run's folder and repeated as all of them are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from forgather.config.follow import path_text
+from forgather.config.graph import Call, Graph
+from forgather.config.traverse import places
+from forgather.errors import CheckpointError, ProjectError
+
+RESUME, ALLOW_MISSING = "resume_from_checkpoint", "allow_missing"
+
+
+def takes_resume(graph: Graph) -> bool:
+    """Tells whether `main` is called with arguments that say what a run goes on from."""
+    return _arguments(graph) is not None
+
+
+def resume_assignments(
+    graph: Graph, resume: str | None, allow_missing: Sequence[str] | None
+) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of path and YAML text.
+
+    Args:
+        graph: of the config.
+        resume: "auto", "never", or a folder; None leaves what the config says.
+        allow_missing: parts of a checkpoint that a run may do without; None leaves what the config says.
+
+    Raises:
+        ProjectError: FG676, the config has no such arguments.
+        CheckpointError: FG601, the folder does not exist.
+    """
+    wanted: dict[str, str] = {}
+    if resume is not None:
+        wanted[RESUME] = {"auto": '"auto"', "never": "false"}.get(resume) or _folder(resume)
+    if allow_missing is not None:
+        wanted[ALLOW_MISSING] = json.dumps(list(allow_missing))
+    if not wanted:
+        return ()
+    arguments = _arguments(graph)
+    if arguments is None:
+        raise ProjectError(
+            "'main' is called without arguments ('args') that could say what the run goes on from",
+            code="FG676",
+            hint="--resume and --allow-missing are for trainers; give the callable an option of its own",
+            path="main",
+        )
+    path = next(path_text(place) for place, node in places(graph) if node is arguments)
+    present = {entry.key for entry in arguments.kwargs}
+    return tuple((f"{'' if name in present else '+'}{path}.{name}", text) for name, text in wanted.items())
+
+
+def _arguments(graph: Graph) -> Call | None:
+    main = graph.targets.get("main")
+    if main is None or not isinstance(main.value, Call):
+        return None
+    found = next((entry.value for entry in main.value.kwargs if entry.key == "args"), None)
+    return found if isinstance(found, Call) else None
+
+
+def _folder(text: str) -> str:
+    folder = os.path.abspath(os.path.expanduser(text))
+    if not os.path.exists(folder):
+        what = "is a link to nothing" if os.path.islink(folder) else "does not exist"
+        raise CheckpointError(
+            f"the checkpoint {text!r} {what}",
+            code="FG601",
+            hint="give a folder named checkpoint-<step>, 'auto' for the newest intact one of the output folder, or "
+            "'never'; 'fgcli ckpt ls' lists them",
+        )
+    return json.dumps(folder)

@@ -1,0 +1,126 @@
+"""`fgcli train --resume` and `--allow-missing`: what a run goes on from is a value of its graph."""
+
+import json
+import os
+
+import pytest
+
+from forgather.cli.main import main
+from forgather.project.project import Project
+from forgather.project.resuming import resume_assignments
+from tests.project.workbench import fgcli, make_project
+
+TOY = """\
+import json, os
+
+class Arguments:
+    def __init__(self, output_dir, resume_from_checkpoint=None, allow_missing=None):
+        self.output_dir, self.told = output_dir, [resume_from_checkpoint, allow_missing]
+
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+
+    def train(self):
+        print("TOLD", os.environ.get("RANK", "0"), json.dumps(self.args.told), flush=True)
+"""
+ARGUMENTS = "args: &args !singleton:toy.py:Arguments\n  output_dir: out\n"
+MAIN = "main: !singleton:toy.py:Trainer {kwargs: {args: *args }}\n"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    configs = {
+        "toy.py": TOY,
+        "templates/configs/plain.yaml": ARGUMENTS + MAIN,
+        "templates/configs/says.yaml": ARGUMENTS + "  resume_from_checkpoint: auto\n" + MAIN,
+        "templates/configs/inside.yaml": "main: !singleton:toy.py:Trainer\n"
+        "  kwargs:\n    args: !singleton:toy.py:Arguments {output_dir: out}\n",
+        "templates/configs/option.yaml": "dynamic_args: [{names: --resume-from-checkpoint, type: str}]\n"
+        + ARGUMENTS
+        + "  resume_from_checkpoint: {{ resume_from_checkpoint | default('none') }}\n"
+        + MAIN,
+        "templates/configs/callable.yaml": "main: !partial:toy.py:print []\n",
+    }
+    folder = make_project(tmp_path / "bench", configs, meta="default_config: plain\n")
+    monkeypatch.chdir(folder)
+    (folder / "out/checkpoint-5").mkdir(parents=True)
+    return folder
+
+
+def told(capfd, *arguments):
+    assert 0 == main(list(arguments))
+    return [
+        json.loads(line.split(" ", 2)[2]) for line in capfd.readouterr().out.splitlines() if line.startswith("TOLD")
+    ]
+
+
+@pytest.mark.parametrize("config", ["plain", "says", "inside"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--resume"], ["auto", None]),
+        (["--resume", "auto"], ["auto", None]),
+        (["--resume", "never"], [False, None]),
+        (["--resume", "never", "--allow-missing", "optimizer,rng"], [False, ["optimizer", "rng"]]),
+    ],
+)
+def test_the_trainer_is_told(bench, capfd, config, given, expected):
+    assert [expected] == told(capfd, "-t", config, "train", *given)
+
+
+def test_a_folder_is_told_as_an_absolute_path_whatever_its_name(bench, capfd):
+    odd = bench / 'out/check: "point" \n\t{{ x }} é #1'
+    odd.mkdir()
+    assert [[str(odd), None]] == told(capfd, "train", "--resume", os.path.relpath(odd))
+
+
+def test_it_stands_in_the_record_of_the_run_and_is_repeated(bench, capfd):
+    assert [["auto", ["data"]]] == told(capfd, "train", "--resume", "--allow-missing", "data")
+    run = next((bench / "out/runs").glob("2*"))
+    assert "args.resume_from_checkpoint" in (run / "overrides.yaml").read_text()
+    assert "--resume" in json.loads((run / "run.json").read_text())["command"]
+    assert [["auto", ["data"]]] == told(capfd, "rerun", str(run), "--anyway")
+
+
+def test_it_works_in_several_processes(bench):
+    done = fgcli("train", "--resume", "out/checkpoint-5", "--nproc-per-node", "2", cwd=bench)
+    lines = [line.split(" ", 2) for line in (done.stdout + done.stderr).splitlines() if "TOLD" in line]
+    assert 0 == done.returncode, done.stderr
+    assert {json.dumps([str(bench / "out/checkpoint-5"), None])} == {line[2] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["train", "--resume", "out/checkpoint-6"], "FG601"),
+        (["-t", "callable", "train", "--resume"], "FG676"),
+        (["-t", "option", "train", "--resume", "auto", "--resume-from-checkpoint", "auto"], "FG676"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused_before_anything_is_written(bench, capsys, arguments, code):
+    assert 1 == main(arguments)
+    said = capsys.readouterr().err
+    assert f"error[{code}]" in said and "help:" in said
+    assert not (bench / "out/runs").exists()
+
+
+def test_a_link_to_nothing_is_named_as_such(bench, capsys):
+    os.symlink("nothing", bench / "link")
+    assert 1 == main(["train", "--resume", "link"])
+    assert "'link' is a link to nothing" in capsys.readouterr().err
+
+
+def test_the_way_to_go_on_is_printed_with_the_same_option(bench):
+    graph = Project("plain", bench).graph
+    assert (("+args.resume_from_checkpoint", '"auto"'),) == resume_assignments(graph, "auto", None)
+    assert () == resume_assignments(graph, None, None)
+
+
+def test_a_part_that_does_not_exist_is_found_before_the_run(tmp_path, capsys, monkeypatch):
+    config = "args: &args !singleton:forgather.ml:TrainingArguments\n  output_dir: out\n" + MAIN
+    monkeypatch.chdir(make_project(tmp_path / "bench", {"toy.py": TOY, "templates/configs/a.yaml": config}))
+    assert 1 == main(["train", "--allow-missing", "optimiser"])
+    said = capsys.readouterr().err
+    assert "FG813" in said and "a list of: optimizer, schedule, data, rng, meter, progress" in said
+    assert not (tmp_path / "bench/out").exists()
