@@ -9,6 +9,8 @@ writer's error, so that nobody waits for a file that never comes; so does what a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +29,8 @@ def several() -> bool:
 
 def _hosts() -> Any:
     """Returns the group through which hosts speak: the one of all processes where that is gloo, else one beside it."""
+    if (channel := _channel.get()) is not None:
+        return channel
     if dist.get_backend() == "gloo":
         return dist.group.WORLD
     key = dist.group.WORLD
@@ -37,6 +41,37 @@ def _hosts() -> Any:
 
 
 _beside: dict[Any, Any] = {}
+_second: dict[Any, Any] = {}
+_channel: ContextVar[Any] = ContextVar("channel", default=None)
+
+
+def second_channel() -> Any:
+    """Returns a group for a thread beside the run, so that neither hears what the other is told; None in one process.
+
+    Every process calls it, and gets the same one each time.
+    """
+    if not several():
+        return None
+    key = dist.group.WORLD
+    if key not in _second:
+        _second.clear()
+        _second[key] = dist.new_group(backend="gloo", timeout=training_timeout())
+    return _second[key]
+
+
+@contextmanager
+def through(channel: Any) -> Iterator[None]:
+    """Lets what this thread says go through a group of its own."""
+    before = _channel.set(channel)
+    try:
+        yield
+    finally:
+        _channel.reset(before)
+
+
+def size() -> int:
+    """Returns the number of processes."""
+    return dist.get_world_size() if several() else 1
 
 
 def gathered(value: T) -> list[T]:

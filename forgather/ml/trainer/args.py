@@ -55,6 +55,7 @@ class TrainingArguments:
         save_top_k: how many of the best stay, by `metric_for_best_model`; alone, they and the newest.
         keep_every_n_steps: checkpoints of every so many steps stay for ever; `save_total_limit` does not count them.
         save_only_model: leave out what resuming needs.
+        async_save: write checkpoints while the run goes on; it waits for a copy of weights and optimizer on the host.
         seed: of the model's weights and of everything random; `data_seed` of the shuffling alone.
         train_sampling_strategy: "random" or "sequential".
         resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
@@ -116,6 +117,7 @@ class TrainingArguments:
     save_top_k: int | None = None
     keep_every_n_steps: int | None = None
     save_only_model: bool = False
+    async_save: bool = False
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None

@@ -6,7 +6,6 @@ after `finish_step` the run is at a step boundary, and what a checkpoint holds t
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forgather.errors import TrainingError
 from forgather.interrupt import Interrupt
-from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
+from forgather.ml.checkpoint.folders import checkpoint_folder
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.storage import Storage
@@ -26,16 +25,13 @@ from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.batches import TrainBatches
-from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.callback_states import import_states
-from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.put_back import put_back
 from forgather.ml.trainer.randomness import rng_of_all, seed_process
-from forgather.ml.trainer.save_clock import SaveClock
+from forgather.ml.trainer.saves import Saves
 from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.taking import Camera
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -76,25 +72,12 @@ class Run:
         self.complete = False
         self.meter = Meter(strategy.topology.device)
         self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
-        self.output_dir = Path(self.args.output_dir)
-        self.checkpoints = Checkpoints(
-            self.output_dir,
-            storage,
-            retention=retention_of(self.args),
-            max_steps=session.state.max_steps,
-            facts=_facts(strategy),
-        )
-        self._saves = self.args.save_strategy != "no"
-        self.best = BestMetric(session)
-        self.clock = SaveClock(self.args.save_minutes if self._saves else None)
+        self.saves = Saves(session, strategy, storage, self.agreed, self._training_state)
         self.in_update = False
         self._evaluate = evaluate
-        self._saved_step = -1
-        self._held_step = 0
         self._cut_short = False
         self._rng: dict[str, Any] | None = None
         self._owed: list[str] = []
-        self._camera = Camera(session, strategy)
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
@@ -203,8 +186,9 @@ class Run:
         state.num_input_tokens_seen += window.num_tokens
         self.in_update = False
         flow.after_step(self.args, state, control)
-        control.should_save |= self.clock.is_due(state.global_step)
+        control.should_save |= self.saves.is_due()
         self.session.send("on_step_end")
+        self.saves.settle(wait=False)
         self._log_evaluate_save()
         self._note("reading data")
         self.stop_if_asked()
@@ -264,7 +248,7 @@ class Run:
         """Sends a line of metrics to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line(self._learning_rate)
-        self._saved_step = -1
+        self.saves.written_step = -1
         with self.meter.paused():
             self.session.log(values)
         self._agree_on_control()
@@ -280,57 +264,34 @@ class Run:
         if metrics is None:
             return
         self._agree_on_control()
-        self._saved_step = -1  # a checkpoint that was written before does not hold this metric
-        if not self.best.is_followed:
+        self.saves.written_step = -1  # a checkpoint that was written before does not hold this metric
+        if not self.saves.best.is_followed:
             return
-        value = self.best.of(metrics)
+        value = self.saves.best.of(metrics)
         if self._follows_metric:
             self.schedule.step(value)
-        self.best.remember(value)
-        saves_best = self.args.save_strategy == "best" or (self._saves and self.args.save_on_best)
-        if saves_best and self.best.is_among_best():
-            self.session.control.should_save = True
-
-    def _is_best_saved(self) -> bool:
-        """Tells whether the present step is better than the best one that was saved."""
-        value, best = self.best.at(self.session.state.global_step), self.best_folder
-        if value is None:
-            return False
-        return self.best.is_better(value, None if best is None else self.best.at(step_of(best)))
+        self.saves.after_evaluation(value)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the present step, removes surplus ones, tells the callbacks."""
-        state = self.session.state
-        folder = checkpoint_folder(self.output_dir, state.global_step)
-        if self._saved_step != state.global_step:
-            whereabouts.at("saving", state.global_step)
-            with self.meter.paused():
-                self.guard.poll(wait=True)
-                if self._is_best_saved():
-                    state.best_model_checkpoint = str(folder)
-                self.checkpoints.write(self._camera.take(self._training_state), ranked=self._ranking())
-                self._saved_step = self._held_step = state.global_step
-                self.clock.restart(state.global_step)
-        self.session.control.should_save = False
-        self.session.send("on_save")
-        self._agree_on_control()
-        return folder
+        """Writes a checkpoint of the present step, or begins to, and returns its folder."""
+        with self.meter.paused():
+            self.guard.poll(wait=True)
+            return self.saves.save()
 
-    def save_end(self) -> None:
-        """Writes a checkpoint of the end of the run, where steps were taken since the last one."""
-        if self._saves and self._held_step != self.session.state.global_step:
-            self.save()
+    def end_saves(self) -> None:
+        """Writes a checkpoint of the end of the run, and waits for those that are written beside it."""
+        with self.meter.paused():
+            self.guard.poll(wait=True)
+            self.saves.end()
 
-    def _ranking(self) -> list[int]:
-        """Returns the steps that were evaluated, the best first, whatever the history of an earlier run says."""
-        best = [] if self.best_folder is None else [step_of(self.best_folder)]
-        return best + [step for step in self.best.ranking if step not in best]
+    def leave_save(self) -> None:
+        """Waits for a checkpoint that is written beside a run that has failed, unless there is haste.
 
-    @property
-    def best_folder(self) -> Path | None:
-        """The best of the checkpoints."""
-        best = self.session.state.best_model_checkpoint
-        return None if best is None else Path(best)
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if not self.agreed.interrupt.at_once:
+            self.saves.leave(alone=not self.may_save)
 
     def _training_state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside weights and optimizer."""
@@ -355,23 +316,17 @@ class Run:
         self._owed, self._rng = loaded.owed, loaded.rng
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=step)
-        self.checkpoints.run_id = origin_of(folder).run or self.checkpoints.run_id
-        self._held_step = step
-        if folder.resolve() == checkpoint_folder(self.output_dir, step).resolve():
-            self._saved_step = step
+        self.saves.checkpoints.run_id = origin_of(folder).run or self.saves.checkpoints.run_id
+        self.saves.held_step = step
+        if folder.resolve() == checkpoint_folder(self.saves.output_dir, step).resolve():
+            self.saves.written_step = step
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
-        state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, self.output_dir, folder.parent)
+        beside = (self.saves.output_dir, folder.parent)
+        state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, *beside)
         settings = self.args.restore_callback_states_from_checkpoint
         import_states(self.session, saved.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
-
-
-def _facts(strategy: Strategy) -> dict[str, Any]:
-    topology = strategy.topology
-    versions = {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")}
-    layout = {"world_size": topology.world_size, "dp_size": topology.dp_size, "strategy": type(strategy).__name__}
-    return {"versions": versions, "layout": layout}
 
 
 _CARRIED = (

@@ -26,9 +26,15 @@ class Session:
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
 
-    def send(self, event: str, **details: Any) -> None:
-        """Sends an event; keeps the control that callbacks answered with."""
-        self.control = self.dispatcher.send(event, self.args, self.state, self.control, **details)
+    def send(self, event: str, *, of: TrainerState | None = None, **details: Any) -> None:
+        """Sends an event; keeps the control that callbacks answered with.
+
+        Args:
+            event: its name.
+            of: the state at the step that it tells of; the present one by default.
+            **details: what else callbacks are told.
+        """
+        self.control = self.dispatcher.send(event, self.args, self.state if of is None else of, self.control, **details)
 
     def log(self, values: dict[str, Any]) -> None:
         """Adds a line to the history and sends it to the callbacks."""

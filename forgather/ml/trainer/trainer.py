@@ -219,7 +219,7 @@ class Trainer:
                 if args.eval_on_start:
                     self.evaluate()
                 run.meter.start()
-                run.clock.restart(self.state.global_step)
+                run.saves.begin()
                 train_loop(run)
                 return self._finish(run)
             except BaseException as error:
@@ -290,15 +290,14 @@ class Trainer:
         return dataset, KnownColumns(self.data_collator, known)
 
     def _finish(self, run: Run) -> TrainOutput:
-        run.guard.poll(wait=True)
-        run.save_end()
+        run.end_saves()
         run.stop_if_asked(now=True)
         metrics = run.meter.summary()
         self._session.log(metrics)
-        if self.args.load_best_model_at_end and run.best_folder is not None:
+        if self.args.load_best_model_at_end and run.saves.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            agreement.by_writer(functools.partial(verify, run.best_folder))
-            self.strategy.restore({"model": saving.read_weights(run.best_folder)})
+            agreement.by_writer(functools.partial(verify, run.saves.best_folder))
+            self.strategy.restore({"model": saving.read_weights(run.saves.best_folder)})
         run.complete = True
         if self.args.save_strategy != "no":
             self.save_model()
@@ -309,6 +308,7 @@ class Trainer:
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves what can be saved after a signal, and lets callbacks close what they opened."""
         try:
+            run.leave_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
                 self._save_interrupted(run, error)
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
@@ -329,7 +329,9 @@ class Trainer:
             error.add_note(f"nothing was saved at step {step}")
             return
         try:
-            error.add_note(f"the state of step {step} lies in {run.save()}")
+            folder = run.save()
+            run.saves.settle(wait=True)
+            error.add_note(f"the state of step {step} lies in {folder}")
         except CheckpointError as failure:
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 

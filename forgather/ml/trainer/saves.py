@@ -1,0 +1,173 @@
+"""The saves of a run: when it writes a checkpoint, beside itself or not, and whom it tells.
+
+Takes the parts of a run at step boundaries; gives folders of checkpoints. Keeps true: every process calls each method
+after the same step; callbacks are told of a checkpoint that is complete, with the state of its step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
+from forgather.ml.checkpoint.storage import Storage
+from forgather.ml.distributed import whereabouts
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.agreed import Agreed
+from forgather.ml.trainer.background import Background
+from forgather.ml.trainer.best import BestMetric
+from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
+from forgather.ml.trainer.save_clock import SaveClock
+from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.taking import Camera
+
+
+class Saves:
+    """Writes the checkpoints of a run.
+
+    Args:
+        session: arguments, state, control, callbacks.
+        strategy: holds weights and optimizer.
+        storage: writes checkpoints.
+        agreed: what processes agree on.
+        training: gives schedule, random states, position in the data.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        strategy: Strategy,
+        storage: Storage,
+        agreed: Agreed,
+        training: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        args = session.args
+        self.enabled = args.save_strategy != "no"
+        self.output_dir = Path(args.output_dir)
+        self.best = BestMetric(session)
+        self.checkpoints = Checkpoints(
+            self.output_dir,
+            storage,
+            retention=retention_of(args),
+            max_steps=session.state.max_steps,
+            facts=_facts(strategy),
+        )
+        self.written_step = -1
+        """The step whose checkpoint holds everything that is known of it."""
+        self.held_step = 0
+        """The step whose weights lie in a checkpoint."""
+        self._session = session
+        self._agreed = agreed
+        self._training = training
+        self._camera = Camera(session, strategy)
+        self._clock = SaveClock(args.save_minutes if self.enabled else None)
+        self._background = Background(self.checkpoints) if self.enabled and args.async_save else None
+        self._state_saved = session.state
+
+    @property
+    def best_folder(self) -> Path | None:
+        """The best of the checkpoints."""
+        best = self._session.state.best_model_checkpoint
+        return None if best is None else Path(best)
+
+    def begin(self) -> None:
+        """Begins to count the minutes: the first step comes now."""
+        self._clock.restart(self._session.state.global_step)
+
+    def is_due(self) -> bool:
+        """Tells, after each step, whether the minutes have passed."""
+        return self._clock.is_due(self._session.state.global_step)
+
+    def after_evaluation(self, value: float) -> None:
+        """Remembers the metric of the present step, and asks for a checkpoint where it is worth one."""
+        args = self._session.args
+        self.best.remember(value)
+        saves_best = args.save_strategy == "best" or (self.enabled and args.save_on_best)
+        if saves_best and self.best.is_among_best():
+            self._session.control.should_save = True
+
+    def save(self) -> Path:
+        """Writes a checkpoint of the present step, or begins to, and returns its folder.
+
+        Surplus ones are removed and the callbacks are told when it is complete.
+        """
+        state = self._session.state
+        folder = checkpoint_folder(self.output_dir, state.global_step)
+        if self.written_step != state.global_step:
+            whereabouts.at("saving", state.global_step)
+            self.settle(wait=True)
+            self._write(folder)
+            self.written_step = self.held_step = state.global_step
+            self._clock.restart(state.global_step)
+        self._session.control.should_save = False  # until here it tells the snapshot what is owed
+        if self._background is None:
+            self._tell(state)
+        return folder
+
+    def _write(self, folder: Path) -> None:
+        state = self._session.state
+        if self._is_best():
+            state.best_model_checkpoint = str(folder)
+        snapshot = self._camera.take(self._training)
+        if self._background is None:
+            self.checkpoints.write(snapshot, ranked=self._ranking())
+        else:
+            self._background.write(snapshot, ranked=self._ranking())
+            self._state_saved = dataclasses.replace(state)
+
+    def end(self) -> None:
+        """Writes a checkpoint of the end of the run, where steps were taken since the last one, and waits for it."""
+        if self.enabled and self.held_step != self._session.state.global_step:
+            self.save()
+        self.settle(wait=True)
+
+    def settle(self, *, wait: bool) -> None:
+        """Tells the callbacks of a checkpoint that was written beside the run, once it is complete.
+
+        Args:
+            wait: until it is.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._background is not None and self._background.settled(wait=wait):
+            self._tell(self._state_saved)
+
+    def leave(self, *, alone: bool) -> None:
+        """Waits for a checkpoint that is written beside a run that has failed.
+
+        Args:
+            alone: other processes may be at another place, and cannot be asked for anything.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._background is not None and alone:
+            self._background.leave()
+        self.settle(wait=True)
+
+    def _tell(self, state: Any) -> None:
+        self._session.send("on_save", of=state)
+        self._agreed.control(self._session.control, self._session.dispatcher.callbacks)
+
+    def _is_best(self) -> bool:
+        """Tells whether the present step is better than the best one that was saved."""
+        value, best = self.best.at(self._session.state.global_step), self.best_folder
+        if value is None:
+            return False
+        return self.best.is_better(value, None if best is None else self.best.at(step_of(best)))
+
+    def _ranking(self) -> list[int]:
+        """Returns the steps that were evaluated, the best first, whatever the history of an earlier run says."""
+        best = [] if self.best_folder is None else [step_of(self.best_folder)]
+        return best + [step for step in self.best.ranking if step not in best]
+
+
+def _facts(strategy: Strategy) -> dict[str, Any]:
+    topology = strategy.topology
+    versions = {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")}
+    layout = {"world_size": topology.world_size, "dp_size": topology.dp_size, "strategy": type(strategy).__name__}
+    return {"versions": versions, "layout": layout}
