@@ -1,7 +1,7 @@
 """The real command on a tiny project: the job of these tests as someone would describe and start it.
 
 Takes a folder; gives a project there, runs of it, and kills. Keeps true: the run is the one of `job.trainer`, but that
-its steps take a while, so that most of the command's time is training.
+its steps take a while where that is asked for, so that most of the command's time is training.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.project.workbench import ROOT, make_project
 
 TINY = """\
+import os
 import time
 
 from forgather.ml.callbacks import TrainerCallback
@@ -22,17 +23,19 @@ from tests.reliability.job import Noisy
 
 class Slow(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        time.sleep(0.3)
+        time.sleep(float(os.environ.get("STEP_SECONDS", 0)))
 """
 CONFIG = """\
+-- set steps, save_steps, last = steps | default(9), save_steps | default(3), last | default('null')
 meta: {output_dir: out}
 main: !singleton:forgather.ml:Trainer
   model: !singleton:tiny.py:Regression []
   args: !singleton:forgather.ml:TrainingArguments
     output_dir: out
-    max_steps: 9
+    max_steps: {{ steps }}
     save_strategy: steps
-    save_steps: 3
+    save_steps: {{ save_steps }}
+    save_total_limit: {{ last }}
     logging_strategy: steps
     logging_steps: 2
     learning_rate: 1.0e-2
@@ -48,14 +51,16 @@ main: !singleton:forgather.ml:Trainer
 """
 
 
-def make(folder):
-    """Returns the folder of a new project."""
-    return make_project(folder, {"tiny.py": TINY, "templates/configs/tiny.yaml": CONFIG}, meta="default_config: tiny\n")
+def make(folder, **values):
+    """Returns the folder of a new project; values are those of the template."""
+    given = "".join(f"-- set {name} = {value}\n" for name, value in values.items())
+    files = {"tiny.py": TINY, "templates/configs/tiny.yaml": given + CONFIG}
+    return make_project(folder, files, meta="default_config: tiny\n")
 
 
-def start(project, *arguments):
+def start(project, *arguments, step_seconds=0.3):
     """Starts the command in a process group of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STEP_SECONDS": str(step_seconds)}
     log = (Path(project) / "log.txt").open("ab")
     with log:
         return subprocess.Popen(

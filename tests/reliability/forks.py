@@ -49,8 +49,11 @@ class Child:
         os.close(there)
 
     def kill(self):
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number):
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def ended(self, timeout=60.0):
         """Waits for the process; one that takes longer is killed, and `Stuck` is raised."""

@@ -91,6 +91,12 @@ def resumes_at(folder):
     return 0 if newest is None else verify(newest).step
 
 
+def newest_step(folder):
+    """Returns the step of the newest intact checkpoint; 0 where there is none."""
+    newest, _ = newest_verified(folder)
+    return 0 if newest is None else verify(newest).step
+
+
 def finish(folder, kind, **more):
     """Trains to the end from the newest checkpoint, and returns the digest."""
     trainer(folder, kind, **more).train(resume_from_checkpoint="auto")

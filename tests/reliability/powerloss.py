@@ -78,6 +78,30 @@ class LoggedFile:
         self._inner.close()
 
 
+class PowerIsGone(BaseException):
+    """The machine has stopped."""
+
+
+class LoggedUntil(Logged):
+    """A storage of a machine that stops before operation number `at`: nothing is done or noted from then on."""
+
+    def __init__(self, root, at):
+        super().__init__(root)
+        self.left = at
+
+    def _note(self, name, *arguments):
+        super()._note(name, *arguments)
+        self.left -= 1
+        if self.left <= 0:
+            raise PowerIsGone
+
+    def __getattribute__(self, name):
+        if name in ("create", "make_folder", "rename", "remove_file", "remove_folder", "sync_folder"):
+            if object.__getattribute__(self, "left") <= 0:
+                raise PowerIsGone
+        return object.__getattribute__(self, name)
+
+
 class FilesNotSynced(Logged):
     """A storage whose writer trusts the machine with the content of files. A control of the replayer."""
 
@@ -251,15 +275,17 @@ class Loss:
     files: dict = field(repr=False)
 
 
-def losses(before, log, *, per_operation=32, seed=0):
+def losses(before, log, *, per_operation=32, seed=0, only_last=False):
     """Returns the different states that a loss of power between any two operations of a log may leave.
 
-    `before` is what lay on the disk, {path: content, None for a folder}.
+    `before` is what lay on the disk, {path: content, None for a folder}; `only_last` takes the loss after the last one.
     """
     dice = random.Random(seed)
     disk, seen, found = Disk(before), set(), []
     for number, operation in enumerate(log):
         disk.play(operation)
+        if only_last and number < len(log) - 1:
+            continue
         for files in disk.states(dice, per_operation):
             key = (disk.saved, hash(frozenset(files.items())))
             if key not in seen:
