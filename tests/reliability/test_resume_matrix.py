@@ -1,0 +1,197 @@
+"""R4: a run that stops and goes on, in other processes, ends with the bits of one that was never stopped.
+
+A cell is a place to stop, a strategy, an accumulation and a kind of data; 144 cells in all. Compared are digests of all
+that the last checkpoint holds (each tensor, optimizer, schedule, random states of every rank, position, losses) and of
+the exported model. The model has dropout, rows and collator draw, in workers where updates have three micro-batches.
+"""
+
+import functools
+import importlib
+import itertools
+import shutil
+import time
+
+import pytest
+import torch
+
+import forgather.ml
+from forgather.ml.callbacks import TrainerCallback
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.trainer import run as run_module
+from forgather.ml.trainer.batches import TrainBatches
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.fixtures import VOCAB, tiny_llama
+from tests.reliability import job
+from tests.reliability.data_sets import KINDS, collate, data_of
+from tests.reliability.forks import spread
+
+ROWS = 13  # seven micro-batches of two rows, the last one short
+PLACES = ("first step", "before an epoch ends", "at its end", "after it", "in the second epoch", "last step but one")
+STRATEGIES = {
+    "plain": ("Trainer", 1, 2, {}),
+    "DDP": ("AccelTrainer", 2, 1, {}),
+    "FSDP2": ("AccelTrainer", 2, 1, {"fsdp": "full_shard"}),
+    "pipeline": ("PipelineTrainer", 2, 2, {"split_spec": "auto", "pipeline_parallel_size": 2, "pipeline_chunks": 2}),
+}
+ACCUMULATIONS = (1, 3)
+CELLS = list(itertools.product(PLACES, STRATEGIES, ACCUMULATIONS, KINDS))
+
+
+def updates_per_epoch(accumulation):
+    return -(-7 // accumulation)
+
+
+def steps_of(accumulation):
+    """Two epochs, and two updates of a third."""
+    return 2 * updates_per_epoch(accumulation) + 2
+
+
+def stop_of(place, accumulation):
+    epoch = updates_per_epoch(accumulation)
+    return dict(zip(PLACES, (1, epoch - 1, epoch, epoch + 1, 2 * epoch - 1, 2 * epoch + 1), strict=True))[place]
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step == self.step
+
+
+def drawn_collate(rows):
+    """A micro-batch whose first tokens are what rows and collator drew."""
+    batch = collate(rows)
+    ids = batch["input_ids"].clone()
+    ids[:, :6] = (batch["draws"] * VOCAB).long()
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def make_model():
+    return tiny_llama(attention_dropout=0.1)
+
+
+def train(strategy, accumulation, kind, folder, *, stop=0, resume=None, sabotage=None):
+    """Trains on one rank."""
+    name, ranks, rows, settings = STRATEGIES[strategy]
+    given = {
+        "max_steps": steps_of(accumulation),
+        "gradient_accumulation_steps": accumulation,
+        "per_device_train_batch_size": rows,
+        "dataloader_num_workers": 2 if accumulation == 3 else 0,
+        "save_strategy": "steps",
+        "save_steps": 1000,
+        "logging_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+        "use_cpu": True,
+        "report_to": "none",
+        **settings,
+    }
+    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20) if ranks > 1 else None
+    made = getattr(forgather.ml, name)(
+        make_model,
+        getattr(forgather.ml, f"{name.removesuffix('Trainer')}TrainingArguments")(str(folder), **given),
+        train_dataset=data_of(kind, ROWS),
+        data_collator=drawn_collate,
+        callbacks=[StopAt(stop)] if stop else (),
+        distributed_env=environment,
+    )
+    if sabotage is not None:
+        sabotage()
+    made.train(resume_from_checkpoint=resume)
+
+
+def in_ranks(strategy, *args, **settings):
+    """Trains on all ranks, each a process of its own."""
+    torch.set_num_threads(1)
+    run_ranks(STRATEGIES[strategy][1], functools.partial(train, strategy, *args, **settings), timeout=120.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory):
+    """Imports here what every rank would import for itself."""
+    torch.set_num_threads(1)
+    train("plain", 1, "map", tmp_path_factory.mktemp("warm"), stop=1)
+    for module in ("strategy.data_parallel", "strategy.sharded", "strategy.pipeline.strategy", "trainer.accel"):
+        importlib.import_module(f"forgather.ml.{module}")
+
+
+def undisturbed(combination, folder):
+    """Returns the digests of a run that nobody stopped."""
+    strategy, accumulation, kind = combination
+    out = folder / "-".join(map(str, combination))
+    in_ranks(strategy, accumulation, kind, out)
+    return job.digest(out, steps_of(accumulation))
+
+
+def resumed(cell, folder, sabotage=None):
+    """Returns the digests of a run that was stopped at the place of a cell and went on in new processes."""
+    place, strategy, accumulation, kind = cell
+    first, second = folder / "first", folder / "second"
+    stop = stop_of(place, accumulation)
+    in_ranks(strategy, accumulation, kind, first, stop=stop)
+    checkpoint = str(first / f"checkpoint-{stop}")
+    in_ranks(strategy, accumulation, kind, second, resume=checkpoint, sabotage=sabotage)
+    return job.digest(second, steps_of(accumulation))
+
+
+def difference(cell, expected, folder):
+    """Returns the names whose digests differ in a cell."""
+    out = folder / "-".join(map(str, cell)).replace(" ", "_")
+    try:
+        return job.differences(expected[cell[1:]], resumed(cell, out))
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def pairwise(cells, count):
+    """Returns `count` cells that hold, together, as many pairs of values as can be had greedily."""
+    chosen, covered = [], set()
+    while len(chosen) < count:
+        best = max(cells, key=lambda cell: len(_pairs(cell) - covered))
+        chosen.append(best)
+        covered |= _pairs(best)
+    return chosen
+
+
+def _pairs(cell):
+    return set(itertools.combinations(enumerate(cell), 2))
+
+
+def test_a_resumed_run_equals_an_undisturbed_one_in_every_cell(tmp_path, full, figure):
+    cells = CELLS if full else pairwise(CELLS, 16)
+    began = time.perf_counter()
+    combinations = list(dict.fromkeys(cell[1:] for cell in cells))
+    expected = dict(zip(combinations, spread(undisturbed, combinations, tmp_path), strict=True))
+    found = dict(zip(cells, spread(difference, cells, expected, tmp_path), strict=True))
+    assert {} == {cell: names for cell, names in found.items() if names}
+    seconds = time.perf_counter() - began
+    figure("R4", f"{len(cells)} of {len(CELLS)} cells equal, each tensor and state, {seconds:.0f} s")
+
+
+def test_the_quick_cells_hold_nearly_all_pairs():
+    every = set().union(*map(_pairs, CELLS))
+    held = set().union(*map(_pairs, pairwise(CELLS, 16)))
+    # Six places and four strategies alone are 24 pairs, so 16 cells cannot hold all.
+    assert len(held) >= 0.85 * len(every)
+    assert {value for cell in CELLS for value in cell} == {value for cell in pairwise(CELLS, 16) for value in cell}
+
+
+def forget_random_states():
+    run_module.restore_rng = lambda state: None
+
+
+def one_row_off():
+    load = TrainBatches.load_state_dict
+    TrainBatches.load_state_dict = lambda self, state: load(self, state | {"row": state["row"] - 2})
+
+
+def test_random_states_that_are_not_restored_and_a_position_that_is_off_are_found(tmp_path, full):
+    for strategy in STRATEGIES if full else ("plain",):
+        expected = undisturbed((strategy, 1, "map"), tmp_path)
+        for sabotage in (forget_random_states, one_row_off):
+            cell = ("in the second epoch", strategy, 1, "map")
+            names = job.differences(expected, resumed(cell, tmp_path / f"{strategy}-{sabotage.__name__}", sabotage))
+            assert any("model" in name for name in names), (strategy, sabotage.__name__, names)
