@@ -4,11 +4,13 @@ Takes `--full`; gives the fixtures `full` and `figure`. Keeps true: a quick set 
 docs/guarantees.md tells of full sets only.
 """
 
+import importlib
 import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 
 from tests.ml.conftest import one_process, one_thread, settings  # noqa: F401
@@ -34,6 +36,17 @@ def figure(request, full):
             _note(guarantee, request.node.nodeid, text)
 
     return note
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """Imports here, in one small training, what every forked process would import for itself."""
+    from tests.reliability import job
+
+    torch.set_num_threads(1)
+    job.trainer(tmp_path_factory.mktemp("warm"), "synchronous", max_steps=1).train()
+    for module in ("strategy.data_parallel", "strategy.sharded", "strategy.pipeline.strategy", "trainer.accel"):
+        importlib.import_module(f"forgather.ml.{module}")
 
 
 def _note(guarantee, test, text):

@@ -22,6 +22,8 @@ from tests.reliability.data_sets import Numbered, collate
 from tests.reliability.forks import in_child
 from tests.reliability.test_resume_matrix import drawn_collate
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROWS = 13
 GOLDEN = Path(__file__).parent / "golden"
 RENEW = "FORGATHER_UPDATE_GOLDEN=1 python -m pytest tests/reliability/test_repeatable.py"

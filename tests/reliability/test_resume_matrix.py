@@ -6,7 +6,6 @@ the exported model. The model has dropout, rows and collator draw, in workers wh
 """
 
 import functools
-import importlib
 import itertools
 import shutil
 import time
@@ -24,6 +23,8 @@ from tests.ml.fixtures import VOCAB, tiny_llama
 from tests.reliability import job
 from tests.reliability.data_sets import KINDS, collate, data_of
 from tests.reliability.forks import spread
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 ROWS = 13  # seven micro-batches of two rows, the last one short
 PLACES = ("first step", "before an epoch ends", "at its end", "after it", "in the second epoch", "last step but one")
@@ -107,15 +108,6 @@ def in_ranks(strategy, *args, **settings):
     """Trains on all ranks, each a process of its own."""
     torch.set_num_threads(1)
     run_ranks(STRATEGIES[strategy][1], functools.partial(train, strategy, *args, **settings), timeout=120.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm(tmp_path_factory):
-    """Imports here what every rank would import for itself."""
-    torch.set_num_threads(1)
-    train("plain", 1, "map", tmp_path_factory.mktemp("warm"), stop=1)
-    for module in ("strategy.data_parallel", "strategy.sharded", "strategy.pipeline.strategy", "trainer.accel"):
-        importlib.import_module(f"forgather.ml.{module}")
 
 
 def undisturbed(combination, folder):
