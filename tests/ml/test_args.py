@@ -35,6 +35,10 @@ def test_every_default_is_that_of_transformers():
         "save_on_best",
         "save_top_k",
         "keep_every_n_steps",
+        "bad_step_policy",
+        "spike_threshold",
+        "spike_window",
+        "max_bad_steps",
     }
     assert own == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 

@@ -1,7 +1,8 @@
 """The nouns of callbacks, which are those of transformers.
 
 A callback written for `transformers.Trainer` is therefore a callback here, and the other way round.
-`EVENTS` lists every event that the trainer sends, in the order in which a step meets them.
+`EVENTS` lists every event that the trainer sends, in the order in which a step meets them. One more is ours alone: a
+callback that has a method `on_rewind` hears when a run went back to a checkpoint, and is given the state of that one.
 """
 
 from __future__ import annotations

@@ -86,5 +86,6 @@ def _remedy(found: object) -> str:
 
 
 def _listens(callback: TrainerCallback, event: str) -> bool:
-    method = getattr(callback, event)
-    return getattr(method, "__func__", method) is not getattr(TrainerCallback, event)
+    # Events of ours, which transformers does not know, are for those that have the method.
+    method = getattr(callback, event, None)
+    return getattr(method, "__func__", method) is not getattr(TrainerCallback, event, None)

@@ -65,6 +65,10 @@ class JsonLogger(TrainerCallback, ExportableState):
             for path, found in records.items()
         }
 
+    def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Brings the files to the step of the checkpoint that the run went back to."""
+        self.on_train_begin(args, state, control, **kwargs)
+
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Writes one line."""

@@ -71,6 +71,14 @@ class TBLogger(TrainerCallback):
         writer.flush()
 
     @cosmetic
+    def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Hides what was written since the checkpoint that the run went back to."""
+        writer = self.summary_writer
+        if passes(self.rank_filter, args) and isinstance(writer, SummaryWriter):
+            writer.close()
+            self.summary_writer = SummaryWriter(log_dir=writer.log_dir, purge_step=state.global_step + 1)
+
+    @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the event file; a later log begins another."""
         if self.summary_writer is not None and not callable(self.summary_writer) and passes(self.rank_filter, args):

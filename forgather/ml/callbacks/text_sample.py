@@ -87,6 +87,10 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             done = [record for record in records if record["step"] <= (self._last_step or 0)]
             self._begin = go_on(file, done, begin if before == self._file else None)
 
+    def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Brings the file to the step of the checkpoint that the run went back to."""
+        self.on_train_begin(args, state, control, **kwargs)
+
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Samples every so many steps."""

@@ -177,6 +177,15 @@ class Total:
         return self._sum.item()
 
 
+def largest(value: float) -> float:
+    """Returns the largest of a number of all processes; none of them may be NaN."""
+    if not several():
+        return value
+    largest_of_all = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=_hosts())
+    return largest_of_all.item()
+
+
 def of_writer(switches: Sequence[bool]) -> list[bool]:
     """Returns the switches of the process that writes."""
     if not several():

@@ -109,6 +109,12 @@ class Precision:
                 hint="lower learning_rate or set max_grad_norm; bf16: true has the range of float32 and needs no scale",
             )
 
+    def leave(self) -> None:
+        """Leaves the scale as it was before gradients that no update followed."""
+        if self.scaler is not None:
+            # A scale that is given counts as no step without an overflow.
+            self.scaler.update(self.scaler.get_scale())
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run goes on from; nothing where nothing is scaled."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())

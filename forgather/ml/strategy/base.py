@@ -85,7 +85,7 @@ class Strategy(Protocol):
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act; tells whether the update was left out.
@@ -94,7 +94,8 @@ class Strategy(Protocol):
             max_norm: clip to this norm; 0 leaves gradients as they are.
             want_norm: measure the norm where it is not clipped.
             before_step: called before the weights change, with the norm before clipping (None where only the
-                step itself measures it); an exception leaves the weights untouched.
+                step itself measures it); an exception leaves the weights untouched, and so does an answer that is
+                true, after which gradients are dropped and the optimizer is as it was.
             after_step: called after the step; before gradients are zeroed, where these are two acts.
         """
         ...

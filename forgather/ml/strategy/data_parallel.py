@@ -183,7 +183,7 @@ class DataParallel:
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
@@ -198,7 +198,10 @@ class DataParallel:
             norm = get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
         if norm is not None and max_norm > 0:
             clip_grads_with_norm_(self._parameters, max_norm, norm)
-        before_step(norm)
+        if before_step(norm):
+            self.discard()
+            self.precision.leave()
+            return Update(grad_norm=norm, skipped=True)
         self.optimizer.step()
         after_step()
         self.precision.settle()

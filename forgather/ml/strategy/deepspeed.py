@@ -271,7 +271,7 @@ class DeepSpeedZero:
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act of the engine."""
@@ -279,7 +279,9 @@ class DeepSpeedZero:
         norm = self._state.norm() if max_norm > 0 or want_norm else None
         # Where losses are scaled, gradients that are too large are no fault: the engine leaves the update out.
         overflows = norm is not None and self._engine.fp16_enabled() and not bool(torch.isfinite(norm))
-        before_step(None if overflows else norm)
+        if before_step(None if overflows else norm):
+            self.discard()
+            return Update(grad_norm=norm, skipped=True)
         self._engine.optimizer.clip_grad = max_norm
         self._engine.step()
         skipped = not self._engine.was_step_applied()

@@ -189,7 +189,7 @@ class Sharded:
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
@@ -204,7 +204,10 @@ class Sharded:
         norm = norm_of(self._parameters) if max_norm > 0 or want_norm else None
         if norm is not None and max_norm > 0:
             clip(self._parameters, norm, max_norm)
-        before_step(norm)
+        if before_step(norm):
+            self.discard()
+            self.precision.leave()
+            return Update(grad_norm=norm, skipped=True)
         self.optimizer.step()
         after_step()
         self.precision.settle()

@@ -98,7 +98,7 @@ class SingleDevice:
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act."""
@@ -108,7 +108,9 @@ class SingleDevice:
             norm = clip_grad_norm_(self._parameters, max_norm)
         elif want_norm:
             norm = get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
-        before_step(norm)
+        if before_step(norm):
+            self.discard()
+            return Update(grad_norm=norm, skipped=True)
         self.optimizer.step()
         after_step()
         self.discard()

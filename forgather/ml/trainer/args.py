@@ -43,6 +43,13 @@ class TrainingArguments:
         lr_scheduler_kwargs: further arguments of the schedule.
         warmup_steps: optimizer updates of warm-up; below 1 a share of all steps.
         max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
+        bad_step_policy: what becomes of a step whose loss or gradient norm is not finite, or spikes: "stop" ends the
+            run before the update, "skip" leaves the update out, "rewind" goes back to the last checkpoint and leaves
+            the rows of the step out.
+        spike_threshold: a norm so many standard deviations above the mean of the last ones is a spike; None for no such
+            thing.
+        spike_window: how many norms a spike is told by, and how many steps `max_bad_steps` are counted among.
+        max_bad_steps: how many steps are left out among `spike_window`; one more ends the run.
         label_smoothing_factor: of the token loss of causal language models.
         bf16: forward passes under bfloat16 autocast; the loss is computed in float32.
         torch_compile_regions: compile the repeated blocks of the model and not the whole of it: equal blocks are
@@ -91,6 +98,10 @@ class TrainingArguments:
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0
     max_grad_norm: float = 1.0
+    bad_step_policy: str = "stop"
+    spike_threshold: float | None = None
+    spike_window: int = 128
+    max_bad_steps: int = 10
     label_smoothing_factor: float = 0.0
     bf16: bool = False
     tf32: bool | None = None

@@ -24,6 +24,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.draws import Rows, SeededRows, Stream, as_it_is, seed_of
 from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
+from forgather.ml.trainer.skip_list import RowRange
 from forgather.ml.types import Topology, Weightless, Window
 
 _log = get_logger(__name__)
@@ -281,6 +282,10 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
             )
+
+    def rows_of(self, window: Window) -> RowRange:
+        """Returns the rows, of all processes, of the window at the present position."""
+        return RowRange(self.epoch, self.row, self.row + len(window.batches) * self._own.share.all_rows)
 
     def advance(self, window: Window) -> None:
         """Moves the position past a window that was trained on."""

@@ -19,7 +19,7 @@ from forgather.ml.trainer.later import Later
 
 
 class FiniteGuard:
-    """Looks at the loss of each step.
+    """Looks at the loss of each step; a `StepGuard` that stops the run.
 
     Args:
         optimizer: the optimizer of the run.
@@ -30,6 +30,8 @@ class FiniteGuard:
     def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
         self.optimizer = optimizer
         self.rank = rank
+        self.bad: str | None = None
+        self.rewinds = False
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
         self._pending: list[tuple[int, Later]] = []
 
@@ -42,27 +44,28 @@ class FiniteGuard:
         if self.waits:
             value = loss.item()
             if not math.isfinite(value):
-                raise self.error(f"the loss is {value}", step)
+                raise not_finite(f"the loss is {value}", step, self.rank)
             return value
         self.poll()
         self._leave_out(torch.logical_not(torch.isfinite(loss)), step)
         return loss
 
-    def gradients(self, norm: Tensor | None, step: int) -> None:
-        """Looks at the norm of the gradients.
+    def gradients(self, norm: Tensor | None, step: int) -> bool:
+        """Looks at the norm of the gradients; no update is left out by the host.
 
         Raises:
             TrainingError: FG818.
         """
         if norm is None:
-            return
+            return False
         if self.waits:
             value = norm.item()
             if not math.isfinite(value):
-                raise self.error(f"the norm of the gradients is {value}", step)
+                raise not_finite(f"the norm of the gradients is {value}", step, self.rank)
         else:
             found = torch.logical_not(torch.isfinite(norm)).logical_or(self.optimizer.found_inf.bool())
             self._leave_out(found, step)
+        return False
 
     def _leave_out(self, bad: Tensor, step: int) -> None:
         """Has the optimizer leave the update out where `bad` turns out true, and looks at it later."""
@@ -82,12 +85,21 @@ class FiniteGuard:
                 return
             self._pending.pop(0)
             if bool(bad.read()):
-                raise self.error("the loss or the norm of the gradients is not finite", step)
+                raise not_finite("the loss or the norm of the gradients is not finite", step, self.rank)
 
-    def error(self, found: str, step: int) -> TrainingError:
-        """Returns the error that stops the run."""
-        return TrainingError(
-            f"{found} at step {step} on rank {self.rank}; the update was not applied",
-            code="FG818",
-            hint="lower learning_rate, lengthen warmup_steps, lower max_grad_norm, or look at the rows of this step",
-        )
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nothing: each step is judged by itself."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Leaves the state of a run that judged otherwise aside."""
+
+
+def not_finite(found: str, step: int, rank: int) -> TrainingError:
+    """Returns the error that stops the run."""
+    return TrainingError(
+        f"{found} at step {step} on rank {rank}; the update was not applied",
+        code="FG818",
+        hint="lower learning_rate, lengthen warmup_steps, lower max_grad_norm, or look at the rows of this step; "
+        "bad_step_policy: skip goes on without them",
+    )

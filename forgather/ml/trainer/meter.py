@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -22,18 +23,33 @@ from forgather.ml.memory import memory_facts
 from forgather.ml.types import Update, Window
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What is added up over steps.
+
+    Args:
+        loss: of the steps that have one.
+        losses: how many these are.
+        steps: all steps.
+        skipped: steps that were left out.
+    """
+
+    loss: float | Tensor = 0.0
+    losses: int = 0
+    steps: int = 0
+    skipped: int = 0
+
+
 class Meter:
     """Sums over the steps since the last line, and since the start; a resumed run has the losses of all its steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.total_loss = 0.0
-        self.total_steps = 0
         self.total_rows = 0
         self.total_tokens = 0
         self.grad_norm: Tensor | None = None
-        self._loss: float | Tensor = 0.0
-        self._steps = 0
+        self._total = _Sums()
+        self._line = _Sums()
         self._tokens = 0
         self._resumed = 0
         self._own_steps = 0
@@ -43,13 +59,17 @@ class Meter:
         """Begins to count time."""
         self._began = self._line_began = time.perf_counter()
 
-    def add(self, loss: float | Tensor, update: Update, window: Window) -> None:
-        """Counts a step."""
-        self._loss = self._loss + loss
-        self._steps += 1
+    def add(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
+        """Counts a step; one that was left out as bad has no loss, and its norm is not that of an update."""
+        line = self._line
+        line.steps += 1
+        line.skipped += update.skipped
+        if loss is not None:
+            line.loss = line.loss + loss
+            line.losses += 1
+        self.grad_norm = None if update.skipped else update.grad_norm
         self._tokens += window.num_tokens
         self.total_rows += window.num_rows
-        self.grad_norm = update.grad_norm
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -63,52 +83,69 @@ class Meter:
     @property
     def has_steps(self) -> bool:
         """True where a line would say something."""
-        return self._steps > 0
+        return self._line.steps > 0
 
     def line(self, learning_rate: float) -> dict[str, float]:
         """Returns the numbers of the steps since the last line, and begins the next. Waits for the device."""
-        loss = float(self._loss)
+        line = self._line
+        line.loss = float(line.loss)
         now = time.perf_counter()
         seconds = max(now - self._line_began, 1e-9)
-        values: dict[str, float] = {"loss": loss / self._steps}
+        values: dict[str, float] = {}
+        if line.losses:
+            values["loss"] = line.loss / line.losses
         if self.grad_norm is not None:
             values["grad_norm"] = float(self.grad_norm)
+        if line.skipped:
+            values["skipped_steps"] = line.skipped
         values["learning_rate"] = learning_rate
         values["tokens_per_second"] = self._tokens / seconds
-        values["steps_per_second"] = (self._steps - self._resumed) / seconds
+        values["steps_per_second"] = (line.steps - self._resumed) / seconds
         values |= memory_facts(self.device)
-        self._close_line(loss)
+        self._close_line()
         self._line_began = now
         return values
 
-    def _close_line(self, loss: float) -> None:
-        self.total_loss += loss
-        self.total_steps += self._steps
+    def _close_line(self) -> None:
+        line, total = self._line, self._total
+        self._total = _Sums(
+            total.loss + float(line.loss),
+            total.losses + line.losses,
+            total.steps + line.steps,
+            total.skipped + line.skipped,
+        )
         self.total_tokens += self._tokens
-        self._own_steps += self._steps - self._resumed
-        self._loss, self._steps, self._tokens, self._resumed = 0.0, 0, 0, 0
+        self._own_steps += line.steps - self._resumed
+        self._line, self._tokens, self._resumed = _Sums(), 0, 0
 
     def summary(self) -> dict[str, float]:
         """Returns the numbers of the whole run, and ends it. Waits for the device."""
         if self.has_steps:
-            self._close_line(float(self._loss))
+            self._close_line()
         seconds = max(time.perf_counter() - self._began, 1e-9)
         values = {"train_runtime": seconds}
         if self._own_steps:  # a run that had nothing left to do has no speed, and no loss
             values["train_samples_per_second"] = self.total_rows / seconds
             values["train_steps_per_second"] = self._own_steps / seconds
             values["train_tokens_per_second"] = self.total_tokens / seconds
-            values["train_loss"] = self.total_loss / self.total_steps
+            if self._total.losses:
+                values["train_loss"] = float(self._total.loss) / self._total.losses
+        if self._total.skipped:
+            values["train_skipped_steps"] = self._total.skipped
         return values
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums of an unfinished line, and of the lines before. Waits for the device."""
-        total = {"total_loss": self.total_loss, "total_steps": self.total_steps}
-        return {"loss": float(self._loss), "steps": self._steps, **total}
+        self._line.loss = float(self._line.loss)
+        return {**asdict(self._line), **{f"total_{name}": value for name, value in asdict(self._total).items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with an unfinished line; its rates count the steps of this process alone."""
-        self._loss = state["loss"]
-        self._steps = self._resumed = state["steps"]
-        # Earlier releases kept no sums of all steps: the mean is that of the later ones there.
-        self.total_loss, self.total_steps = state.get("total_loss", 0.0), state.get("total_steps", 0)
+        """Goes on with an unfinished line; its rates count the steps of this process alone.
+
+        Earlier releases left no step out, and some kept no sums of all steps: the mean is that of the later ones there.
+        """
+        self._line = _Sums(state["loss"], state.get("losses", state["steps"]), state["steps"], state.get("skipped", 0))
+        steps = state.get("total_steps", 0)
+        losses, skipped = state.get("total_losses", steps), state.get("total_skipped", 0)
+        self._total = _Sums(state.get("total_loss", 0.0), losses, steps, skipped)
+        self._resumed = self._line.steps

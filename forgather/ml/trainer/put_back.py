@@ -32,6 +32,7 @@ from forgather.ml.trainer.parts import (
     words,
 )
 from forgather.ml.trainer.randomness import own_rng
+from forgather.ml.trainer.skip_list import LeftOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,15 @@ class Loaded:
         progress: how far the run was; of the step alone where the checkpoint does not hold more.
         rng: random states of this process; None where there are none for it.
         owed: what was due at the step, and not done.
+        guard: what judgments of steps depend on.
+        skips: the steps that were left out.
     """
 
     progress: TrainerState
     rng: dict[str, Any] | None
     owed: list[str]
+    guard: dict[str, Any]
+    skips: list[LeftOut]
 
 
 def put_back(
@@ -87,4 +92,11 @@ def put_back(
         if rng is not None:
             try_rng(rng)
     with used("owed", folder):
-        return Loaded(progress or TrainerState(global_step=step), rng, words(parts.get("owed", [])))
+        owed = words(parts.get("owed", []))
+    # Earlier releases kept neither: their runs left no step out.
+    with used("guard", folder):
+        norms = parts.get("guard", {}).get("norms", ())
+        guard = {"norms": [float(norm) for norm in norms]}
+    with used("skips", folder):
+        skips = [LeftOut.of(facts) for facts in parts.get("skips", ())]
+    return Loaded(progress or TrainerState(global_step=step), rng, owed, guard, skips)

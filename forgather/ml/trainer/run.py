@@ -24,14 +24,16 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import flow, resumed
 from forgather.ml.trainer.agreed import Agreed
+from forgather.ml.trainer.bad_steps import BadSteps, guard_of
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.callback_states import import_states
-from forgather.ml.trainer.finite import FiniteGuard
 from forgather.ml.trainer.meter import Meter
-from forgather.ml.trainer.put_back import put_back
+from forgather.ml.trainer.put_back import Loaded, put_back
 from forgather.ml.trainer.randomness import rng_of_all, seed_process
+from forgather.ml.trainer.rewind import Renewable, WayBack
 from forgather.ml.trainer.saves import Saves
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.skip_list import SkipList
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -71,17 +73,21 @@ class Run:
         self.stops_together = False
         self.complete = False
         self.meter = Meter(strategy.topology.device)
-        self.guard = FiniteGuard(strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
+        self.guard = guard_of(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
+        self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         self.saves = Saves(session, strategy, storage, self.agreed, self._training_state)
         self.in_update = False
         self._evaluate = evaluate
         self._cut_short = False
+        self._windows = Renewable(self._read)
+        self._way_back = WayBack(self.saves.output_dir, storage)
         self._rng: dict[str, Any] | None = None
         self._owed: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
-        self.want_norm = self.args.logging_strategy != "no"
+        # Who judges steps looks at every norm; otherwise a log line alone asks for it.
+        self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
 
     @property
     def may_save(self) -> bool:
@@ -105,6 +111,12 @@ class Run:
 
     def end_resumed_step(self) -> None:
         """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
+        self._do_what_is_owed()
+        if self.data.at_end_of_epoch:
+            self._restore_rng()
+            self.finish_epoch(complete=True)
+
+    def _do_what_is_owed(self) -> None:
         if self._owed:
             flow.owe(self.session.control, self._owed)
             if self._rng is not None:
@@ -112,9 +124,6 @@ class Run:
             self._evaluate_save()
             self._rng = self._rng and capture_rng()
             self.stop_if_asked()
-        if self.data.at_end_of_epoch:
-            self._restore_rng()
-            self.finish_epoch(complete=True)
 
     def begin_epoch(self) -> Iterator[Window]:
         """Tells the callbacks and returns the windows; random states of a checkpoint take hold last of all."""
@@ -122,6 +131,9 @@ class Run:
             self._restore_rng()
         self.session.control.should_epoch_stop = False
         self.session.send("on_epoch_begin")
+        return iter(self._windows)
+
+    def _read(self) -> Iterator[Window]:
         self._note("reading data")
         windows = self.data.windows(self.strategy.rule)
         self._restore_rng()
@@ -136,6 +148,7 @@ class Run:
         """Clears the switches and tells the callbacks; from here on a run that ends saves what it has."""
         self.agreed.interrupt.begin()
         self._note("forward and backward")
+        self.guard.bad = None
         flow.begin_step(self.session.control)
         self.session.send("on_step_begin")
 
@@ -148,15 +161,39 @@ class Run:
         self.session.send("on_substep_end")
 
     def check_loss(self, share: Tensor) -> float | Tensor:
-        """Returns the loss of the present step, over all processes, if it is finite."""
+        """Returns the loss of the present step, over all processes."""
         return self.guard.loss(self.agreed.loss(share), self.session.state.global_step + 1)
 
-    def before_update(self, norm: Tensor | None) -> None:
-        """Looks at the gradients and tells the callbacks; from here on the weights change."""
+    def before_update(self, norm: Tensor | None) -> bool:
+        """Tells whether the update is to be left out; if not, callbacks hear of it, and the weights change now."""
         self._note("update")
-        self.guard.gradients(norm, self.session.state.global_step + 1)
+        if self.guard.gradients(norm, self.session.state.global_step + 1):
+            return True
         self.session.send("on_pre_optimizer_step")
         self.in_update = True
+        return False
+
+    def rewind(self, window: Window) -> None:
+        """Goes back to the newest checkpoint that the present state comes from; the next window is the one after it.
+
+        Raises:
+            TrainingError: FG652 where there is none.
+            CheckpointError: one that is being written beside the run, or the list of bad steps, could not be written.
+            KeyboardInterrupt: as in `finish_step`.
+        """
+        bad = self.session.state.global_step + 1
+        whereabouts.at("going back to a checkpoint", bad)
+        self.agreed.settle(window)
+        with self.meter.paused():
+            self.saves.settle(wait=True)
+            folder = self._way_back.take(bad, self.skips, self.saves.checkpoints.run_id)
+            loaded = self._put_back(folder)
+            import_states(self.session, loaded.progress.stateful_callbacks, settings=False)  # type: ignore[arg-type]
+        self._windows.renew()
+        _log.warning("step %d: the run goes back to %s", bad, folder)
+        self.session.send("on_rewind")
+        self._do_what_is_owed()
+        self.stop_if_asked()
 
     def after_update(self) -> None:
         """Tells the callbacks that the step was taken."""
@@ -168,7 +205,7 @@ class Run:
         assert self.strategy.optimizer is not None, "a run has an optimizer"  # noqa: S101
         return float(self.strategy.optimizer.param_groups[0]["lr"])
 
-    def finish_step(self, loss: float | Tensor, update: Update, window: Window) -> None:
+    def finish_step(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
         """Moves the learning rate on and counts the step; logs, evaluates and saves where that is due.
 
         Raises:
@@ -276,7 +313,9 @@ class Run:
         """Writes a checkpoint of the present step, or begins to, and returns its folder."""
         with self.meter.paused():
             self.guard.poll(wait=True)
-            return self.saves.save()
+            folder = self.saves.save()
+        self._way_back.passed(folder)
+        return folder
 
     def end_saves(self) -> None:
         """Writes a checkpoint of the end of the run, and waits for those that are written beside it."""
@@ -296,6 +335,8 @@ class Run:
     def _training_state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside weights and optimizer."""
         return {
+            "guard": self.guard.state_dict(),
+            "skips": self.skips.state(),
             "schedule": self.schedule.state_dict(),
             "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
@@ -311,12 +352,20 @@ class Run:
             CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is
                 missing that may not be; FG675 where one is not as a run writes it.
         """
+        loaded = self._put_back(folder)
+        checkpoints = self.saves.checkpoints
+        checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
+        self.skips.merge([*loaded.skips, *self._way_back.skipped_before(folder, checkpoints.run_id)])
+        settings = self.args.restore_callback_states_from_checkpoint
+        import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
+
+    def _put_back(self, folder: Path) -> Loaded:
         loaded = put_back(folder, self.args, self.strategy, self.schedule, self.data, self.meter)
         saved, step = loaded.progress, loaded.progress.global_step
+        self.guard.load_state_dict(loaded.guard)
         self._owed, self._rng = loaded.owed, loaded.rng
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=step)
-        self.saves.checkpoints.run_id = origin_of(folder).run or self.saves.checkpoints.run_id
         self.saves.held_step = step
         if folder.resolve() == checkpoint_folder(self.saves.output_dir, step).resolve():
             self.saves.written_step = step
@@ -325,8 +374,7 @@ class Run:
             setattr(state, name, getattr(saved, name))
         beside = (self.saves.output_dir, folder.parent)
         state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, *beside)
-        settings = self.args.restore_callback_states_from_checkpoint
-        import_states(self.session, saved.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
+        return loaded
 
 
 _CARRIED = (

@@ -278,7 +278,7 @@ class Pipeline:
         *,
         max_norm: float,
         want_norm: bool,
-        before_step: Callable[[Tensor | None], None],
+        before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
         """Clips, steps and zeroes, as one act."""
@@ -288,7 +288,9 @@ class Pipeline:
             norm = norm_of(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
         if norm is not None and max_norm > 0:
             clip(self._parameters, norm, max_norm)
-        before_step(norm)
+        if before_step(norm):
+            self.discard()
+            return Update(grad_norm=norm, skipped=True)
         self.optimizer.step()
         after_step()
         self.discard()

@@ -1,0 +1,175 @@
+"""Back to a checkpoint that a run has behind it.
+
+Takes the checkpoints that the present state comes from, and the steps that the run left out; gives the one to go on
+from, and a file beside them. Keeps true: the file is written before anything goes back, so a run that is killed in the
+middle passes over the same rows when it is resumed; it counts for the run that wrote it alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from forgather.errors import CheckpointError, TrainingError
+from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.storage import Storage, make_folders, write_file
+from forgather.ml.distributed import agreement
+from forgather.ml.log import get_logger
+from forgather.ml.trainer.skip_list import LeftOut, SkipList
+
+_log = get_logger(__name__)
+
+T = TypeVar("T")
+
+SKIPPED = "skipped_steps.json"
+
+
+class Renewable(Generic[T]):
+    """Items of a source that may be read anew while somebody iterates over them.
+
+    Args:
+        read: begins to read, from whatever position is the present one.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[T]]) -> None:
+        self._read = read
+        self._is_renewed = False
+
+    def renew(self) -> None:
+        """Has the next item come from reading anew."""
+        self._is_renewed = True
+
+    def __iter__(self) -> Iterator[T]:
+        self._is_renewed = True
+        while self._is_renewed:
+            self._is_renewed = False
+            for item in self._read():
+                yield item
+                if self._is_renewed:
+                    break
+
+
+class WayBack:
+    """The checkpoints that the present state of a run comes from. Every process calls each method.
+
+    Args:
+        output_dir: of the run.
+        storage: writes the list of steps that were left out.
+    """
+
+    def __init__(self, output_dir: Path, storage: Storage) -> None:
+        self.output_dir = output_dir
+        self.storage = storage
+        self._behind: list[Path] = []
+
+    def skipped_before(self, folder: Path, run: str) -> list[LeftOut]:
+        """Returns the steps that a run left out beside a checkpoint that it is resumed from.
+
+        Raises:
+            CheckpointError: FG653 for a list that cannot be read.
+        """
+        self._behind = [folder]
+        places = dict.fromkeys((folder.parent, self.output_dir))
+        return agreement.by_writer(functools.partial(read_skipped, places, run))
+
+    def passed(self, folder: Path) -> None:
+        """Remembers a checkpoint that was written."""
+        self._behind = [*(earlier for earlier in self._behind if earlier != folder), folder]
+
+    def take(self, bad: int, skips: SkipList, run: str) -> Path:
+        """Returns the newest intact checkpoint, after the steps that are left out were written beside.
+
+        Args:
+            bad: the step to go back from.
+            skips: the steps that are left out.
+            run: id of the run.
+
+        Raises:
+            TrainingError: FG652 where there is no intact one.
+            CheckpointError: FG609 where the disk refuses.
+        """
+
+        def act() -> Path:
+            folder = newest_sound(self._behind, bad)
+            write_skipped(self.storage, self.output_dir, run, skips)
+            return folder
+
+        folder = agreement.by_writer(act)
+        self._behind = self._behind[: self._behind.index(folder) + 1]
+        return folder
+
+
+def newest_sound(behind: Sequence[Path], step: int) -> Path:
+    """Returns the newest intact checkpoint.
+
+    Args:
+        behind: checkpoints that the present state comes from, oldest first; some may have been removed since.
+        step: the bad one, named in the message.
+
+    Raises:
+        TrainingError: FG652 where there is none.
+    """
+    for folder in reversed(behind):
+        if not folder.is_dir():
+            continue
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            _log.warning("skipped a checkpoint: %s", error.message)
+        else:
+            return folder
+    raise TrainingError(
+        f"step {step} is bad, and there is no intact checkpoint of this run to go back to",
+        code="FG652",
+        hint="lower save_steps, so that one is written earlier, or set bad_step_policy: skip",
+    )
+
+
+def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList) -> None:
+    """Writes the steps that a run left out beside its checkpoints; the file is whole or as it was before.
+
+    Raises:
+        CheckpointError: FG609 where the disk refuses.
+    """
+    text = json.dumps({"run": run, "steps": skips.state()}, indent=1) + "\n"
+    beside = output_dir / f".{SKIPPED}-{os.getpid()}"
+    try:
+        make_folders(storage, output_dir)
+        write_file(storage, beside, [text.encode()])
+        storage.rename(beside, output_dir / SKIPPED)
+        storage.sync_folder(output_dir)
+    except OSError as error:
+        raise CheckpointError(
+            f"the steps that are left out could not be written to {str(output_dir / SKIPPED)!r}: "
+            f"{error.strerror or error}",
+            code="FG609",
+            hint="free space or change output_dir; earlier checkpoints are untouched",
+        ) from error
+
+
+def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
+    """Returns the steps that a run left out, as files beside checkpoints tell; none where another run wrote them.
+
+    Raises:
+        CheckpointError: FG653 for a file that is none of ours, or damaged.
+    """
+    found: dict[LeftOut, None] = {}
+    for folder in folders:
+        file = folder / SKIPPED
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            if facts["run"] == run:
+                found |= dict.fromkeys(LeftOut.of(one) for one in facts["steps"])
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CheckpointError(
+                f"the list of steps that were left out, {str(file)!r}, cannot be read: {type(error).__name__}: {error}",
+                code="FG653",
+                hint="remove it to train on their rows again, or bring it back",
+            ) from None
+    return list(found)
