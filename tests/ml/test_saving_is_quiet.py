@@ -6,11 +6,12 @@ import sys
 SAVES = """
 import sys
 from pathlib import Path
+from forgather.ml.checkpoint import LocalStorage
 from forgather.ml.trainer.saving import export_model
 from tests.ml.fixtures import tiny_llama
 
 model = tiny_llama()
-export_model(model, model.state_dict(), Path(sys.argv[1]), None)
+export_model(LocalStorage(), model, model.state_dict(), Path(sys.argv[1]), None)
 """
 
 

@@ -24,7 +24,7 @@ from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_f
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
-_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-(\d+)(?:\.(\d+))?\Z")
+_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
 _PIECE = 8 << 20
 
 
@@ -98,7 +98,7 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
     """Returns an empty draft of a checkpoint; leftovers of dead processes are removed first."""
     tidy(storage, output_dir)
     make_folders(storage, output_dir)
-    folder = output_dir / f".saving-{_PREFIX}{step}-{_own_mark()}"
+    folder = output_dir / f".saving-{_PREFIX}{step}-{own_mark()}"
     storage.make_folder(folder)
     return Draft(storage, folder)
 
@@ -135,7 +135,7 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
         return
     # A folder that is not empty cannot be renamed over. Whatever happens between the two renames, the older
     # checkpoint comes back: here, or by `bring_back` where the process died.
-    replaced = final.with_name(f".replaced-{final.name}-{_own_mark()}")
+    replaced = final.with_name(f".replaced-{final.name}-{own_mark()}")
     storage.rename(final, replaced)
     try:
         storage.rename(draft, final)
@@ -204,7 +204,7 @@ def write_checkpoint(
 
 def discard_folder(storage: Storage, folder: Path) -> None:
     """Removes a checkpoint; it is out of sight, for good, before the first of its files is gone."""
-    hidden = folder.with_name(f".removed-{folder.name}-{_own_mark()}")
+    hidden = folder.with_name(f".removed-{folder.name}-{own_mark()}")
     storage.rename(folder, hidden)
     storage.sync_folder(folder.parent)
     with suppress(OSError):  # the next save removes what is left
@@ -231,26 +231,28 @@ def bring_back(storage: Storage, output_dir: Path) -> None:
 def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:
     folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
     named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
-    return [(folder, match) for folder, match in named if match is not None and not _is_running(match)]
+    return [(folder, match) for folder, match in named if match is not None and not is_running(match[3])]
 
 
-def _own_mark() -> str:
+def own_mark() -> str:
     """Returns what tells this process from every other one, also from a later one that has its number."""
     return f"{os.getpid()}.{_started(os.getpid())}"
 
 
-def _is_running(match: re.Match[str]) -> bool:
-    process = int(match[3])
-    if process == os.getpid():
+def is_running(mark: str) -> bool:
+    """Tells whether the process that made a mark still runs, and is not this one."""
+    number, _, started = mark.partition(".")
+    if not number.isdecimal() or int(number) == os.getpid():
         return False
+    process = int(number)
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
     # After a restart of the machine or the container, the number is soon that of another process.
-    return match[4] is None or int(match[4]) == _started(process)
+    return not started.isdecimal() or int(started) == _started(process)
 
 
 def _started(process: int) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 
 from forgather.errors import TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
+from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches
@@ -38,11 +39,11 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
     return model
 
 
-def begin_from(args: TrainingArguments, request: bool | str | None) -> Path | None:
+def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
     """Returns the checkpoint to go on from, and looks at the folder that will be written to."""
     output_dir = Path(args.output_dir)
     if args.save_strategy != "no":
-        saving.check_writable(output_dir)
+        saving.check_writable(storage, output_dir)
     folder = saving.resolve_resume(request, output_dir, args.allow_missing or ())
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.lineage import newest_verified, passed_over
 from forgather.ml.checkpoint.manifest import read_manifest, verify
+from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.state import identity_of, read_state
-from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.checkpoint.tensor_file import read_tensors
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
@@ -36,13 +36,15 @@ from forgather.ml.trainer.snapshot import (
     OPTIMIZER,
     TRAINER_STATE,
     WEIGHTS,
+    described_files,
+    self_described_files,
     write_weights,
 )
 
 _log = get_logger(__name__)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(storage: Storage, folder: Path) -> None:
     """Makes the folder.
 
     Raises:
@@ -50,9 +52,9 @@ def check_writable(folder: Path) -> None:
     """
     probe = folder / f".write-test-{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        make_folders(storage, folder)
+        storage.create(probe).close()
+        storage.remove_file(probe)
     except OSError as error:
         raise _not_writable(folder, error) from None
 
@@ -65,13 +67,16 @@ def _not_writable(folder: Path, error: Exception) -> TrainingError:
     )
 
 
-def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any) -> None:
+def export_model(
+    storage: Storage, model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any
+) -> None:
     """Writes a model for use: weights, configs and tokenizer, as `from_pretrained` reads them.
 
-    A model that is none of transformers and cannot save itself is written as `model.safetensors`. Files are
-    written beside and moved, so that a crash leaves no half-written weights.
+    A model that is none of transformers and cannot save itself is written as `model.safetensors`. Files are written
+    beside, synced and moved: the older model stays until the new one is whole, see `write_model`.
 
     Args:
+        storage: makes the changes.
         model: tells class and configuration; one that `stands_for` another tells those of that one.
         weights: by name, whole.
         folder: is made when needed.
@@ -81,28 +86,25 @@ def export_model(model: nn.Module, weights: Mapping[str, Any], folder: Path, pro
         TrainingError: FG817 where nothing can be written into the folder.
     """
     model = getattr(model, "stands_for", model)
-    check_writable(folder)
-    draft = folder / f".saving-model-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    try:
+    check_writable(storage, folder)
+
+    def fill(draft: Draft) -> None:
         if isinstance(model, PreTrainedModel):
             with without_progress_bars(), device_told_to_libraries():
-                model.save_pretrained(draft, state_dict=dict(weights))
-        elif callable(save := getattr(model, "save_pretrained", None)):
-            save(draft)
+                layout_of(model, weights).write(draft)
+                texts = described_files(model, processing_class)
+        elif callable(getattr(model, "save_pretrained", None)):
+            texts = self_described_files(model, weights, processing_class)
         else:
-            write_weights(Draft(LocalStorage(), draft), weights)
-        if callable(save := getattr(processing_class, "save_pretrained", None)):
-            save(draft)
-        for entry in sorted(draft.iterdir()):
-            if entry.is_dir():
-                shutil.rmtree(folder / entry.name, ignore_errors=True)
-            os.replace(entry, folder / entry.name)
-    except (OSError, SafetensorError) as error:
+            write_weights(draft, weights)
+            texts = described_files(model, processing_class)
+        for name, content in texts.items():
+            draft.write(name, [content])
+
+    try:
+        write_model(storage, folder, fill)
+    except OSError as error:
         raise _not_writable(folder, error) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:

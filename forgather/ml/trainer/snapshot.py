@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.state import as_json, packed, split_tensors, write_state, write_tensors
@@ -102,15 +104,54 @@ def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
 def described_files(model: nn.Module, processing_class: Any) -> dict[str, bytes]:
     """Returns the files that tell what a model is: configurations and tokenizer, as `save_pretrained` writes them."""
     model = getattr(model, "stands_for", model)
+    parts = [_described(model), getattr(model, "generation_config", None), processing_class]
+    if isinstance(model, PreTrainedModel):
+        parts = [_Code(model, parts[0]), *_configs(model, *parts[:2]), processing_class]
+    return _saved_files(parts)
+
+
+def self_described_files(model: nn.Module, weights: Mapping[str, Any], processing_class: Any) -> dict[str, bytes]:
+    """Returns the files of a model that is none of transformers and saves itself, weights and all, and its tokenizer.
+
+    Args:
+        model: has `save_pretrained`.
+        weights: by name, whole; adapters of peft are taken from them.
+        processing_class: tokenizer or processor; None for none.
+    """
+    peft = sys.modules.get("peft")
+    settings = {"state_dict": dict(weights)} if peft and isinstance(model, peft.PeftModel) else {}
+    return _saved_files([model], **settings) | _saved_files([processing_class])
+
+
+def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="forgather-described-") as place:
-        for part in (_described(model), getattr(model, "generation_config", None), processing_class):
+        for part in parts:
             if callable(save := getattr(part, "save_pretrained", None)):
-                save(place)
+                save(place, **settings)
         for file in sorted(Path(place).rglob("*")):
             if file.is_file():
                 files[file.relative_to(place).as_posix()] = file.read_bytes()
     return files
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The Python files of a model whose class is none of the library."""
+
+    model: PreTrainedModel
+    config: Any
+
+    def save_pretrained(self, place: str) -> None:
+        if self.model.is_remote_code():
+            custom_object_save(self.model, place, config=self.config)
+
+
+def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> list[Any]:
+    found = [generation_config] if model.can_generate() else []
+    if not getattr(model, "_hf_peft_config_loaded", False):
+        return [config, *found]
+    return [*found, model.peft_config[model.active_adapters()[0]]]
 
 
 def _described(model: nn.Module) -> Any:

@@ -202,7 +202,7 @@ class Trainer:
         """
         args, session = self.args, self._session
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = agreement.by_writer(functools.partial(beginning.begin_from, args, request))
+        folder = agreement.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))
         if folder is not None:
             resumed.refuse_unseen(folder)
         topology = self.strategy.topology
@@ -369,6 +369,7 @@ class Trainer:
         whereabouts.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         weights = saving.on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
-        agreement.by_writer(functools.partial(saving.export_model, self.model, weights, folder, self.processing_class))
+        write = functools.partial(saving.export_model, self.storage, self.model, weights, folder, self.processing_class)
+        agreement.by_writer(write)
         self.saved_to = folder
         return folder

@@ -1,0 +1,81 @@
+"""A model in a folder that may hold an older one, and much else.
+
+Takes a folder, and what fills a draft; gives the folder with the new files in their places. Keeps true: every file is
+whole and synced before the first of them gets its name; the older model can be loaded until the new weights are named
+by one act, and weights of an older layout go only then. The one exception: shards that take the names of older shards.
+Between the first and the last of them no index is there, so that nobody loads a mixture.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from forgather.ml.checkpoint.folders import Draft, drop_draft, is_running, own_mark
+from forgather.ml.checkpoint.manifest import FileFact
+from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_PREFIX = ".saving-model-"
+_LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
+
+
+def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -> Mapping[str, FileFact]:
+    """Writes the files of a model and returns what they are.
+
+    Args:
+        storage: makes the changes.
+        folder: of the model; it is made where it is missing.
+        fill: writes the files into a draft.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    make_folders(storage, folder)
+    for leftover in sorted(folder.glob(f"{_PREFIX}*")):
+        if not is_running(leftover.name.removeprefix(_PREFIX)):
+            with suppress(OSError):
+                remove_tree(storage, leftover)
+    draft = Draft(storage, folder / f"{_PREFIX}{own_mark()}")
+    storage.make_folder(draft.folder)
+    try:
+        fill(draft)
+        for inner in sorted({(draft.folder / name).parent for name in draft.files}):
+            storage.sync_folder(inner)
+        _put_in_place(storage, draft, folder)
+    finally:
+        drop_draft(draft)
+    return draft.files
+
+
+def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
+    names = sorted(draft.files, key=_turn)
+    for name in names:
+        if (folder / name).is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder / name))
+    older = {entry.name for entry in folder.iterdir() if _LAYOUT.match(entry.name)}
+    has_weights = any(_LAYOUT.match(name) for name in names)
+    shards = {name for name in names if _LAYOUT.match(name)} - {WEIGHTS, INDEX}
+    if INDEX in older and shards & older and WEIGHTS not in older:
+        storage.remove_file(folder / INDEX)
+        storage.sync_folder(folder)
+    for name in names:
+        make_folders(storage, (folder / name).parent)
+        storage.rename(draft.folder / name, folder / name)
+    for parent in sorted({(folder / name).parent for name in names}):
+        storage.sync_folder(parent)
+    stale = sorted(older - set(names) - ({INDEX} if shards & older else set())) if has_weights else []
+    for name in sorted(stale, key=lambda name: name != WEIGHTS):
+        with suppress(FileNotFoundError):
+            storage.remove_file(folder / name)
+    if stale:
+        storage.sync_folder(folder)
+
+
+def _turn(name: str) -> tuple[int, str]:
+    """Weights first, what names them last: until then the older ones count."""
+    return (3 if name == CONFIG else 2 if name == INDEX else 0 if _LAYOUT.match(name) else 1, name)
