@@ -24,6 +24,7 @@ STEPS = 9
 _BY_EVAL = {"metric_for_best_model": "loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 3}
 KINDS = {
     "synchronous": {},
+    "asynchronous": {"async_save": True},
     "retention": {**_BY_EVAL, "save_total_limit": 1, "load_best_model_at_end": True},
     # Begins anew in the folder of a finished run, and replaces its checkpoints.
     "replacing": {},
