@@ -44,7 +44,6 @@ main: !singleton:forgather.ml:Trainer
     per_device_train_batch_size: 2
     use_cpu: true
     report_to: none
-    resume_from_checkpoint: auto
   train_dataset: !singleton:tiny.py:Noisy []
   eval_dataset: !singleton:tiny.py:regression_rows [4]
   callbacks: [!singleton:tiny.py:Slow []]
@@ -64,7 +63,7 @@ def start(project, *arguments, step_seconds=0.3):
     log = (Path(project) / "log.txt").open("ab")
     with log:
         return subprocess.Popen(
-            [sys.executable, "-m", "forgather", "train", *arguments],
+            [sys.executable, "-m", "forgather", "train", "--resume", "auto", *arguments],
             cwd=project,
             env=environment,
             stdout=log,

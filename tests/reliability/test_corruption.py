@@ -9,7 +9,8 @@ import pytest
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint import newest_verified, verify
 from forgather.ml.checkpoint.manifest import MANIFEST, extra_files
-from tests.reliability import job
+from tests.project.workbench import fgcli
+from tests.reliability import job, two_ranks
 from tests.reliability.bitflip import DAMAGES, Damaged, swap
 
 EACH = 500
@@ -21,6 +22,15 @@ def clean(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clean") / "out"
     job.trainer(folder, "synchronous").train()
     return folder
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory):
+    """The last checkpoints of two ranks that hold shards, and of two that hold stages."""
+    place = tmp_path_factory.mktemp("two_ranks")
+    for strategy in ("FSDP2", "pipeline"):
+        two_ranks.clean(place / strategy, strategy)
+    return [place / strategy / f"checkpoint-{two_ranks.STEPS}" for strategy in ("FSDP2", "pipeline")]
 
 
 @pytest.fixture
@@ -46,9 +56,9 @@ def found(checkpoint):
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_is_found_and_named(kind, figure, clean):
+def test_damage_is_found_and_named(kind, figure, clean, of_two_ranks):
     dice = random.Random(7)
-    files = [file for checkpoint in checkpoints_of(clean) for file in files_of(checkpoint)]
+    files = [file for checkpoint in [*checkpoints_of(clean), *of_two_ranks] for file in files_of(checkpoint)]
     missed = []
     for number in range(EACH):
         file = files[number % len(files)]
@@ -95,11 +105,14 @@ def test_a_checkpoint_under_the_name_of_another_step_is_named(copied):
 def test_extra_files_are_listed_and_never_read(figure, clean, copied):
     last = checkpoints_of(copied)[-1]
     manifest = verify(last)
+    assert 0 == fgcli("ckpt", "verify", str(last), cwd=copied).returncode
     names = ["model-00001-of-00001.safetensors", "optimizer.pt", "notes.txt", "inner/rng_state.pth"]
     for name in names:
         (last / name).parent.mkdir(exist_ok=True)
         (last / name).write_bytes(b"\x80\x04not a checkpoint")
     assert sorted(names) == sorted(extra_files(last, manifest))
+    done = fgcli("ckpt", "verify", str(last), cwd=copied)
+    assert done.returncode and all(name in done.stdout + done.stderr for name in names), done
     shutil.rmtree(checkpoints_of(copied)[0])
     assert [] == job.differences(job.digest(clean), job.finish(copied, "synchronous"))
     figure("R6", f"{len(names)} of {len(names)} extra files listed")

@@ -22,6 +22,11 @@ WAITS = 20
 STRATEGIES = {
     "DDP": (AccelTrainer, AccelTrainingArguments, {"per_device_train_batch_size": 2}),
     "FSDP2": (AccelTrainer, AccelTrainingArguments, {"per_device_train_batch_size": 2, "fsdp": "full_shard"}),
+    "FSDP2, asynchronous": (
+        AccelTrainer,
+        AccelTrainingArguments,
+        {"per_device_train_batch_size": 2, "fsdp": "full_shard", "async_save": True},
+    ),
     "pipeline": (
         PipelineTrainer,
         PipelineTrainingArguments,
