@@ -7,14 +7,16 @@ after the same step; callbacks are told of a checkpoint that is complete, with t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
+from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import whereabouts
+from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.background import Background
@@ -22,6 +24,7 @@ from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.space import Need, planned_steps, refuse_too_much
 from forgather.ml.trainer.taking import Camera
 
 
@@ -72,6 +75,35 @@ class Saves:
         """The best of the checkpoints."""
         best = self._session.state.best_model_checkpoint
         return None if best is None else Path(best)
+
+    def need(self, updates_per_epoch: int | None) -> Need | None:
+        """Returns what the run will write; None where it is nothing."""
+        steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
+        if not steps:
+            return None
+        parts = agreement.gathered((*self._camera.sizes(self._training), self._camera.optimizer_size()))
+        run_id = self.checkpoints.run_id
+        later = {name: size for *_, by_name in parts for name, size in by_name.items()}
+        return Need(
+            checkpoint=sum(whole for whole, *_ in parts) + sum(later.values()),
+            model=sum(model for _, model, _ in parts),
+            steps=steps,
+            present=[step_of(folder) for folder, origin in in_order(self.output_dir) if origin.run == run_id],
+        )
+
+    def refuse_too_little_space(self, updates_per_epoch: int | None) -> None:
+        """Looks, before the first step, whether there is room for what will be written.
+
+        Raises:
+            CheckpointError: FG630.
+        """
+        need, storage = self.need(updates_per_epoch), self.checkpoints.storage
+        if need is not None:
+            retention = retention_of(self._session.args)
+            if not self.best.is_followed:
+                retention = dataclasses.replace(retention, best=0)
+            free = functools.partial(storage.free_bytes, self.output_dir)
+            agreement.by_writer(lambda: refuse_too_much(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
         """Begins to count the minutes: the first step comes now."""

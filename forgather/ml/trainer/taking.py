@@ -13,6 +13,7 @@ from typing import Any
 
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
+from forgather.ml.trainer.optimizer_size import optimizer_bytes
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files, snapshot
 
@@ -29,6 +30,29 @@ class Camera:
         self._session = session
         self._strategy = strategy
         self._described: dict[str, bytes] | None = None
+
+    def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
+        """Returns the bytes that this process writes of a checkpoint of the present step, and those of weights alone.
+
+        Args:
+            training: as for `take`.
+        """
+        taken = self.take(training)
+        headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
+        weights = sum(
+            tensor.nbytes
+            for file, tensors in taken.tensors.items()
+            if file.startswith("model")
+            for tensor in tensors.values()
+        )
+        return taken.size + headers, weights
+
+    def optimizer_size(self) -> dict[str, int]:
+        """Returns the bytes, by name of a parameter, that the state of an optimizer will add that has made no step."""
+        optimizer = self._strategy.optimizer
+        if self._session.args.save_only_model or getattr(optimizer, "state", None):
+            return {}
+        return optimizer_bytes(self._strategy.model, optimizer)
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
         """Returns what this process writes of a checkpoint of the present step.

@@ -214,6 +214,7 @@ class Trainer:
             session.control.should_training_stop = False
             if folder is not None:
                 resumed.announce(folder, self.state, finished=run.finished)
+            run.saves.refuse_too_little_space(run.data.updates_per_epoch)
             try:
                 session.send("on_train_begin")
                 if args.eval_on_start:
