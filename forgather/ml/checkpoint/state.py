@@ -2,7 +2,8 @@
 
 Takes and gives nested dicts, lists, tuples, scalars and tensors. Keeps true: nothing is pickled, so
 reading a foreign checkpoint cannot run code; what is read equals what was written, types of keys and
-tuples included; a tensor that several places share is written once and shared again when read.
+tuples included; a tensor that several places share is written once and shared again when read, but for those of one
+number, which lie in the JSON.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
-from forgather.ml.checkpoint.tensor_file import file_chunks, read_tensors
+from forgather.ml.checkpoint.tensor_file import DTYPE_OF, DTYPES, file_chunks, read_tensors
 
 _TENSOR = "$tensor"
+_NUMBER = "$number"
 _TUPLE = "$tuple"
 _ITEMS = "$items"
 _BYTES = "$bytes"
-_MARKS = (_TENSOR, _TUPLE, _ITEMS, _BYTES)
+_MARKS = (_TENSOR, _NUMBER, _TUPLE, _ITEMS, _BYTES)
 
 
 def write_state(draft: Draft, name: str, tree: Any) -> None:
@@ -61,7 +65,7 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
     file = folder / f"{name}.json"
     tensors = read_tensors(folder / f"{name}.safetensors", device=device)
     try:
-        return _unpack(json.loads(file.read_text(encoding="utf-8")), tensors)
+        return unpacked(json.loads(file.read_text(encoding="utf-8")), tensors)
     except FileNotFoundError:
         raise missing_file(file) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -82,6 +86,8 @@ def write_tensors(
 
 def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
     if isinstance(value, Tensor):
+        if not value.ndim and not value.is_complex() and value.dtype in DTYPES:
+            return {_NUMBER: [DTYPES[value.dtype], value.item()]}
         return {_TENSOR: _store(value, path or root, tensors, seen)}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
@@ -118,32 +124,40 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
     while name in tensors:
         name += "_"
     tensors[name] = tensor
-    if tensor.numel():
-        seen[shared] = name
+    seen[shared] = name
     return name
 
 
 def identity_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns what two tensors have in common exactly when they are the same memory, seen the same way."""
+    """Returns what two tensors have in common exactly when they are the same memory, seen the same way.
+
+    Of a sliced tensor (a DTensor), and of one without numbers, that is the object itself: which ranks hold nothing of
+    it must not decide what is one tensor.
+    """
+    if isinstance(tensor, DTensor) or not tensor.numel():
+        return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """Returns the tree that `packed` took apart; what `tensors` has for a name stands in the place of the tensor."""
     if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
+        return [unpacked(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((mark, content),) = value.items()
         if mark == _TENSOR:
             return tensors[content]
+        if mark == _NUMBER:
+            return torch.tensor(content[1], dtype=DTYPE_OF[content[0]])
         if mark == _TUPLE:
-            return tuple(_unpack(item, tensors) for item in content)
+            return tuple(unpacked(item, tensors) for item in content)
         if mark == _ITEMS:
-            return {_unpack(key, tensors): _unpack(item, tensors) for key, item in content}
+            return {unpacked(key, tensors): unpacked(item, tensors) for key, item in content}
         if mark == _BYTES:
             return base64.b64decode(content)
-    return {key: _unpack(item, tensors) for key, item in value.items()}
+    return {key: unpacked(item, tensors) for key, item in value.items()}
 
 
 def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
@@ -162,9 +176,9 @@ def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str
     for name, value in state.items():
         if not isinstance(value, Tensor):
             rest[name] = value
-        elif value.numel() and (shared := identity_of(value)) in seen:
+        elif (shared := identity_of(value)) in seen:
             aliases[name] = seen[shared]
         else:
-            seen[identity_of(value)] = name
+            seen[shared] = name
             tensors[name] = value
     return tensors, aliases, rest

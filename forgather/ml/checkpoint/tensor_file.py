@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
 from forgather.ml.checkpoint.storage import Bytes
 
@@ -37,6 +40,23 @@ DTYPES = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
+DTYPE_OF = {word: dtype for dtype, word in DTYPES.items()}
+
+
+def refuse_unknown_type(name: str, tensor: Tensor) -> None:
+    """Raises where a tensor, or the part of a sliced one that lies here, is of a type that the format does not have.
+
+    Raises:
+        CheckpointError: FG606.
+    """
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    of_several = is_traceable_wrapper_subclass(local)
+    if of_several or local.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{name} is a {type(local).__name__ if of_several else local.dtype}, which a checkpoint cannot hold",
+            code="FG606",
+            hint="a checkpoint holds plain tensors of the types that safetensors has",
+        )
 
 
 def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[Bytes]:
@@ -81,9 +101,3 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
         raise missing_file(file) from None
     except (SafetensorError, ValueError, OSError) as error:
         raise corrupt_file(file, f"it is no safetensors file ({error})") from None
-
-
-def read_metadata(file: Path) -> dict[str, str]:
-    """Returns the texts that lie beside the tensors of a safetensors file."""
-    with safe_open(file, framework="pt") as stream:
-        return dict(stream.metadata() or {})

@@ -27,6 +27,11 @@ def several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
+def rank() -> int:
+    """Returns the number of this process among those that agree."""
+    return dist.get_rank() if several() else 0
+
+
 def _hosts() -> Any:
     """Returns the group through which hosts speak: the one of all processes where that is gloo, else one beside it."""
     if (channel := _channel.get()) is not None:
@@ -108,27 +113,28 @@ def by_writer(act: Callable[[], T]) -> T:
     return answer
 
 
-def by_all(act: Callable[[], T]) -> list[T]:
-    """Returns, on every process, what `act` gives on each of them, by rank. Values are pickled.
+def together(act: Callable[[], T]) -> T:
+    """Returns what `act` gives here, once every process has done it.
 
     Raises:
         ForgatherError: that of the first process that failed, on every process; its message names the rank where not
             all failed alike. DistributedError FG854 on the others where it is none of ours.
     """
     if not several():
-        return [act()]
+        return act()
     failure: Exception | None = None
-    answer: tuple[Any, Exception | None]
+    told: Exception | None = None
+    answer: Any = None
     try:
-        answer = (act(), None)
+        answer = act()
     except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
         failure = error
-        answer = (None, error if isinstance(error, ForgatherError) else _of_rank(dist.get_rank(), error))
-    answers: list[tuple[Any, Exception | None]] = gathered(answer)
-    errors = [error for _, error in answers]
+        told = error if isinstance(error, ForgatherError) else _of_rank(dist.get_rank(), error)
+    errors = gathered(told)
     rank = next((rank for rank, error in enumerate(errors) if error is not None), None)
     if rank is None:
-        return [value for value, _ in answers]
+        found: T = answer
+        return found
     first = errors[rank]
     assert first is not None  # noqa: S101 - it was looked for
     if rank == dist.get_rank() and failure is not None and not isinstance(failure, ForgatherError):
@@ -136,6 +142,15 @@ def by_all(act: Callable[[], T]) -> list[T]:
     if isinstance(first, ForgatherError) and any(str(error) != str(first) for error in errors):
         first.message = first.message if first.code == "FG854" else f"rank {rank}: {first.message}"
     raise first from failure
+
+
+def by_all(act: Callable[[], T]) -> list[T]:
+    """Returns, on every process, what `act` gives on each of them, by rank. Values are pickled.
+
+    Raises:
+        ForgatherError: as `together`.
+    """
+    return gathered(together(act))
 
 
 def _of_rank(rank: int, error: Exception) -> DistributedError:

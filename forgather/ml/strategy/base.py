@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.losses import LossRule
 from forgather.ml.types import Topology, Update, Window
 
@@ -116,20 +118,26 @@ class Strategy(Protocol):
         """
         ...
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer", in a form that no layout of processes changes.
+    def capture(self) -> Held:
+        """Returns what of the state lies here, under names and shapes that no layout of processes changes.
 
-        Every process calls it; what it returns is whole on the process that writes, and may be less elsewhere.
-        The optimizer's state is {"state": {name of a parameter: its tensors and numbers}, "param_groups": [{"params":
-        names, ...settings}]}.
+        Every process calls it. What several hold alike may be in each of theirs; together it is all.
         """
         ...
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint, reading what lies here; every process calls it.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605, on every process, where they are those of another model; nothing has changed then.
+        """
+        ...
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint, after `restore`; every process calls it.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
         """
         ...
 

@@ -29,6 +29,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
@@ -37,8 +39,8 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.single import tell_sizes, to_device
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.strategy.sums import added, summed
-from forgather.ml.strategy.whole import restore_whole, whole_state
 from forgather.ml.types import Topology, Update, Window
 
 
@@ -227,21 +229,29 @@ class DataParallel:
         """Returns the sum of a value over all processes, on every process."""
         return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer"; every process has both."""
-        state = whole_state(self.model, self.optimizer)
-        if self.precision.scales and state["optimizer"] is not None:
-            state["optimizer"] = {**state["optimizer"], "scaler": self.precision.state_dict()}
-        return state
+    def capture(self) -> Held:
+        """Returns the state; every process has all of it, but for buffers, which are those of the first."""
+        optimizer = held_optimizer(self.model, self.optimizer)
+        if self.precision.scales and optimizer is not None:
+            optimizer["scaler"] = self.precision.state_dict()
+        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605, on every process, where they are those of another model.
         """
-        restore_whole(self.model, self.optimizer, state)
-        self.precision.load_state_dict((state.get("optimizer") or {}).get("scaler") or {})
+        restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
+        """
+        restore_optimizer(self.model, self.optimizer, saved)
+        self.precision.load_state_dict((saved.optimizer or {}).get("scaler") or {})
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""

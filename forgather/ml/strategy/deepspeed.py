@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, nearest
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout
@@ -33,6 +35,7 @@ from forgather.ml.strategy.deepspeed_state import EngineState
 from forgather.ml.strategy.deepspeed_weights import take_over
 from forgather.ml.strategy.initial import InitialWeights, initial_state
 from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.state import held_state, on_host
 from forgather.ml.strategy.sums import summed
 from forgather.ml.types import Topology, Update, Window
 
@@ -307,25 +310,32 @@ class DeepSpeedZero:
         """Returns the sum of a value over all processes."""
         return summed(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer"; whole on the process that writes, empty elsewhere."""
+    def capture(self) -> Held:
+        """Returns the state, gathered weight by weight, on the process that writes, and nothing elsewhere."""
         keep = self.topology.is_writer
-        model = {name: value for name, value in self.export() if keep}
+        state = on_host(self.export(), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
-        return {"model": model, "optimizer": optimizer}
+        return held_state(state, optimizer if keep else None)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint; every process reads all of them, one by one.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605, on every process, where they are those of another model.
         """
         if self._state is None:
             self._start_engine()
         assert self._state is not None  # noqa: S101 - made by the line above
-        self._state.restore_model(state["model"])
-        if state.get("optimizer") is not None:
-            self._state.restore_optimizer(state["optimizer"])
+        self._state.restore_model(saved)
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint, after `restore`.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
+        """
+        if self._state is not None and saved.optimizer is not None:
+            self._state.restore_optimizer(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""

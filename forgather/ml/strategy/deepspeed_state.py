@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.saved import Saved, Stored
+from forgather.ml.distributed import agreement
+from forgather.ml.strategy.state import OF_THE_LAYOUT, refuse_other_model, refuse_other_parameters
 
 
 class EngineState:
@@ -110,31 +112,30 @@ class EngineState:
         with self._deepspeed.zero.GatheredParameters([weight]):
             return weight.detach().clone()
 
-    def restore_model(self, state: Mapping[str, Any]) -> None:
-        """Puts weights and buffers in place.
+    def restore_model(self, saved: Saved) -> None:
+        """Puts weights and buffers in place, one by one.
 
         Raises:
-            CheckpointError: FG605 where they are those of another model.
+            CheckpointError: FG605, on every process, where they are those of another model.
         """
         present = self._model.state_dict(keep_vars=True)
-        shapes = {
-            name: tuple(getattr(value, "ds_shape", getattr(value, "shape", ()))) for name, value in present.items()
-        }
-        wrong = _misfit(shapes, state)
-        if wrong:
-            raise CheckpointError(
-                f"the weights do not fit {type(self._model).__name__}: {wrong}",
-                code="FG605",
-                hint="resume with the model that the checkpoint was written with",
-            )
+        kind = type(self._model).__name__
+        agreement.together(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
         done: set[int] = set()
         for name, held in present.items():
+            if id(held) in done:
+                continue
+            done.add(id(held))
             if isinstance(held, nn.Parameter):
-                if id(held) not in done:
-                    self._put(held, state[name])
-                    done.add(id(held))
+                self._put(held, saved.whole(saved.weights[name]))
             elif isinstance(held, Tensor):
-                held.data.copy_(state[name])
+                saved.read(saved.weights[name], held)
+            else:
+                self._model.load_state_dict({name: saved.extra[name]}, strict=False)
+
+    def _shapes(self, present: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        tensors = {name: value for name, value in present.items() if isinstance(value, Tensor)}
+        return {name: tuple(getattr(value, "ds_shape", value.shape)) for name, value in tensors.items()}
 
     def _put(self, weight: nn.Parameter, value: Tensor) -> None:
         """Sets a weight and the copy of it that the optimizer steps."""
@@ -188,52 +189,46 @@ class EngineState:
     def _read(self, weight: nn.Parameter, key: str, value: Any, flat: nn.Parameter) -> Any:
         if not _lies_along(value, flat):
             return value.clone() if isinstance(value, Tensor) else value
-        return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach()
+        return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach().cpu()
 
-    def restore_optimizer(self, captured: Mapping[str, Any]) -> None:
-        """Goes on from the state of an optimizer.
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on from the state of an optimizer, weight by weight.
 
         Raises:
-            CheckpointError: FG605 where it is that of another one.
+            CheckpointError: FG605, on every process, where it is that of another one.
         """
-        saved = captured["param_groups"]
-        if [sorted(group["params"]) for group in saved] != [sorted(names) for names in self._groups]:
-            raise CheckpointError(
-                f"the optimizer state does not fit {type(self._zero.optimizer).__name__}: "
-                "its groups hold other weights",
-                code="FG605",
-                hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
-            )
-        for group, settings in zip(self._settings, saved, strict=True):
-            group |= {key: value for key, value in settings.items() if key != "params"}
+        tree = saved.optimizer or {}
+        kind = type(self._zero.optimizer).__name__
+        agreement.together(lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree))
+        group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
+        for group, own in zip(self._settings, self._groups, strict=True):
+            group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *OF_THE_LAYOUT)}
         names = {id(weight): name for name, weight in self._model.named_parameters()}
-        state = captured["state"]
+        state = tree["state"]
         for weights, flat in self._slices():
-            held = [state[names[id(weight)]] for weight in weights if names[id(weight)] in state]
-            if held:
-                self._zero.optimizer.state[flat] = self._room(weights, held[0], state[names[id(weights[0])]], flat)
+            held = next((state[names[id(weight)]] for weight in weights if names[id(weight)] in state), None)
+            if held is not None:
+                self._zero.optimizer.state[flat] = _room(held, weights, flat)
         if not state:
             return
         self._link()
         for weights, flat in self._slices():
             for weight in weights:
-                for key, value in state[names[id(weight)]].items():
+                for key, value in state.get(names[id(weight)], {}).items():
                     if _lies_along(self._zero.optimizer.state[flat].get(key), flat):
-                        self._put_slice(weight, value, key)
+                        self._put_slice(weight, saved.whole(value), key)
 
-    def _room(
-        self, weights: Sequence[nn.Parameter], one: Mapping[str, Any], first: Mapping[str, Any], flat: nn.Parameter
-    ) -> dict[str, Any]:
-        """Returns a state of the right keys for a slice: zeros for what lies along it, the value for what does not."""
-        shape = tuple(getattr(weights[0], "ds_shape", weights[0].shape))
-        return {
-            key: torch.zeros_like(flat, requires_grad=False)
-            if isinstance(value, Tensor) and value.ndim and tuple(value.shape) == shape
-            else value.clone()
-            if isinstance(value, Tensor)
-            else value
-            for key, value in first.items()
-        }
+
+def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Parameter) -> dict[str, Any]:
+    """Returns a state of the right keys for a slice: zeros for what lies along it, the value for what does not."""
+    shapes = {torch.Size(getattr(weight, "ds_shape", weight.shape)) for weight in weights}
+    room: dict[str, Any] = {}
+    for key, value in entry.items():
+        if isinstance(value, Stored) and value.shape in shapes:
+            room[key] = torch.zeros_like(flat, requires_grad=False)
+        else:
+            room[key] = value.clone() if isinstance(value, Tensor) else value
+    return room
 
 
 def _lies_along(value: Any, flat: Tensor) -> bool:
@@ -255,16 +250,3 @@ def _shared_weights(model: nn.Module) -> set[int]:
     for _, weight in model.named_parameters(remove_duplicate=False):
         (shared if id(weight) in seen else seen).add(id(weight))
     return shared
-
-
-def _misfit(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any]) -> str | None:
-    missing, surplus = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
-    if missing or surplus:
-        said = [f"missing {', '.join(missing[:3])}"] * bool(missing) + [f"unknown {', '.join(surplus[:3])}"] * bool(
-            surplus
-        )
-        return "; ".join(said)
-    for name, shape in shapes.items():
-        if isinstance(state[name], Tensor) and tuple(state[name].shape) != shape:
-            return f"{name} has the shape {tuple(state[name].shape)}, and {shape} is needed"
-    return None

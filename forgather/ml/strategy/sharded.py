@@ -1,11 +1,11 @@
 """Weights shared among replicas (FSDP2), layers cut into slices (tensor parallelism), and both.
 
 Takes a recipe and windows; gives losses and updates of the model, a part of which lies on each rank. Keeps true: an
-update is the one that a single process makes of the rows of all replicas; what leaves here (losses, norms, states) is
-whole; no rank waits for a collective that another leaves out.
+update is the one that a single process makes of the rows of all replicas; what leaves here is whole (losses, norms,
+exported weights) or has the names and shapes of the whole; no rank waits for a collective that another leaves out.
 
 Collectives: gathering and scattering by torch's `fully_shard`, the sums of `reduce`, one norm in `update`, and one
-gather per tensor in `capture` and `export`.
+gather per tensor in `export`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
 from forgather.errors import DistributedError
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
@@ -33,10 +35,11 @@ from forgather.ml.strategy.initial import initial_state
 from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.strategy.single import tell_sizes, to_device
 from forgather.ml.strategy.state import (
-    load_model_state,
-    load_optimizer_state,
+    held_optimizer,
+    held_state,
+    restore_optimizer,
+    restore_weights,
     whole_model_state,
-    whole_optimizer_state,
 )
 from forgather.ml.strategy.sums import sum_gradients, summed
 from forgather.ml.strategy.tensor_parallel import cut
@@ -238,35 +241,31 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer", whole on the process that writes."""
+    def capture(self) -> Held:
+        """Returns what of the state lies here."""
         self._reshard()
-        writes = self.topology.is_writer
-        weights: dict[str, Any] = {}
-        moved: dict[int, tuple[Any, Any]] = {}
-        for name, value in whole_model_state(self.model):
-            if writes:
-                if id(value) not in moved:
-                    moved[id(value)] = (value, value.cpu() if isinstance(value, Tensor) else value)
-                weights[name] = moved[id(value)][1]
-        optimizer = None
-        if self.optimizer is not None:
-            optimizer = whole_optimizer_state(self.model, self.optimizer, keep=writes)
-            if self.precision.scales:
-                optimizer["scaler"] = self.precision.state_dict()
-        return {"model": weights, "optimizer": optimizer}
+        optimizer = held_optimizer(self.model, self.optimizer)
+        if self.precision.scales and optimizer is not None:
+            optimizer["scaler"] = self.precision.state_dict()
+        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint; of each this process reads the part that lies here.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605, on every process, where they are those of another model.
         """
         self._reshard()
-        load_model_state(self.model, state["model"])
-        if self.optimizer is not None and state.get("optimizer") is not None:
-            load_optimizer_state(self.model, self.optimizer, state["optimizer"])
-            self.precision.load_state_dict(state["optimizer"].get("scaler") or {})
+        restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint; of its state this process reads the part that lies here.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
+        """
+        restore_optimizer(self.model, self.optimizer, saved)
+        self.precision.load_state_dict((saved.optimizer or {}).get("scaler") or {})
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""

@@ -15,11 +15,13 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.whole import restore_whole, whole_state
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.types import Topology, Update, Weightless, Window
 
 
@@ -135,17 +137,25 @@ class SingleDevice:
         """Returns the value: there is nobody to add to it."""
         return value
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer"."""
-        return whole_state(self.model, self.optimizer)
+    def capture(self) -> Held:
+        """Returns the state."""
+        return held_state(self.model.state_dict(keep_vars=True), held_optimizer(self.model, self.optimizer))
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605 where they are those of another model.
         """
-        restore_whole(self.model, self.optimizer, state)
+        restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint.
+
+        Raises:
+            CheckpointError: FG605 where it is the state of another one.
+        """
+        restore_optimizer(self.model, self.optimizer, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""

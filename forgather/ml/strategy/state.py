@@ -1,14 +1,16 @@
-"""State of a model and an optimizer by the names of the parameters, whole; and back to where it lies.
+"""State of a model and an optimizer by the names of the parameters, as it lies here; and back to where it lies.
 
-Takes modules and optimizers whose tensors may be sharded (DTensors); gives whole tensors under the names of the whole
-model. Keeps true: the form says nothing of the layout, so what one layout wrote another reads; tensors that several
-names share are one tensor; the optimizer is not stepped to find out what its state looks like.
+Takes modules and optimizers whose tensors may be sharded (DTensors); gives what lies here under the names of the whole
+model, and reads a checkpoint as far as it lies here. Keeps true: names and shapes say nothing of the layout, so what
+one layout wrote another reads; tensors that several names share are one tensor; the optimizer is not stepped to find
+out what its state looks like; a checkpoint of another model is refused on every process before anything is changed.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, nearest
+from forgather.ml.checkpoint.saved import Saved, Stored
+from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.state import identity_of, split_tensors
+from forgather.ml.distributed import agreement
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -58,47 +64,123 @@ def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, shared[id(value)]
 
 
-def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Writes whole tensors into a model that may be sharded, or be a part of the whole one.
+def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
+    """Returns weights by name, on the host; what several names share stays shared.
 
     Args:
-        model: with its weights where they are to lie; names that the state has beyond its own are left alone.
-        state: as `whole_model_state` gives it, perhaps of a larger model.
+        weights: of all processes together; each of them iterates over it.
+        keep: False returns nothing, on processes that do not write.
+    """
+    kept: dict[str, Any] = {}
+    moved: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor]] = {}
+    for name, value in weights:
+        if not keep or not isinstance(value, Tensor):
+            kept |= {name: value} if keep else {}
+            continue
+        memory = identity_of(value)
+        earlier = moved.get(memory)
+        # Weights may come one at a time: the memory of one that is gone is used again by the next.
+        if earlier is None or earlier[0]() is None:
+            earlier = moved[memory] = (weakref.ref(value), value.detach().cpu())
+        kept[name] = earlier[1]
+    return kept
+
+
+def held_state(
+    state: Mapping[str, Any],
+    optimizer: Mapping[str, Any] | None,
+    *,
+    is_first: bool = True,
+    aliases: Mapping[str, str] | None = None,
+) -> Held:
+    """Returns what of a state lies here.
+
+    Args:
+        state: the model's or a part's, by names of the whole model, its tensors as they lie here (`keep_vars`).
+        optimizer: as `held_optimizer` gives it; None where there is none.
+        is_first: whether this is the first replica: buffers, which may differ between replicas, are its own.
+        aliases: further names of weights that `state` has under their first name alone.
+    """
+    tensors, shared, extra = split_tensors(state)
+    weights = {name: value for name, value in tensors.items() if is_first or isinstance(value, nn.Parameter)}
+    return Held(
+        weights=weights,
+        aliases={**shared, **(aliases or {})},
+        extra=extra if is_first else {},
+        optimizer=optimizer,
+    )
+
+
+def refuse_other_model(kind: str, names: Iterable[str], shapes: Mapping[str, Sequence[int]], saved: Saved) -> None:
+    """Raises where a checkpoint is that of another model.
+
+    Args:
+        kind: what the model is called.
+        names: of the state of the whole model.
+        shapes: of the weights that lie here, each that of the whole weight.
+        saved: the checkpoint.
 
     Raises:
-        CheckpointError: FG605 for a weight that is missing or of another shape.
+        CheckpointError: FG605, with the first weights that are missing, unknown, or of another shape.
     """
-    extra: dict[str, Any] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if name not in state:
-            raise CheckpointError(
-                f"the weights do not fit {type(model).__name__}: there is no {name!r}",
-                code="FG605",
-                hint=nearest(name, list(state)) or "resume with the model that the checkpoint was written with",
-            )
-        if not isinstance(value, Tensor):
-            extra[name] = state[name]
-            continue
-        if value.shape != state[name].shape:
-            found = tuple(state[name].shape)
-            raise CheckpointError(
-                f"the weights do not fit {type(model).__name__}: {name!r} has shape {found}, not {tuple(value.shape)}",
-                code="FG605",
-                hint="resume with the model that the checkpoint was written with",
-            )
-        write_whole(value, state[name])
-    if extra:
-        model.load_state_dict(extra, strict=False)
+    expected, present = set(names), saved.weights.keys() | saved.extra.keys()
+    wrong = [
+        f"{name!r} has shape {tuple(saved.weights[name].shape)}, not {tuple(shape)}"
+        for name, shape in shapes.items()
+        if name in saved.weights and tuple(saved.weights[name].shape) != tuple(shape)
+    ]
+    missing, unknown = sorted(expected - present), sorted(present - expected)
+    said = [f"there is no {name!r}" for name in missing] + [f"{name!r} is not in the model" for name in unknown]
+    if said or wrong:
+        raise CheckpointError(
+            f"the weights do not fit {kind}: {_first(said or wrong)}",
+            code="FG605",
+            hint=(nearest(missing[0], unknown) if missing else None)
+            or "resume with the model that the checkpoint was written with",
+        )
 
 
-@torch.no_grad()
-def write_whole(tensor: Tensor, whole: Tensor) -> None:
-    """Writes a whole tensor into one that lies here, as far as it lies here."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    local.copy_(like_local(whole, tensor))
+def _first(said: Sequence[str], limit: int = 3) -> str:
+    return "; ".join(said[:limit]) + (f"; and {len(said) - limit} more" if len(said) > limit else "")
 
 
-_OF_THE_LAYOUT = ("fused", "foreach")
+def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: Saved) -> None:
+    """Puts the weights of a checkpoint where they lie in this process; every process calls it.
+
+    Args:
+        kind: what the model is called.
+        names: of the state of the whole model.
+        modules: the model, or the parts of it that lie here, with the names of the whole.
+        saved: the checkpoint.
+
+    Raises:
+        CheckpointError: FG605, on every process, where it is that of another model.
+    """
+    states = [module.state_dict(keep_vars=True) for module in modules]
+    here = {name: value for state in states for name, value in state.items()}
+    shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
+    agreement.together(lambda: refuse_other_model(kind, names, shapes, saved))
+    agreement.together(lambda: _read_weights(modules, states, saved))
+
+
+def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, Any]], saved: Saved) -> None:
+    for module, state in zip(modules, states, strict=True):
+        own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        done: set[int] = set()
+        others: dict[str, Any] = {}
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                others[name] = saved.extra[name]
+            elif id(value) not in own:  # computed for the state: only the module knows where it goes
+                others[name] = saved.whole(saved.weights[name])
+            elif id(value) not in done:
+                saved.read(saved.weights[name], value)
+                done.add(id(value))
+        if others:
+            module.load_state_dict(others, strict=False)
+
+
+OF_THE_LAYOUT = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -106,81 +188,118 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def whole_optimizer_state(model: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> dict[str, Any]:
-    """Returns {"state": {name: {...}}, "param_groups": [{"params": names, ...}]}, whole; collective.
+def held_optimizer(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any] | None:
+    """Returns {"state": {name: {...}}, "param_groups": [{"params": names, ...}]} of what lies here.
+
+    What no process alone can tell (a sum over processes that is not taken yet) is made whole: collective over the
+    mesh of the weight.
 
     Args:
         model: tells the names.
-        optimizer: of parameters of the model.
-        keep: False on a process that only takes part: its tensors are dropped as soon as they are whole.
+        optimizer: of parameters of the model; None for none.
     """
+    if optimizer is None:
+        return None
     names = names_of(model)
     packed = optimizer.state_dict()
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     number = [index for group in packed["param_groups"] for index in group["params"]]
     name_of = dict(zip(number, order, strict=True))
-    state: dict[str, dict[str, Any]] = {}
-    for index in number:
-        if index not in packed["state"]:
-            continue
-        entry: dict[str, Any] = {}
-        for key, value in packed["state"][index].items():
-            whole = whole_tensor(value) if isinstance(value, Tensor) else value
-            if keep:
-                entry[key] = whole.cpu() if isinstance(whole, Tensor) else whole
-        if keep:
-            state[name_of[index]] = entry
+    state = {name_of[index]: _known(packed["state"][index]) for index in number if index in packed["state"]}
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in packed["param_groups"]]
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Gives an optimizer the state that `whole_optimizer_state` returned, perhaps of a larger model.
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_known(item) for item in value)
+    if isinstance(value, DTensor) and (not value.ndim or any(placement.is_partial() for placement in value.placements)):
+        return whole_tensor(value)
+    return value
+
+
+def restore_optimizer(model: nn.Module, optimizer: Optimizer | None, saved: Saved) -> None:
+    """Gives an optimizer its state out of a checkpoint, as far as it lies here; every process calls it.
 
     Settings of a group come from the saved group that holds its first parameter, but for those that say how a step is
     computed: one fused operation takes no whole weights beside sliced ones.
 
     Raises:
-        CheckpointError: FG605 for a parameter that the state does not have, or has otherwise.
+        CheckpointError: FG605, on every process, where it is the state of another optimizer, or of other parameters.
     """
+    tree = saved.optimizer
+    if tree is None or optimizer is None:
+        return
     names = names_of(model)
-    saved = {name: group for group in state["param_groups"] for name in group["params"]}
-    packed = optimizer.state_dict()
-    entries: dict[int, dict[str, Any]] = {}
-    groups: list[dict[str, Any]] = []
-    for group, numbers in zip(optimizer.param_groups, packed["param_groups"], strict=True):
-        here = [names[id(parameter)] for parameter in group["params"]]
-        _refuse_other_parameters(here, saved, optimizer)
-        own = {name: numbers[name] for name in ("params", *_OF_THE_LAYOUT) if name in numbers}
-        settings = {**numbers, **(saved[here[0]] if here else {}), **own}
-        groups.append(settings)
-        for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
-            if name in state["state"]:
-                entries[index] = {
-                    key: _placed(value, parameter, f"{key} of {name}") for key, value in state["state"][name].items()
-                }
-    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    here = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    every = {name for rank in agreement.gathered(here) for name in rank}
+    agreement.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
+    agreement.together(lambda: _read_optimizer(names, optimizer, tree, saved))
 
 
-def _refuse_other_parameters(here: list[str], saved: Mapping[str, Any], optimizer: Optimizer) -> None:
-    missing = [name for name in here if name not in saved]
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+def refuse_other_parameters(kind: str, names: Iterable[str], tree: Mapping[str, Any]) -> None:
+    """Raises where the state of an optimizer is that of other parameters.
+
+    Raises:
+        CheckpointError: FG605.
+    """
+    expected = set(names)
+    present = {name for group in tree["param_groups"] for name in group["params"]}
+    said = [f"it has no {name!r}" for name in sorted(expected - present)]
+    said += [f"it has {name!r}, which is not trained" for name in sorted(present - expected)]
+    if said:
         raise CheckpointError(
-            f"the optimizer state does not fit {type(optimizer).__name__}: it has no {missing[0]!r}{more}",
+            f"the optimizer state does not fit {kind}: {_first(said)}",
             code="FG605",
             hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
         )
 
 
-def _placed(value: Any, parameter: nn.Parameter, what: str) -> Any:
+def _read_optimizer(names: Mapping[int, str], optimizer: Optimizer, tree: Mapping[str, Any], saved: Saved) -> None:
+    groups_of = {name: group for group in tree["param_groups"] for name in group["params"]}
+    packed = optimizer.state_dict()
+    entries: dict[int, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for group, numbers in zip(optimizer.param_groups, packed["param_groups"], strict=True):
+        here = [names[id(parameter)] for parameter in group["params"]]
+        own = {name: numbers[name] for name in ("params", *OF_THE_LAYOUT) if name in numbers}
+        groups.append({**numbers, **(groups_of[here[0]] if here else {}), **own})
+        for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
+            if name in tree["state"]:
+                entries[index] = _placed(tree["state"][name], parameter, saved)
+    try:
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the optimizer state does not fit {type(optimizer).__name__}: {error}",
+            code="FG605",
+            hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
+        ) from None
+
+
+def _placed(value: Any, parameter: nn.Parameter, saved: Saved) -> Any:
     """Returns a value of the state as it belongs beside its parameter."""
-    if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.ndim == 0:
+    if isinstance(value, Mapping):
+        return {key: _placed(item, parameter, saved) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_placed(item, parameter, saved) for item in value)
+    if not isinstance(value, Stored):
         return value.clone() if isinstance(value, Tensor) else value
-    mesh = parameter.device_mesh
-    if value.shape != parameter.shape:  # factored: torch computes it from sharded tensors and keeps it whole
-        return DTensor.from_local(value.to(parameter.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    local = like_local(value, parameter).to(parameter.device, copy=True).contiguous()
+    there = _room(value, parameter)
+    saved.read(value, there)
+    return there
+
+
+def _room(stored: Stored, parameter: nn.Parameter) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
+    mesh, device = parameter.device_mesh, parameter.to_local().device
+    if stored.shape != parameter.shape:  # factored: torch computes it from sharded tensors and keeps it whole
+        local = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+        return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    local = torch.empty(parameter.to_local().shape, dtype=stored.dtype, device=device)
     return DTensor.from_local(
         local, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )

@@ -13,6 +13,8 @@ from typing import Any
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.distributed import agreement
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
@@ -63,9 +65,22 @@ def put_back(
         CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is missing
             that may not be; FG675 where one is not as a run writes it.
     """
-    progress, optimizer = saving.read_progress(folder), saving.read_optimizer(folder)
-    present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, optimizer)) if part is not None}
-    parts = read_parts(folder, present, frozenset(args.allow_missing or ()))
+    with agreement.together(lambda: Saved(folder)) as saved:
+        return _put_back(folder, saved, args, strategy, schedule, data, meter)
+
+
+def _put_back(
+    folder: Path,
+    saved: Saved,
+    args: TrainingArguments,
+    strategy: Strategy,
+    schedule: Any,
+    data: TrainBatches,
+    meter: Meter,
+) -> Loaded:
+    progress = agreement.together(lambda: saving.read_progress(folder))
+    present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
+    parts = agreement.together(lambda: read_parts(folder, present, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
     with used(SCHEDULE, folder):
         resumed.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
@@ -73,9 +88,8 @@ def put_back(
     if SCHEDULE not in parts:
         resumed.advance(schedule, step)
     with used(OPTIMIZER, folder):
-        if optimizer is not None:
-            optimizer = resumed.by_names(optimizer, strategy.model, strategy.optimizer)
-        strategy.restore({"model": saving.read_weights(folder), "optimizer": optimizer})
+        strategy.restore(saved)
+        strategy.restore_optimizer(saved)
     if SCHEDULE in parts:
         with used(SCHEDULE, folder):
             resumed.restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))

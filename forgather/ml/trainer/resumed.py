@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from forgather.errors import CheckpointError
@@ -115,34 +115,6 @@ def advance(schedule: Any, steps: int) -> None:
         warnings.simplefilter("ignore")  # that the optimizer takes no step meanwhile is meant
         for _ in range(steps):
             schedule.step()
-
-
-def by_names(state: dict[str, Any], model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Returns the state of an optimizer by names of parameters; earlier releases kept it by position.
-
-    Raises:
-        CheckpointError: FG857 where the positions cannot be known, since other parameters lie here than there.
-    """
-    positions = [number for group in state["param_groups"] for number in group["params"]]
-    if not all(isinstance(number, int) for number in positions):
-        return state
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    ordered = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
-    if len(ordered) != len(positions) or None in ordered:
-        raise CheckpointError(
-            "the checkpoint keeps the optimizer state by position, as earlier releases did, and this strategy holds "
-            "another part of the model",
-            code="FG857",
-            hint="resume it once in one process, which writes the state by names, and go on from there",
-        )
-    place = dict(zip(positions, ordered, strict=True))
-    return {
-        **state,
-        "state": {place[number]: values for number, values in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [place[number] for number in group["params"]]} for group in state["param_groups"]
-        ],
-    }
 
 
 def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:

@@ -6,14 +6,12 @@ checkpoint holds what is needed to go on as if nothing had happened, and is comp
 
 from __future__ import annotations
 
-import json
 import os
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
@@ -23,19 +21,13 @@ from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.lineage import newest_verified, passed_over
 from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.checkpoint.state import identity_of, read_state
 from forgather.ml.checkpoint.storage import Storage, make_folders
-from forgather.ml.checkpoint.tensor_file import read_tensors
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.trainer.parts import PROGRESS, Spared, explained, used
 from forgather.ml.trainer.snapshot import (
-    EXTRA_STATE,
-    INDEX,
-    OPTIMIZER,
     TRAINER_STATE,
-    WEIGHTS,
     described_files,
     self_described_files,
     write_weights,
@@ -107,41 +99,6 @@ def export_model(
         raise _not_writable(folder, error) from error
 
 
-def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
-    """Returns weights by name, on the host; what several names share stays shared.
-
-    Args:
-        weights: of all processes together; each of them iterates over it.
-        keep: False returns nothing, on processes that do not write.
-    """
-    kept: dict[str, Any] = {}
-    moved: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor]] = {}
-    for name, value in weights:
-        if not keep or not isinstance(value, Tensor):
-            kept |= {name: value} if keep else {}
-            continue
-        memory = identity_of(value)
-        earlier = moved.get(memory)
-        # Weights may come one at a time: the memory of one that is gone is used again by the next.
-        if earlier is None or earlier[0]() is None:
-            earlier = moved[memory] = (weakref.ref(value), value.detach().cpu())
-        kept[name] = earlier[1]
-    return kept
-
-
-def read_weights(folder: Path) -> dict[str, Any]:
-    """Returns a model's state as `write_weights` got it; a tied weight appears under all its names.
-
-    Raises:
-        CheckpointError: FG603 or FG604.
-    """
-    state: dict[str, Any] = dict(read_tensors(folder / WEIGHTS))
-    aliases = json.loads((folder / INDEX).read_text(encoding="utf-8"))["aliases"]
-    if (folder / f"{EXTRA_STATE}.json").exists():
-        state |= read_state(folder, EXTRA_STATE)
-    return state | {name: state[original] for name, original in aliases.items()}
-
-
 def read_progress(folder: Path) -> TrainerState | None:
     """Returns the state for people that a checkpoint holds; None where it has none.
 
@@ -158,18 +115,6 @@ def read_progress(folder: Path) -> TrainerState | None:
         if not all(isinstance(line, dict) for line in state.log_history):
             raise TypeError("its log has lines that are no tables")
         state.epoch = float(state.epoch or 0.0)
-    return state
-
-
-def read_optimizer(folder: Path) -> dict[str, Any] | None:
-    """Returns the state of the optimizer of a checkpoint; None where it has none.
-
-    Raises:
-        CheckpointError: FG603 where it cannot be read.
-    """
-    if not all((folder / f"{OPTIMIZER}{ending}").exists() for ending in (".json", ".safetensors")):
-        return None
-    state: dict[str, Any] = read_state(folder, OPTIMIZER)
     return state
 
 

@@ -8,6 +8,7 @@ there is to agree on was agreed on before.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 import tempfile
@@ -21,16 +22,15 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.shards import EXTRA_STATE, Held, shards_of
 from forgather.ml.checkpoint.state import as_json, packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
+from forgather.ml.distributed import agreement
 
 WEIGHTS = "model.safetensors"
-INDEX = "index.json"
-EXTRA_STATE = "model_extra_state"
 TRAINER_STATE = "trainer_state.json"
 TRAINING_ARGS = "training_args.json"
 TRAINING_STATE = "training_state"
-OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +62,32 @@ class Snapshot:
 
 
 def snapshot(
-    step: int,
-    captured: Mapping[str, Any],
-    texts: Mapping[str, bytes],
-    training: Mapping[str, Any] | None,
-    *,
-    is_writer: bool,
+    step: int, held: Held, texts: Mapping[str, bytes], training: Mapping[str, Any] | None, *, is_writer: bool
 ) -> Snapshot:
     """Returns what this process writes of a checkpoint; every process calls it.
 
     Args:
         step: updates that were done.
-        captured: what the strategy captured.
+        held: the state that lies here.
         texts: small files by name: configuration, tokenizer, state for people.
         training: schedule, random states, position in the data; None where the model alone is saved.
         is_writer: whether this process writes what belongs to all.
+
+    Raises:
+        CheckpointError: FG606, on every process, where one of them holds a value that no file can.
     """
+    shards = shards_of(held if training is not None else dataclasses.replace(held, optimizer=None))
+    if training is None:
+        return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
+    # Packed by all, though one writes it: what cannot be held is told on each of them.
+    plain, beside = agreement.together(lambda: packed(training, TRAINING_STATE))
     if not is_writer:
-        return Snapshot(step=step, tensors={}, texts={})
-    weights, aliases, extra = split_tensors(captured["model"])
-    trees: dict[str, Any] = {EXTRA_STATE: extra} if extra else {}
-    if training is not None:
-        trees |= {OPTIMIZER: captured["optimizer"], TRAINING_STATE: training}
-    tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS: weights}
-    texts = {**texts, INDEX: as_json({"aliases": aliases})}
-    for name, tree in trees.items():
-        plain, held = packed(tree, name)
-        texts[f"{name}.json"], tensors[f"{name}.safetensors"] = as_json(plain), held
-    return Snapshot(step=step, tensors=tensors, texts=texts)
+        return Snapshot(step=step, tensors=shards.tensors, texts={})
+    return Snapshot(
+        step=step,
+        tensors={**shards.tensors, f"{TRAINING_STATE}.safetensors": beside},
+        texts={**shards.texts, **texts, f"{TRAINING_STATE}.json": as_json(plain)},
+    )
 
 
 def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from forgather.interrupt import Interrupt, heard
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.saved import Saved
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
@@ -31,6 +32,7 @@ from forgather.ml.made_from import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.described import description
 from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.strategy.state import on_host
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import beginning, resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
@@ -298,7 +300,8 @@ class Trainer:
         if self.args.load_best_model_at_end and run.saves.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
             agreement.by_writer(functools.partial(verify, run.saves.best_folder))
-            self.strategy.restore({"model": saving.read_weights(run.saves.best_folder)})
+            with agreement.together(functools.partial(Saved, run.saves.best_folder)) as saved:
+                self.strategy.restore(saved)
         run.complete = True
         if self.args.save_strategy != "no":
             self.save_model()
@@ -369,7 +372,7 @@ class Trainer:
         """
         whereabouts.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        weights = saving.on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
+        weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
         write = functools.partial(saving.export_model, self.storage, self.model, weights, folder, self.processing_class)
         agreement.by_writer(write)
         self.saved_to = folder

@@ -115,7 +115,7 @@ def share(batch, rank, size):
 
 
 def weights_of(strategy):
-    return {name: value.detach().cpu().clone() for name, value in strategy.capture()["model"].items()}
+    return {name: value.detach().cpu().clone() for name, value in strategy.export()}
 
 
 def single_run(the_recipe, all_windows, **settings):

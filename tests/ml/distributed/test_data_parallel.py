@@ -27,6 +27,7 @@ from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.prepare import recompute_activations
 from forgather.ml.types import Window
 from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
 
 STEPS = 6
@@ -239,7 +240,7 @@ def _overflows_once():
             max_norm=1.0, want_norm=True, before_step=heard.append, after_step=partial(heard.append, "stepped")
         )
         same = all(torch.equal(before[name], value) for name, value in strategy.model.state_dict().items())
-        found.append((update.skipped, same, len(heard), strategy.capture()["optimizer"]["scaler"]["scale"]))
+        found.append((update.skipped, same, len(heard), strategy.capture().optimizer["scaler"]["scale"]))
     return found
 
 
@@ -253,15 +254,14 @@ def _resumed(state):
     options = {"make_rule": loss_rule, "make_optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)}
     strategy.build(Recipe(make_model=lambda: tiny_llama(seed=9).double(), **options))
     strategy.build_optimizer()
-    strategy.restore(state)
-    dist.barrier()
-    return strategy.capture(), dict(strategy.export())
+    give_state(strategy, state)
+    return state_of(strategy), dict(strategy.export())
 
 
 def test_what_one_process_kept_several_go_on_from():
     strategy = single()
     trained(strategy)
-    kept = strategy.capture()
+    kept = state_of(strategy)
     for state, exported in run_ranks(2, _resumed, kept):
         assert all(torch.equal(kept["model"][name], exported[name]) for name in exported)
         assert kept["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]

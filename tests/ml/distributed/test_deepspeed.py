@@ -1,7 +1,6 @@
 """DeepSpeed's ZeRO against one process: losses, norms and weights of the fp32 rows; state that goes from one to the
 other and back."""
 
-import copy
 import dataclasses
 import json
 import os
@@ -26,6 +25,7 @@ from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from forgather.ml.types import Window
 from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
 
 # Once, before ranks are forked: an engine imports torch's compiler, which takes seconds.
@@ -178,22 +178,9 @@ def _goes_on(stage, accumulation, state):
         arguments(accumulation, deepspeed={"zero_optimization": {"stage": stage}}), recipe("gpt2", "groups")
     )
     strategy.build_optimizer()
-    strategy.restore(state)
-    again = copy.deepcopy(strategy.capture())
+    give_state(strategy, state)
+    again = state_of(strategy)
     return again, steps(strategy, accumulation, 1.0, first=2), whole(strategy)
-
-
-def by_name(strategy):
-    """The state of one process in the form that strategies of several have."""
-    captured = strategy.capture()
-    names = {id(weight): name for name, weight in strategy.model.named_parameters()}
-    optimizer = captured["optimizer"]
-    if optimizer["state"] and not isinstance(next(iter(optimizer["state"])), str):
-        order = [names[id(weight)] for group in strategy.optimizer.param_groups for weight in group["params"]]
-        groups = [{**group, "params": [order[i] for i in group["params"]]} for group in optimizer["param_groups"]]
-        state = {order[i]: held for i, held in optimizer["state"].items()}
-        optimizer = {"state": state, "param_groups": groups}
-    return {"model": captured["model"], "optimizer": optimizer}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -203,12 +190,11 @@ def test_a_run_of_one_process_goes_on_under_zero(stage):
     before = whole(alone)
     alone.build_optimizer()
     steps(alone, 3, 1.0, last=2)
-    state = copy.deepcopy(by_name(alone))
+    state = state_of(alone)
     expected = steps(alone, 3, 1.0, first=2), whole(alone), before
-    for rank, (again, *found) in enumerate(run_ranks(2, _goes_on, stage, 3, state)):
+    for again, *found in run_ranks(2, _goes_on, stage, 3, state):
         assert_equal(expected, found, loss=2e-6, norm=5e-6, update=2e-5)
-        if rank == 0:
-            assert_same_state(state, again)
+        assert_same_state(state, again)
 
 
 def assert_same_state(expected, found):
@@ -227,15 +213,16 @@ def _captured(stage):
     strategy = built(arguments(3, deepspeed={"zero_optimization": {"stage": stage}}), recipe("gpt2", "groups"))
     strategy.build_optimizer()
     steps(strategy, 3, 1.0, last=2)
-    return strategy.capture()
+    held = strategy.capture()
+    return len(held.weights), state_of(strategy)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_under_zero_goes_on_at_another_stage(stage):
     expected = trained_alone("gpt2", "groups", 3, 1.0)
-    state = run_ranks(4, _captured, 5 - stage)
-    assert all({"model": {}, "optimizer": {"state": {}, "param_groups": []}} == other for other in state[1:])
-    _, lines, weights = run_ranks(2, _goes_on, stage, 3, state[0])[0]
+    found = run_ranks(4, _captured, 5 - stage)
+    assert all(0 == held for held, _ in found[1:])
+    _, lines, weights = run_ranks(2, _goes_on, stage, 3, found[0][1])[0]
     assert_equal((expected[0][2:], *expected[1:]), (lines, weights), loss=2e-6, norm=5e-6, update=2e-5)
 
 
@@ -291,7 +278,7 @@ def _after_discard(stage):
     strategy.forward_backward(dropped, denom=10.0)
     strategy.discard()
     first = steps(strategy, 3, 1.0), whole(strategy)
-    strategy.restore({"model": strategy._recipe.make_model().state_dict()})
+    give_state(strategy, {"model": strategy._recipe.make_model().state_dict()})
     strategy.build_optimizer()
     total, valid = strategy.evaluate(dropped.batches[0])
     return first, (steps(strategy, 3, 1.0), whole(strategy)), float(strategy.reduce(total) / strategy.reduce(valid))
@@ -378,7 +365,7 @@ def _in_bf16(stage):
     captured = strategy.capture()
     return (
         lines,
-        {str(value.dtype) for value in captured["model"].values()},
+        {str(value.dtype) for value in captured.weights.values()},
         {str(w.dtype) for w in strategy.model.parameters()},
     )
 

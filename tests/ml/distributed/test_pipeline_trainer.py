@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import ForgatherError
 from forgather.ml import PipelineTrainer, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import RunSummaryCallback, TextSampleCallback
+from forgather.ml.checkpoint.saved import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.trainer.saving import read_weights
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama, make_tied_llama
 from tests.ml.fixtures import Recorder
@@ -95,7 +95,7 @@ def test_a_run_is_resumed_under_another_schedule_and_by_one_process(tmp_path):
         assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(
             [line["loss"] for line in whole if "loss" in line][2:], rel=1e-9
         )
-    weights = [read_weights(tmp_path / name / "checkpoint-4") for name in ("whole", "again", "one")]
+    weights = [dict(whole_weights(tmp_path / name / "checkpoint-4")) for name in ("whole", "again", "one")]
     for name, value in weights[0].items():
         assert all(torch.allclose(value, other[name], rtol=1e-7, atol=1e-10) for other in weights[1:])
 

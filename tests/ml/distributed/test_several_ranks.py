@@ -16,8 +16,8 @@ from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.callbacks.text_sample import TextSampleCallback
 from forgather.ml.distributed import agreement
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.trainer.resumed import by_names, refuse_unseen
-from forgather.ml.trainer.saving import on_host
+from forgather.ml.strategy.state import on_host
+from forgather.ml.trainer.resumed import refuse_unseen
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_shares import Stream, collate
 from tests.ml.fixtures import Noisy, assert_same_weights, largest_difference, rows, tiny_llama, weights
@@ -324,27 +324,6 @@ def test_a_checkpoint_that_one_process_does_not_see_is_refused_by_all(tmp_path):
     (tmp_path / "0" / "manifest.json").touch()
     first, second = run_ranks(2, unseen, tmp_path)
     assert "FG856" == first[0] == second[0] and "is not there for rank 1" in second[1]
-
-
-def old_state(folder):
-    """Trains, and gives back the optimizer state as earlier releases wrote it, with the one of today."""
-    trainer = make(folder, ranks=2, batch_size=2, max_steps=2)
-    trainer.train()
-    by_position = trainer.optimizer.state_dict()
-    converted = by_names(by_position, trainer.model, trainer.optimizer)
-    now = trainer.strategy.capture()["optimizer"]
-    same = all(
-        torch.equal(values["exp_avg"], converted["state"][name]["exp_avg"]) for name, values in now["state"].items()
-    )
-    try:
-        by_names(by_position, trainer.model.model, trainer.optimizer)
-    except ForgatherError as error:
-        return same, list(now["state"]) == list(converted["state"]), error.code
-    return None
-
-
-def test_the_optimizer_state_of_earlier_releases_gets_names_or_is_refused(tmp_path):
-    assert [(True, True, "FG857")] * 2 == run_ranks(2, old_state, tmp_path)
 
 
 def test_weights_of_all_processes_are_kept_where_they_are_written():

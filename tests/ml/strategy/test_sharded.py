@@ -12,6 +12,7 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.sharded import Sharded
 from forgather.ml.strategy.sharding import Sharding
 from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.states import give_state, state_of
 from tests.ml.strategy.equality import (
     differences,
     environment,
@@ -152,9 +153,9 @@ def saved_and_restored(layout, sharding, recipe, groups, state):
     strategy.build(recipe)
     strategy.build_optimizer()
     if state is not None:
-        strategy.restore(state)
+        give_state(strategy, state)
     losses, norms = train(strategy, groups)
-    captured = strategy.capture()
+    captured = state_of(strategy)
     return losses, norms, captured if strategy.topology.is_writer else None
 
 

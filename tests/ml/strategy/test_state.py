@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
-from forgather.ml.strategy.state import load_optimizer_state, whole_optimizer_state
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer
+from tests.ml.distributed.states import write
 
 
 def trained(**settings):
@@ -15,11 +17,13 @@ def trained(**settings):
     return model, optimizer
 
 
-def test_how_a_step_is_computed_is_no_matter_of_what_was_saved():
+def test_how_a_step_is_computed_is_no_matter_of_what_was_saved(tmp_path):
     model, optimizer = trained(lr=0.5, fused=True)
     other, reader = trained(lr=0.1, fused=False)
 
-    load_optimizer_state(other, reader, whole_optimizer_state(model, optimizer))
+    write(held_state(model.state_dict(keep_vars=True), held_optimizer(model, optimizer)), tmp_path)
+    with Saved(tmp_path) as saved:
+        restore_optimizer(other, reader, saved)
 
     (group,) = reader.param_groups
     assert (0.5, False) == (group["lr"], group["fused"])

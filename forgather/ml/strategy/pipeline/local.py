@@ -1,8 +1,8 @@
 """The stages of one rank as one model, and their share of the state of the whole.
 
-Takes stage modules and names of the whole model; gives one module for optimizers and modes, and state whole on every
-rank. Keeps true: weights have the names of the whole model, a tied weight its first one; what is captured says
-nothing of stages, so any layout can go on from it.
+Takes stage modules and names of the whole model; gives one module for optimizers and modes, what of the state lies
+here, and weights whole on every rank. Keeps true: weights have the names of the whole model, a tied weight its first
+one; a state says nothing of stages, so any layout can go on from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgather.ml.strategy.state import whole_optimizer_state, whole_tensor
+from forgather.ml.strategy.state import whole_tensor
 
 
 class LocalStages(nn.Module):
@@ -46,6 +46,14 @@ class LocalStages(nn.Module):
                 seen.add(id(parameter))
                 yield self.aliases.get(name, name), parameter
 
+    def named_state(self) -> dict[str, Any]:
+        """Returns what of the state of the whole model lies here, a tied weight under its first name alone."""
+        held: dict[str, Any] = {}
+        for stage in self.stages.values():
+            for name, value in stage.state_dict(keep_vars=True).items():
+                held.setdefault(self.aliases.get(name, name), value)
+        return held
+
 
 def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> Optimizer:
     """Returns the optimizer of the stages of this rank; one of nothing where all of them are frozen."""
@@ -67,10 +75,7 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
         group: the process group of the pipeline.
         device: where tensors pass from rank to rank.
     """
-    held: dict[str, Any] = {}
-    for stage in local.stages.values():
-        for name, value in stage.state_dict(keep_vars=True).items():
-            held.setdefault(local.aliases.get(name, name), value)
+    held = local.named_state()
     everyone = _gathered({name: _facts(value) for name, value in held.items()}, group)
     shared: dict[str, Any] = {}
     for name in names:
@@ -114,71 +119,3 @@ def _told(value: Any, facts: Any, *, owner: int, group: Any, device: torch.devic
     if dist.get_world_size(group) > 1:
         dist.broadcast(there, group=group, group_src=owner)
     return there
-
-
-def whole_optimizer(
-    local: LocalStages, optimizer: Optimizer, order: Sequence[str], *, group: Any, device: torch.device
-) -> dict[str, Any]:
-    """Returns the state of the optimizers of all stages as that of one, whole on the first of them; collective.
-
-    Args:
-        local: the stages of this rank.
-        optimizer: of their parameters.
-        order: names of the parameters of the whole model.
-        group: the process group of the pipeline.
-        device: where tensors pass from rank to rank.
-    """
-    mine = whole_optimizer_state(local, optimizer)
-    rank = dist.get_rank(group)
-    told = {
-        "state": {name: {key: _facts(value) for key, value in entry.items()} for name, entry in mine["state"].items()},
-        "param_groups": mine["param_groups"],
-    }
-    parts = [mine]
-    for owner, facts in enumerate(_gathered(told, group)):
-        if owner == 0:
-            continue
-        part = {"state": {}, "param_groups": facts["param_groups"]}
-        for name, entry in facts["state"].items():
-            for key, fact in entry.items():
-                if rank == owner and isinstance(fact, _Facts):
-                    dist.send(mine["state"][name][key].to(device).contiguous(), group=group, group_dst=0)
-                elif rank == 0:
-                    part["state"].setdefault(name, {})[key] = _received(fact, owner, group=group, device=device)
-        parts.append(part)
-    return merged(parts, order)
-
-
-def _received(fact: Any, owner: int, *, group: Any, device: torch.device) -> Any:
-    if not isinstance(fact, _Facts):
-        return fact
-    there = torch.empty(fact.shape, dtype=fact.dtype, device=device)
-    dist.recv(there, group=group, group_src=owner)
-    return there.cpu()
-
-
-def merged(parts: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any]:
-    """Returns states of optimizers of parts of a model as that of one optimizer of the whole.
-
-    Groups with the same settings are one group; names stand in the order of the model.
-    """
-    place = {name: position for position, name in enumerate(order)}
-    state: dict[str, Any] = {}
-    groups: list[dict[str, Any]] = []
-    for part in parts:
-        for name, entry in part["state"].items():
-            state.setdefault(name, entry)
-        for group in part["param_groups"]:
-            known = next((other for other in groups if _settings(other) == _settings(group)), None)
-            if known is None:
-                groups.append(known := {**group, "params": []})
-            known["params"] += group["params"]
-    for group in groups:
-        group["params"] = sorted(dict.fromkeys(group["params"]), key=place.__getitem__)
-    groups = [group for group in groups if group["params"]] or groups
-    groups.sort(key=lambda group: place[group["params"][0]] if group["params"] else -1)
-    return {"state": {name: state[name] for name in sorted(state, key=place.__getitem__)}, "param_groups": groups}
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
+from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
@@ -31,7 +33,7 @@ from forgather.ml.strategy.gradients import clip, norm_of
 from forgather.ml.strategy.initial import initial_state
 from forgather.ml.strategy.pipeline.copies import join_local, sum_tied, tied_weights
 from forgather.ml.strategy.pipeline.forward import ForwardPass
-from forgather.ml.strategy.pipeline.local import LocalStages, optimizer_of, whole_optimizer, whole_state
+from forgather.ml.strategy.pipeline.local import LocalStages, optimizer_of, whole_state
 from forgather.ml.strategy.pipeline.randomness import StageRandomness, draws_random_numbers
 from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
@@ -42,7 +44,7 @@ from forgather.ml.strategy.pipeline.tied import tied_parameters
 from forgather.ml.strategy.pipeline.view import PipelineView
 from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.strategy.single import to_device
-from forgather.ml.strategy.state import load_model_state, load_optimizer_state
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.strategy.sums import sum_gradients
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
 from forgather.ml.strategy.wrapping import recompute, shard, units_of
@@ -148,7 +150,6 @@ class Pipeline:
         plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
         self.plan = plan
         self._state_names = list(skeleton.state_dict())
-        self._parameter_names = [name for name, _ in skeleton.named_parameters()]
         self._refuse_frozen_stages(skeleton, plan)
         self.model = skeleton
         summed: set[str] = set()
@@ -328,30 +329,31 @@ class Pipeline:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> dict[str, Any]:
-        """Returns "model" (weights by name) and "optimizer", whole on the writer; every process calls it."""
-        model = {name: value for name, value in self.export() if self.topology.is_writer}
-        optimizer = None
-        if self.optimizer is not None:
-            optimizer = whole_optimizer(
-                self._local,
-                self.optimizer,
-                self._parameter_names,
-                group=self.mesh.pp_group,
-                device=self.topology.device,
-            )
-        return {"model": model, "optimizer": optimizer}
+    def capture(self) -> Held:
+        """Returns what of the state lies in the stages of this rank."""
+        return held_state(
+            self._local.named_state(),
+            held_optimizer(self._local, self.optimizer),
+            is_first=self.topology.dp_rank == 0,
+            aliases=self._local.aliases,
+        )
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a captured state; without "optimizer" the optimizer stays as it is.
+    def restore(self, saved: Saved) -> None:
+        """Goes on with the weights of a checkpoint; this process reads what lies in its stages.
 
         Raises:
-            CheckpointError: FG605 where the state is that of another model or optimizer.
+            CheckpointError: FG605, on every process, where they are those of another model.
         """
-        for stage in self._local.stages.values():
-            load_model_state(stage, state["model"])
-        if self.optimizer is not None and state.get("optimizer") is not None:
-            load_optimizer_state(self._local, self.optimizer, state["optimizer"])
+        stages = list(self._local.stages.values())
+        restore_weights(type(self.model).__name__, self._state_names, stages, saved)
+
+    def restore_optimizer(self, saved: Saved) -> None:
+        """Goes on with the optimizer of a checkpoint; this process reads the state of what lies in its stages.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
+        """
+        restore_optimizer(self._local, self.optimizer, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the whole model by name, each weight whole, one at a time; every process iterates."""

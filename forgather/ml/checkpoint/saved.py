@@ -1,0 +1,210 @@
+"""The state that a checkpoint holds, read as far as somebody asks for it.
+
+Takes the folder of a checkpoint; gives what it holds by name, with types and shapes, and puts values where they belong:
+into whole tensors, and into the slices (DTensors) that lie in this process. Keeps true: of a tensor that is sliced here
+only that slice is read, however it was sliced when it was written; no process needs another to read; nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.shards import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
+from forgather.ml.checkpoint.state import unpacked
+from forgather.ml.checkpoint.tensor_file import DTYPE_OF
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a checkpoint.
+
+    Args:
+        section: what it belongs to.
+        name: its name there.
+        dtype: of the file.
+        shape: of all of it.
+    """
+
+    section: str
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class Saved:
+    """What a checkpoint holds; the files stay open until `close`.
+
+    Attributes:
+        weights: parameters and buffers by every name that they have.
+        aliases: further names of weights, with the first ones.
+        extra: what of the model's state is no tensor, by name.
+        optimizer: as `Held.optimizer`, with a `Stored` in the place of each tensor; None where there is none, or where
+            one of its files is missing.
+
+    Args:
+        folder: of a verified checkpoint.
+
+    Raises:
+        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open = ExitStack()
+        self._files: dict[str, Any] = {}
+        try:
+            self._read_index()
+            self.extra = self._tree(EXTRA_STATE, lambda stored: self.whole(stored)) or {}
+            self.optimizer = self._tree(OPTIMIZER, lambda stored: stored) if OPTIMIZER in self._stored else None
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_index(self) -> None:
+        self._stored: dict[str, dict[str, Stored]] = {}
+        self._chunks: dict[Stored, list[tuple[str, str]]] = {}
+        self._metadata = Metadata({})
+        index = self._json(INDEX)
+        try:
+            for section, tensors in index["tensors"].items():
+                if section == OPTIMIZER and not self._is_there(section, tensors):
+                    continue
+                self._stored[section] = {}
+                for name, facts in tensors.items():
+                    self._add(section, name, facts)
+            self.aliases: dict[str, str] = index["aliases"]
+            first = self._stored[MODEL]
+            self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise corrupt_file(
+                self.folder / INDEX, f"it cannot be read ({type(error).__name__}: {error!s:.80})"
+            ) from None
+
+    def _is_there(self, section: str, tensors: Mapping[str, Any]) -> bool:
+        files = {chunk["file"] for facts in tensors.values() for chunk in facts["chunks"]} | {f"{section}.json"}
+        return all((self.folder / file).exists() for file in files)
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads((self.folder / name).read_bytes())
+        except FileNotFoundError:
+            raise missing_file(self.folder / name) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise corrupt_file(self.folder / name, f"it cannot be read ({error})") from None
+
+    def _tree(self, section: str, what: Any) -> Any:
+        if not (self.folder / f"{section}.json").exists():
+            return None
+        stored = self._stored.get(section, {})
+        plain = self._json(f"{section}.json")
+        try:
+            return unpacked(plain, {name: what(one) for name, one in stored.items()})
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise corrupt_file(
+                self.folder / f"{section}.json", f"it cannot be read ({type(error).__name__}: {error!s:.80})"
+            ) from None
+
+    def _add(self, section: str, name: str, facts: Mapping[str, Any]) -> None:
+        dtype, shape = DTYPE_OF[facts["dtype"]], torch.Size(facts["shape"])
+        stored = self._stored.setdefault(section, {})[name] = Stored(section, name, dtype, shape)
+        chunks = facts["chunks"]
+        self._chunks[stored] = [(chunk["file"], chunk["key"]) for chunk in chunks]
+        boxes = [ChunkStorageMetadata(torch.Size(one["offsets"]), torch.Size(one["sizes"])) for one in chunks]
+        if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape):
+            raise corrupt_file(self.folder / INDEX, f"it does not tell where all of {name!r} is")
+        properties = TensorProperties(dtype=dtype)
+        self._metadata.state_dict_metadata[_fqn(stored)] = TensorStorageMetadata(properties, shape, boxes)
+        for (file, key), box in zip(self._chunks[stored], boxes, strict=True):
+            found = self._file(file)
+            try:
+                there = found.get_slice(key)
+            except SafetensorError:
+                raise corrupt_file(self.folder / file, f"it does not hold {key!r}") from None
+            if (there.get_dtype(), list(there.get_shape())) != (facts["dtype"], list(box.sizes)):
+                raise corrupt_file(self.folder / file, f"{key!r} has another type or shape than {INDEX} says")
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            file = self.folder / name
+            if file.parent != self.folder:
+                raise corrupt_file(self.folder / INDEX, f"it names {name!r}, which does not lie in the checkpoint")
+            try:
+                self._files[name] = self._open.enter_context(safe_open(file, framework="pt"))
+            except FileNotFoundError:
+                raise missing_file(file) from None
+            except (SafetensorError, ValueError, OSError) as error:
+                raise corrupt_file(file, f"it is no safetensors file ({error})") from None
+        return self._files[name]
+
+    def close(self) -> None:
+        """Gives the files back."""
+        self._files.clear()
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @torch.no_grad()
+    def read(self, stored: Stored, into: Tensor) -> None:
+        """Puts a tensor of the checkpoint into one of the same shape, as far as that lies here; types are converted."""
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner({_fqn(stored): into}, self._metadata)
+        for item in planner.create_local_plan().items:
+            number = item.storage_index.index
+            assert number is not None  # noqa: S101 - the plan names the chunk by its place
+            file, key = self._chunks[stored][number]
+            box = zip(item.storage_offsets, item.lengths, strict=True)
+            part = tuple(slice(begin, begin + length) for begin, length in box)
+            found = self._file(file)
+            value = found.get_slice(key)[part] if part else found.get_tensor(key)
+            planner.resolve_tensor(item).copy_(value)
+
+    def whole(self, stored: Stored) -> Tensor:
+        """Returns a tensor of the checkpoint, on the host."""
+        value = torch.empty(stored.shape, dtype=stored.dtype)
+        self.read(stored, value)
+        return value
+
+
+def _fqn(stored: Stored) -> str:
+    return f"{stored.section}/{stored.name}"
+
+
+def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of a checkpoint by the first of their names, each whole, one at a time.
+
+    Neither a model nor other processes are needed, however many wrote the checkpoint. Further names of tied weights are
+    `Saved.aliases`.
+
+    Raises:
+        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
+    """
+    with Saved(folder) as saved:
+        for name, stored in saved.weights.items():
+            if name not in saved.aliases:
+                yield name, saved.whole(stored)

@@ -1,0 +1,218 @@
+"""What of a state lies in each process, and which process writes which part of it.
+
+Takes the state that lies in each process, whole tensors and slices (DTensors); gives each process the files that it
+writes, and to the one that writes for all the texts that tell where everything lies. Keeps true: what several processes
+hold is written once, by the one with the least to write; nothing is pickled into a file; every process takes part in
+the planning, and none is asked for anything afterwards.
+
+Torch's planners for distributed checkpoints decide who writes which chunk of a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from forgather.ml.checkpoint.state import as_json, packed
+from forgather.ml.checkpoint.tensor_file import DTYPES, refuse_unknown_type
+from forgather.ml.distributed import agreement
+
+INDEX = "index.json"
+HF_INDEX = "model.safetensors.index.json"
+MODEL, EXTRA_STATE, OPTIMIZER = "model", "model_extra_state", "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The state that lies in one process.
+
+    Args:
+        weights: parameters and buffers by the first of their names, as they lie here: whole, sliced, or not at all.
+        aliases: further names of weights, with the first ones.
+        extra: what of the model's state is no tensor, by name.
+        optimizer: {"state": {name of a parameter: its tensors and numbers}, "param_groups": [{"params": names,
+            ...settings}]}, and what else belongs to it; None where there is none.
+    """
+
+    weights: Mapping[str, Tensor]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """What one process writes of a state.
+
+    Args:
+        tensors: by file and by key in it, as they lie here.
+        texts: other files; on the process that writes for all.
+    """
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    texts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a process tells the others of its state."""
+
+    plan: SavePlan
+    aliases: Mapping[str, str]
+    trees: Mapping[str, Any]
+
+
+class _Planner(DefaultSavePlanner):
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.set_up_planner(dict(tensors))
+
+    def create_local_plan(self) -> SavePlan:
+        """Plans what lies here; a process may hold nothing of a tensor that is sliced."""
+        plan = super().create_local_plan()
+        self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_nothing(item)])
+        return self.plan
+
+
+def _is_nothing(item: WriteItem) -> bool:
+    assert item.tensor_data is not None and item.tensor_data.chunk is not None  # noqa: S101 - tensors alone are planned
+    return not math.prod(item.tensor_data.chunk.sizes) and bool(math.prod(item.tensor_data.size))
+
+
+def shards_of(held: Held) -> Shards:
+    """Returns what this process writes; every process calls it.
+
+    Raises:
+        CheckpointError: FG606, on every process, where one of them holds a value that no file can.
+    """
+    planner, rank = None, agreement.rank()
+
+    def part() -> _Part:
+        nonlocal planner
+        trees: dict[str, Any] = {}
+        tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
+        for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
+            if tree:
+                trees[section], found = packed(tree, section)
+                tensors |= {f"{section}/{name}": tensor for name, tensor in found.items()}
+        for name, tensor in tensors.items():
+            refuse_unknown_type(name, tensor)
+        planner = _Planner(tensors)
+        return _Part(planner.create_local_plan(), held.aliases, trees)
+
+    parts = agreement.by_all(part)
+    assert planner is not None  # noqa: S101 - made by `part`
+    plans, metadata = planner.create_global_plan([part.plan for part in parts])
+    names = _file_names(plans, metadata)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for item in plans[rank].items:
+        section, name = item.index.fqn.split("/", 1)
+        data = planner.resolve_data(item)
+        assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
+        tensors.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
+    return Shards(tensors, _texts(parts, plans, metadata, names) if rank == 0 else {})
+
+
+def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int, str], str]:
+    """Returns the file of each process and section; `from_pretrained` knows those of weights that are whole."""
+    writers: dict[str, list[int]] = {}
+    for rank, plan in enumerate(plans):
+        for section in dict.fromkeys(item.index.fqn.split("/", 1)[0] for item in plan.items):
+            writers.setdefault(section, []).append(rank)
+    names = {}
+    for section, ranks in writers.items():
+        stem = "weights" if section == MODEL and not _is_whole(metadata) else section
+        for number, rank in enumerate(ranks, 1):
+            suffix = f"-{number:05d}-of-{len(ranks):05d}" if len(ranks) > 1 else ""
+            names[rank, section] = f"{stem}{suffix}.safetensors"
+    return names
+
+
+def _is_whole(metadata: Metadata) -> bool:
+    """Tells whether every weight lies in one chunk."""
+    facts: Mapping[str, Any] = metadata.state_dict_metadata
+    return all(len(fact.chunks) == 1 for name, fact in facts.items() if name.startswith(f"{MODEL}/"))
+
+
+def _key(name: str, item: WriteItem, metadata: Metadata) -> str:
+    """Returns the name of a chunk in its file."""
+    facts: Any = metadata.state_dict_metadata[item.index.fqn]
+    if len(facts.chunks) == 1:
+        return name
+    return f"{name}@{','.join(map(str, item.index.offset or ()))}"
+
+
+def _texts(
+    parts: Sequence[_Part], plans: Sequence[SavePlan], metadata: Metadata, names: Mapping[tuple[int, str], str]
+) -> dict[str, bytes]:
+    index: dict[str, dict[str, Any]] = {MODEL: {}, **{section: {} for part in parts for section in part.trees}}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            section, name = item.index.fqn.split("/", 1)
+            assert item.tensor_data is not None and item.tensor_data.chunk is not None  # noqa: S101 - see _is_nothing
+            chunk = {
+                "offsets": list(item.tensor_data.chunk.offsets),
+                "sizes": list(item.tensor_data.chunk.sizes),
+                "file": names[rank, section],
+                "key": _key(name, item, metadata),
+            }
+            dtype, shape = DTYPES[item.tensor_data.properties.dtype], list(item.tensor_data.size)
+            facts = index.setdefault(section, {}).setdefault(name, {"dtype": dtype, "shape": shape, "chunks": []})
+            facts["chunks"].append(chunk)
+    aliases = {name: of for part in parts for name, of in part.aliases.items()}
+    texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
+    if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
+        texts[HF_INDEX] = as_json(_hf_index(index[MODEL], plans))
+        assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
+    for section, merge in ((EXTRA_STATE, _merged_extra), (OPTIMIZER, merged_optimizers)):
+        trees = [part.trees[section] for part in parts if section in part.trees]
+        if trees:
+            texts[f"{section}.json"] = as_json(merge(trees))
+    return texts
+
+
+def _hf_index(weights: Mapping[str, Any], plans: Sequence[SavePlan]) -> dict[str, Any]:
+    sizes = [item.tensor_storage_size() or 0 for plan in plans for item in plan.items if item.index.fqn[:6] == "model/"]
+    where = {name: facts["chunks"][0]["file"] for name, facts in sorted(weights.items())}
+    return {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
+
+
+def _merged_extra(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for tree in reversed(trees) for name, value in tree.items()}
+
+
+def merged_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the states of the optimizers of all processes as one; groups of equal settings, apart, are one group."""
+    first = trees[0]
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = [{**group, "params": []} for group in first["param_groups"]]
+    known: set[str] = set()
+    for number, tree in enumerate(trees):
+        state = {**tree["state"], **state}
+        for place, group in enumerate(tree["param_groups"]):
+            new = [name for name in group["params"] if name not in known]
+            known.update(new)
+            if number == 0:
+                groups[place]["params"] += new
+            elif new:
+                _group_of(group, groups)["params"] += new
+    filled = [group for group in groups if group["params"]]
+    return {**first, "state": dict(sorted(state.items())), "param_groups": filled or groups}
+
+
+def _group_of(group: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the group of the same settings; it is added where there is none."""
+    for other in groups:
+        if {**other, "params": None} == {**group, "params": None}:
+            return other
+    groups.append({**group, "params": []})
+    return groups[-1]

@@ -1,0 +1,80 @@
+"""States of strategies as tests look at them: whole, in memory, by way of the files of a checkpoint.
+
+Every process calls each function.
+"""
+
+import tempfile
+from pathlib import Path
+
+from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.saved import Saved, Stored
+from forgather.ml.checkpoint.shards import Held, shards_of
+from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.checkpoint.tensor_file import file_chunks
+from forgather.ml.distributed import agreement
+
+
+def write(held, folder):
+    """Writes what the processes hold into a folder; returns the files of this one."""
+    agreement.by_writer(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
+    shards = shards_of(held)
+    draft = Draft(LocalStorage(), Path(folder))
+    for name, tensors in shards.tensors.items():
+        draft.write(name, file_chunks(tensors))
+    for name, content in shards.texts.items():
+        draft.write(name, [content])
+    agreement.gathered(None)
+    return draft.files
+
+
+def read(folder):
+    """Returns {"model": weights by all their names, "optimizer": {"state": ..., "param_groups": ...}}, whole."""
+
+    made = {}
+
+    def whole(value):
+        if isinstance(value, Stored):
+            if value not in made:
+                made[value] = saved.whole(value)
+            return made[value]
+        if isinstance(value, dict):
+            return {key: whole(item) for key, item in value.items()}
+        return type(value)(map(whole, value)) if isinstance(value, list | tuple) else value
+
+    with Saved(Path(folder)) as saved:
+        return {"model": whole(dict(sorted(saved.weights.items()))), "optimizer": whole(saved.optimizer)}
+
+
+def _in_a_folder(act):
+    folder = agreement.by_writer(tempfile.mkdtemp)
+    try:
+        return act(folder)
+    finally:
+        agreement.gathered(None)
+
+
+def state_of(strategy):
+    """Returns the state of a strategy, whole on every process."""
+
+    def act(folder):
+        write(strategy.capture(), folder)
+        return read(folder)
+
+    return _in_a_folder(act)
+
+
+def give_state(strategy, state):
+    """Has a strategy go on from a whole state."""
+
+    def act(folder):
+        write(Held(weights=state["model"], optimizer=state.get("optimizer")), folder)
+        restore(strategy, folder)
+
+    _in_a_folder(act)
+
+
+def restore(strategy, folder):
+    """Has a strategy go on from what lies in a folder."""
+    with Saved(Path(folder)) as saved:
+        strategy.restore(saved)
+        strategy.restore_optimizer(saved)
