@@ -107,11 +107,23 @@ def finish(folder, kind, **more):
 def digest(folder, steps=STEPS):
     """Returns what a finished run left, as digests by name."""
     last = checkpoint_folder(folder, steps)
-    found = {f"export/{name}": value for name, value in _content(folder / "model.safetensors").items()}
+    found = exported(folder)
     for name in verify(last).files:
         for part, value in _content(last / name).items():
             found[f"{name}/{part}"] = value
     return found
+
+
+def exported(folder):
+    """Returns digests of the model that lies ready for use, by name; nothing where there is none."""
+    file = folder / "model.safetensors"
+    return {f"export/{name}": value for name, value in _content(file).items()} if file.exists() else {}
+
+
+def may_be_exported(folder, clean, before):
+    """Tells whether the model for use is whole: that of the finished run, or none where none was there before."""
+    found, whole = exported(folder), {name: value for name, value in clean.items() if name.startswith("export/")}
+    return found == whole or (found == {} and before == 0)
 
 
 def _content(file):

@@ -72,6 +72,7 @@ def trial(case, clean, tmp_path):
     for _, checkpoint in list_checkpoints(folder):
         verify(checkpoint)  # what can be seen is whole
     assert job.resumes_at(folder) in (saved or clean[kind].step_before, saved + 3), f"step {saved} was saved"
+    assert job.may_be_exported(folder, clean[kind].digest, clean[kind].step_before)
     if isinstance(fault, faults.Kill):
         assert ended.signal == 9
         told = "killed"

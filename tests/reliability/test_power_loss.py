@@ -52,6 +52,7 @@ def trial(case, digests, place):
     last = step_before if loss.saved is None else loss.saved
     following = 3 if loss.saved is None else min(loss.saved + 3, job.STEPS)
     assert step in (last, following), f"after operation {loss.operation}: step {last} was saved, and {step} is found"
+    assert job.may_be_exported(folder, digests[kind], step_before)
     if number % TRAINED == 0:
         assert [] == job.differences(digests[kind], job.finish(folder, kind))
     shutil.rmtree(folder.parent)
@@ -79,11 +80,11 @@ def test_every_state_that_a_loss_of_power_leaves_goes_on(full, figure, tmp_path)
 @pytest.mark.parametrize("careless", [FilesNotSynced, FoldersNotSynced])
 def test_control_a_writer_that_does_not_sync_is_caught(careless, tmp_path):
     """The replayer finds states from which such a writer cannot go on, or goes on too early."""
-    found, _, step_before = losses_of("synchronous", tmp_path, careless)
+    found, digest, step_before = losses_of("synchronous", tmp_path, careless)
     lost = 0
     for number, loss in enumerate(found[:: len(found) // 100]):
         try:
-            trial((number * TRAINED + 1, "synchronous", loss, step_before), {}, tmp_path)
+            trial((number * TRAINED + 1, "synchronous", loss, step_before), {"synchronous": digest}, tmp_path)
         except (AssertionError, ForgatherError):
             lost += 1
     assert lost > 20
