@@ -6,10 +6,11 @@ import time
 
 import pytest
 import torch
+from datasets import Dataset, IterableDataset
 
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.trainer.draws import Apart, seed_of
-from tests.reliability.data_sets import KINDS, Numbered, Reader, Shuffled, data_of, drawn, numbers
+from tests.reliability.data_sets import KINDS, Numbered, Reader, Shuffled, data_of, drawn, numbers, row
 from tests.reliability.forks import spread
 
 ROWS = 17  # nine micro-batches of two, the last one short; with three in an update, three updates
@@ -120,6 +121,25 @@ def test_replicas_of_a_shuffled_stream_meet_each_row_once(of):
             assert whole[0] + whole[1] == merged
         draws = [found for replica in met for _, batches in replica for batch in batches for _, found in batch]
         assert len(draws) == len({found[3:] for found in draws})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["seeded", "unseeded"])
+def test_a_stream_that_gives_other_rows_after_a_resume_is_told(kind, workers, caplog):
+    def stream():
+        data = IterableDataset.from_generator(lambda: iter([{"number": n} for n in range(40)]))
+        if workers:
+            rows = Dataset.from_list([{"number": n} for n in range(40)])
+            data = rows.to_iterable_dataset(num_shards=workers)
+        return data.shuffle(seed=3 if kind == "seeded" else None, buffer_size=20).map(lambda one: row(one["number"]))
+
+    first = Reader(stream(), dataloader_num_workers=workers)
+    met = list(itertools.islice(first.updates(1), 6))
+    position = first.position()
+    rest = list(Reader(stream(), dataloader_num_workers=workers).go_to(position).updates(1))
+    told = "the training data gives other rows than before the checkpoint" in caplog.text
+    assert told == (kind == "unseeded")
+    assert told or list(range(40)) == sorted(numbers(met + rest)[0])
 
 
 def dealt(sampler, workers):

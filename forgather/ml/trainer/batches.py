@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.errors import TrainingError
 from forgather.interrupt import leave_to_parent
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
-from forgather.ml.trainer.draws import Rows, SeededRows, Stream, as_it_is, seed_of
+from forgather.ml.trainer.draws import Rows, Stream, as_it_is
+from forgather.ml.trainer.order import EpochBatches, epoch_seed
+from forgather.ml.trainer.reread import after_the_same, digest_of
 from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
 from forgather.ml.trainer.skip_list import RowRange
 from forgather.ml.types import Topology, Weightless, Window
@@ -30,73 +32,6 @@ from forgather.ml.types import Topology, Weightless, Window
 _log = get_logger(__name__)
 
 Collate = Callable[[list[Any]], Any]
-
-
-class EpochBatches(Sampler[list[int]]):
-    """This process's rows of each micro-batch of one epoch, from any row on.
-
-    Args:
-        num_rows: rows of the data set.
-        share: the part of a micro-batch that is this process's own.
-        order: seed of the shuffling; None keeps the order of the data.
-        drop_last: leave out a last micro-batch that is not full.
-        carry_seeds: whether what rows draw is to follow from their numbers, see `Rows`.
-    """
-
-    def __init__(
-        self, num_rows: int, share: Share, *, order: int | None, drop_last: bool, carry_seeds: bool = True
-    ) -> None:
-        self.num_rows = num_rows
-        self.share = share
-        self.order = order
-        self.drop_last = drop_last
-        self.carry_seeds = carry_seeds
-        self.place()
-
-    def place(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
-        """Says where the next iteration begins.
-
-        Args:
-            seed: of what rows draw.
-            epoch: whose order it is.
-            start: rows of all processes that came before.
-        """
-        self.seed = seed
-        self.epoch = epoch
-        self.start = start
-
-    def __len__(self) -> int:
-        return self.left(0)
-
-    def left(self, start: int) -> int:
-        """Returns the number of micro-batches after the first `start` rows."""
-        whole, rest = divmod(self.num_rows - start, self.share.all_rows)
-        return whole if self.drop_last else whole + bool(rest)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = range(self.num_rows) if self.order is None else self._shuffled(self.order)
-        size, replica = self.share.all_rows, self.share.rank
-        for number in range(self.left(self.start)):
-            first = self.start + number * size
-            rows = order[first : first + size]
-            own = self.share.of(rows) or [rows[0]]
-            yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
-
-    def is_empty(self, first: int) -> bool:
-        """Tells whether no row of the micro-batch that begins at row `first` is this process's own.
-
-        It reads one of another process then.
-        """
-        return self.num_rows <= first + self.share.rank * self.share.rows
-
-    def _shuffled(self, seed: int) -> list[int]:
-        generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
-        return torch.randperm(self.num_rows, generator=generator).tolist()
-
-
-def epoch_seed(seed: int, epoch: int) -> int:
-    """Returns the seed of an epoch; different epochs and different seeds do not meet."""
-    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % (2**63)
 
 
 class OwnBatches:
@@ -162,10 +97,17 @@ class OwnBatches:
         """Returns the number of micro-batches after the first `start` rows; None where nobody knows."""
         return None if self._sampler is None else self._sampler.left(start)
 
-    def read(self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0) -> Iterator[Ready]:
+    def read(
+        self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
+    ) -> Iterator[Ready]:
         """Returns the micro-batches of an epoch, as a strategy gets them.
 
-        The first `start` rows of all processes are read past at once.
+        Args:
+            rule: counts targets.
+            start: rows of all processes that are read past, at once.
+            epoch: whose rows they are.
+            seed: of what rows draw.
+            last: digest that the last micro-batch of a stream had that is read past; None where that is not known.
 
         Raises:
             TrainingError: FG852 where micro-batches must be of one size, the last one is not, and this loss counts
@@ -179,14 +121,17 @@ class OwnBatches:
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %d rows of a data set without positions", start)
-        self._stream.place(seed=seed, epoch=epoch, skip=0 if self.workers else start)
-        batches = iter(self.loader)
-        if not self.workers:
-            return self._ready(self._stream.drawn_apart(batches), rule, start)
-        # Which worker is next follows from how many micro-batches were given, so all of them are.
-        given = start // self.share.all_rows
-        next(itertools.islice(batches, given, given), None)
-        return self._ready(batches, rule, start)
+        past = start if last is None else max(0, start - self.share.all_rows)
+        self._stream.place(seed=seed, epoch=epoch, skip=0 if self.workers else past)
+        batches: Iterator[Any] = iter(self.loader)
+        if self.workers:
+            # Which worker is next follows from how many micro-batches were given, so all of them are.
+            given = past // self.share.all_rows
+            next(itertools.islice(batches, given, given), None)
+        else:
+            batches = self._stream.drawn_apart(batches)
+        ready = self._ready(batches, rule, past)
+        return after_the_same(ready, last) if last is not None and start else ready
 
     def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[Ready]:
         for number, batch in enumerate(batches):
@@ -221,6 +166,8 @@ class TrainBatches:
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.epoch = 0
         self.row = 0
+        self._latest: Any = None
+        self._last: str | None = None
         share = Share.by(topology, args.per_device_train_batch_size)
         if not is_iterable(dataset):
             check_size(len(dataset), share)
@@ -271,7 +218,8 @@ class TrainBatches:
 
         Rows before the position are read past at once, and nothing here draws from the run's random numbers.
         """
-        batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed)
+        last, self._last = self._last, None
+        batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         return self._windows(batches, rule)
 
     def _windows(self, batches: Iterator[Ready], rule: LossRule) -> Iterator[Window]:
@@ -290,7 +238,9 @@ class TrainBatches:
     def advance(self, window: Window) -> None:
         """Moves the position past a window that was trained on."""
         self.row += len(window.batches) * self._own.share.all_rows
-        if self.num_rows is not None:
+        if self.num_rows is None:
+            self._latest = window.batches[-1]
+        else:
             self.row = min(self.row, self.num_rows)
 
     def next_epoch(self) -> None:
@@ -299,8 +249,11 @@ class TrainBatches:
         self.row = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position, as plain numbers."""
-        return {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
+        """Returns the position, as plain numbers; of a stream also what its last micro-batch was, seen from here."""
+        position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
+        if self._latest is None or not self.row:
+            return position
+        return position | {"last": {"digest": digest_of(self._latest), **self._own.share.facts}}
 
     def _facts(self) -> dict[str, Any]:
         own = self._own
@@ -314,6 +267,9 @@ class TrainBatches:
         before = {**now, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
+        last = dict(state.get("last", {}))
+        digest = last.pop("digest", None)
+        self._last = digest if last == self._own.share.facts else None
         facts = ["num_rows", "seed", "shuffled"]
         if "workers" in now and (before["workers"] or now["workers"]):
             facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches

@@ -66,6 +66,11 @@ class Share:
         """Rows of one micro-batch of all replicas."""
         return self.rows * self.size
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """Which rows of which micro-batches these are, as plain numbers."""
+        return {"rows": self.rows, "rank": self.rank, "size": self.size}
+
     def of(self, rows: Sequence[Row]) -> list[Row]:
         """Returns this process's part of the rows of a micro-batch of all replicas."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from forgather.ml import Trainer
-from forgather.ml.trainer.batches import epoch_seed
+from forgather.ml.trainer.order import epoch_seed
 from forgather.ml.trainer.prepare import compile_blocks
 from tests.ml.fixtures import (
     Regression,
