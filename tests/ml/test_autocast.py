@@ -42,6 +42,23 @@ def test_an_overflow_halves_the_scale_and_an_update_does_not():
     assert 2.0**9 == precision.state_dict()["scale"]
 
 
+def test_gradients_that_no_update_follows_leave_the_scale_and_its_growth_as_they_were():
+    precision = Precision(CPU, torch.float16, scaling={"init_scale": 2.0**10, "growth_interval": 2})
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    assert not _step(precision, layer, optimizer, 1.0)
+    before = precision.state_dict()
+    for _ in range(3):
+        precision.scale(layer(torch.ones(1, 2)).sum()).backward()
+        assert not precision.unscale(optimizer)
+        optimizer.zero_grad()
+        precision.leave()
+        assert before == precision.state_dict()
+    assert not _step(precision, layer, optimizer, 1.0)
+    assert 2.0**11 == precision.state_dict()["scale"]
+    Precision(CPU, None).leave()
+
+
 def test_a_scale_goes_on_where_it_was():
     first = Precision(CPU, torch.float16, scaling={"init_scale": 2.0**7})
     first.scale(torch.ones(()))

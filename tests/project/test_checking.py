@@ -114,6 +114,12 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         ("save_on_best: true", "FG814", "save_on_best needs evaluations"),
         ("save_top_k: 2", "FG814", "save_top_k 2 needs evaluations"),
         ("keep_every_n_steps: 0", "FG813", "keep_every_n_steps is 0"),
+        ("bad_step_policy: skp", "FG813", "bad_step_policy is 'skp'"),
+        ("spike_threshold: 0.5", "FG813", "spike_threshold is 0.5"),
+        ("spike_window: 2", "FG813", "spike_window is 2"),
+        ("max_bad_steps: -1", "FG813", "max_bad_steps is -1"),
+        ("max_bad_steps: 200", "FG814", "max_bad_steps 200 among the last spike_window 128 steps"),
+        ("bad_step_policy: rewind, save_only_model: true", "FG814", "there are no checkpoints that a run could go back"),
     ],
 )
 def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, code, message):
