@@ -36,6 +36,15 @@ STRATEGIES = {
 }
 ACCUMULATIONS = (1, 3)
 CELLS = list(itertools.product(PLACES, STRATEGIES, ACCUMULATIONS, KINDS))
+STAGES = STRATEGIES["pipeline"][3]
+STRATEGIES |= {
+    "slices": ("AccelTrainer", 2, 2, {"tensor_parallel_size": 2}),
+    "hybrid shards": ("AccelTrainer", 4, 1, {"fsdp": "hybrid_shard", "fsdp_config": {"shard_size": 2}}),
+    "shards of slices": ("AccelTrainer", 4, 1, {"tensor_parallel_size": 2, "fsdp": "full_shard"}),
+    "copies of a pipeline": ("PipelineTrainer", 4, 2, STAGES),
+    "shards of a pipeline": ("PipelineTrainer", 4, 2, {**STAGES, "fsdp": "shard_grad_op"}),
+}
+OTHERS = [("in the second epoch", strategy, 3, "iterable") for strategy in list(STRATEGIES)[4:]]
 
 
 def updates_per_epoch(accumulation):
@@ -163,6 +172,13 @@ def test_a_resumed_run_equals_an_undisturbed_one_in_every_cell(tmp_path, full, f
     figure("R4", f"{len(cells)} of {len(CELLS)} cells equal, each tensor and state, {seconds:.0f} s")
 
 
+def test_other_strategies_resume_with_the_random_numbers_of_each_rank_too(tmp_path, full, figure):
+    cells = OTHERS if full else OTHERS[:1]
+    expected = {cell[1:]: undisturbed(cell[1:], tmp_path) for cell in cells}
+    assert {} == {cell: names for cell in cells if (names := difference(cell, expected, tmp_path))}
+    figure("R4", f"beside them {', '.join(cell[1] for cell in cells)}: equal")
+
+
 def test_the_quick_cells_hold_nearly_all_pairs():
     every = set().union(*map(_pairs, CELLS))
     held = set().union(*map(_pairs, pairwise(CELLS, 16)))
@@ -181,7 +197,7 @@ def one_row_off():
 
 
 def test_random_states_that_are_not_restored_and_a_position_that_is_off_are_found(tmp_path, full):
-    for strategy in STRATEGIES if full else ("plain",):
+    for strategy in list(STRATEGIES)[:4] if full else ("plain",):
         expected = undisturbed((strategy, 1, "map"), tmp_path)
         for sabotage in (forget_random_states, one_row_off):
             cell = ("in the second epoch", strategy, 1, "map")
