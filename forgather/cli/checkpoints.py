@@ -69,6 +69,23 @@ def fact_of(error: ForgatherError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
+def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
+    """Returns which checkpoints go and which stay, and why."""
+    newest, best = survey.newest, survey.best
+    lines = [near_path(str(survey.folder))]
+    for found in survey.checkpoints:
+        reasons = [word for word, of in (("newest", newest), ("best", best)) if of is found]
+        if found.problem:
+            reasons = [f"not complete, and left alone: {found.problem.message}"]
+        word = "goes" if found in gone else "stays"
+        lines.append(f"  {word:<5}  {found.folder.name}  {', '.join(reasons)}".rstrip())
+    size = _size(sum(found.size for found in gone))
+    lines.append(
+        f"{plural(len(gone), 'checkpoint')} of {len(gone) + len(kept)} {'goes' if len(gone) == 1 else 'go'}, {size}"
+    )
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
     """Returns rows as lines, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

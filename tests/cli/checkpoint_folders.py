@@ -52,6 +52,7 @@ def rewrite_manifest(folder, change):
     body = json.loads((folder / MANIFEST).read_text())
     body.pop("xxh3")
     change(body)
+    body["files"] = dict(sorted(body["files"].items())) if isinstance(body["files"], dict) else body["files"]
     digest = xxhash.xxh3_128(json.dumps(body, sort_keys=True).encode()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps({**body, "xxh3": digest}, indent=1) + "\n")
 

@@ -1,5 +1,6 @@
 """`fgcli ckpt`: what there is, whether it is whole, and what is in it; without torch."""
 
+import io
 import json
 import os
 import subprocess
@@ -169,10 +170,79 @@ def test_what_another_program_wrote_is_named_and_not_opened(tmp_path, capsys, na
     assert 1 == status and f"error[{code}]" in said.err and writer in said.err
 
 
-@pytest.mark.parametrize("action", ["ls", "verify", "show"])
+def left(folder):
+    return sorted(
+        int(entry.name.rpartition("-")[2]) for entry in folder.iterdir() if entry.name.startswith("checkpoint")
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "stay"),
+    [
+        (["--keep-last", "2"], [20, 30, 40]),  # 20 is the best
+        (["--keep-last", "1", "--keep-best", "2"], [20, 30, 40]),
+        (["--keep-every", "10"], [10, 20, 30, 40]),
+        (["--keep-best", "3"], [10, 20, 30, 40]),
+        (["--keep-every", "40"], [20, 40]),
+    ],
+)
+def test_prune_removes_what_is_not_asked_for(folder, capsys, asked, stay):
+    make_checkpoint(folder, 40, best=20, metric=9.0)
+    status, found = facts(capsys, "prune", folder, *asked, "--dry-run")
+    assert (0, [10, 20, 30, 40]) == (status, left(folder))
+    assert stay == [int(name.rpartition("-")[2]) for name in found["kept"]]
+    said = told(capsys, "prune", folder, *asked, "--dry-run")[1].out
+    assert 4 - len(stay) == said.count("  goes ") and "newest" in said and "best" in said
+    assert 0 == told(capsys, "prune", folder, *asked, "--yes")[0]
+    assert stay == left(folder)
+    assert [] == [entry.name for entry in folder.iterdir() if entry.name.startswith(".")]
+
+
+def test_prune_asks_and_removes_nothing_where_nobody_answers(folder, capsys, monkeypatch):
+    status, said = told(capsys, "prune", folder, "--keep-last", "1")
+    assert (1, [10, 20, 30]) == (status, left(folder))
+    assert "error[FG678]: nobody is there to be asked whether 1 checkpoint may be removed" in said.err
+    for answer, stay in (("\n", [10, 20, 30]), ("no\n", [10, 20, 30]), ("y\n", [20, 30])):
+        answers = io.StringIO(answer)
+        answers.isatty = lambda: True
+        monkeypatch.setattr("sys.stdin", answers)
+        assert 0 == told(capsys, "prune", folder, "--keep-last", "1")[0]
+        assert stay == left(folder)
+
+
+def test_prune_leaves_what_is_broken_or_in_progress_and_never_the_only_good_one(folder, capsys):
+    (folder / "checkpoint-30/optimizer.json").unlink()
+    draft = folder / f".saving-checkpoint-40-{os.getppid()}"
+    draft.mkdir()
+    assert 0 == told(capsys, "prune", folder, "--keep-last", "1", "--yes")[0]
+    assert [20, 30] == left(folder) and draft.exists()
+    assert 0 == told(capsys, "prune", folder, "--keep-last", "1", "--yes")[0]
+    assert [20, 30] == left(folder)
+
+
+def test_prune_reads_what_stays_before_anything_goes(folder, capsys):
+    for step in (20, 30):
+        weights = folder / f"checkpoint-{step}/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    status, said = told(capsys, "prune", folder, "--keep-last", "1", "--yes")
+    assert (1, [10, 20, 30]) == (status, left(folder))
+    assert "FG678" in said.err and "no checkpoint that would stay is intact" in said.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--keep-last", "0"], ["--keep-best", "many"]])
+def test_prune_needs_to_know_what_stays(folder, capsys, arguments):
+    try:
+        status = main(["ckpt", "prune", str(folder), "--yes", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    assert (2 if arguments else 1, [10, 20, 30]) == (status, left(folder))
+
+
+@pytest.mark.parametrize("action", ["ls", "verify", "show", "prune"])
 def test_looking_at_checkpoints_needs_no_torch(folder, action):
+    more = ["--keep-last", "1", "--yes"] if action == "prune" else []
     code = (
-        f"import sys; from forgather.cli.main import main; main(['ckpt', {action!r}, {str(folder)!r}])\n"
+        f"import sys; from forgather.cli.main import main; main(['ckpt', {action!r}, {str(folder)!r}, *{more}])\n"
         f"print([name for name in sys.modules if name.split('.')[0] in {HEAVY}], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -117,7 +117,39 @@ def piped(folder, canary):
     os.mkfifo(folder / "optimizer.json")
 
 
+def index(change):
+    def put(folder, canary):
+        found = json.loads((folder / "index.json").read_text())
+        change(found)
+        forge(folder, "index.json", json.dumps(found).encode())
+
+    return put
+
+
+def chunk(**facts):
+    """Says something else of where the first weight lies."""
+    return index(lambda found: next(iter(found["tensors"]["model"].values()))["chunks"][0].update(facts))
+
+
+def outside(folder, canary):
+    (folder / "beside.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
+    shutil.copy(folder / "model.safetensors", folder.parent / "elsewhere.safetensors")
+    chunk(file="beside.safetensors")(folder, canary)
+
+
 REFUSED = {
+    "an index that is a pickle": pickled("index.json"),
+    "an index that is a list": text("index.json", "[]"),
+    "a deep index": text("index.json", "[" * DEEP + "]" * DEEP),
+    "a weight out of the folder": chunk(file="../model.safetensors"),
+    "a weight in another place": chunk(file="/etc/passwd"),
+    "a weight in no file": chunk(file=5),
+    "a weight behind a link": outside,
+    "a weight of another size": chunk(sizes=[1 << 62]),
+    "a weight at another place of its own": chunk(offsets=[-1]),
+    "a weight under another name": chunk(key="model.norm.weight"),
+    "a tied name of nothing": index(lambda found: found.update(aliases={"a": "b"})),
+    "no weights at all": index(lambda found: found["tensors"].pop("model")),
     "weights that are a pickle": pickled("model.safetensors"),
     "weights of torch.save": torch_saved("model.safetensors"),
     "an optimizer that is a pickle": pickled("optimizer.safetensors"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.cli.checkpoints import contents_text, difference_text, fact_of, survey_text, surveyed_fact
+from forgather.cli.checkpoints import contents_text, difference_text, fact_of, prune_text, survey_text, surveyed_fact
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_note, write_json, write_text
@@ -22,18 +23,26 @@ EXAMPLES = """examples:
   fgcli ckpt ls output_models/tiny_llama               what there is, and which one '--resume auto' would take
   fgcli -t tiny.yaml ckpt verify                       every byte of every checkpoint against its digest
   fgcli ckpt show output_models/tiny_llama/checkpoint-500
+  fgcli ckpt export output_models/tiny_llama/checkpoint-500 exported --dtype bfloat16
+  fgcli ckpt prune output_models/tiny_llama --keep-last 2 --keep-best 1 --dry-run
 
 'fgcli ckpt ACTION --help' says more of one."""
 _ACTIONS = {
     "ls": "list the checkpoints of an output folder; the exit status is 1 where one is not complete",
     "verify": "read every byte and compare it with what was written; the exit status is 1 where anything differs",
     "show": "tell what is in a checkpoint, or how two differ",
+    "export": "write the model of a checkpoint for others, in Hugging Face layout",
+    "prune": "remove checkpoints by hand; the newest, the best and the only good one always stay",
 }
 _EXAMPLES = {
     "ls": "example:\n  fgcli ckpt ls output_models/tiny_llama --json",
     "verify": "example:\n  fgcli ckpt verify output_models/tiny_llama/checkpoint-500",
     "show": "examples:\n  fgcli ckpt show output_models/tiny_llama/checkpoint-500\n"
     "  fgcli ckpt show output_models/tiny_llama/checkpoint-500 output_models/tiny_llama/checkpoint-400",
+}
+_EXAMPLES |= {
+    "export": "example:\n  fgcli ckpt export output_models/tiny_llama/checkpoint-500 exported --max-shard-size 2GB",
+    "prune": "example:\n  fgcli ckpt prune output_models/tiny_llama --keep-last 2 --keep-every 1000 --dry-run",
 }
 _ML = "forgather.ml.checkpoint"
 
@@ -44,15 +53,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, summary in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         action.epilog = _EXAMPLES[name]
-        many = {"nargs": "*" if name in ("verify", "show") else "?"}
+        many = {"nargs": "*" if name in ("verify", "show") else "?"} if name != "export" else {}
         action.add_argument("folder", metavar="FOLDER", help="checkpoint or output folder", **many)  # type: ignore[arg-type]
+        if name in _OPTIONS:
+            _OPTIONS[name](action)
         add_json(action)
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("into", metavar="INTO", help="folder for the model; it is not there yet, or empty")
+    parser.add_argument("--max-shard-size", default="50GB", metavar="SIZE", help="of one file, as 5GB (default: 50GB)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
+
+
+def _prune_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep-last", type=_count, metavar="N", help="the N newest stay (default: 1)")
+    parser.add_argument("--keep-best", type=_count, metavar="K", help="the K best by their metric stay (default: 1)")
+    parser.add_argument("--keep-every", type=_count, metavar="M", help="those of every Mth step stay")
+    parser.add_argument("--dry-run", action="store_true", help="tell what would be removed, and remove nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _count(text: str) -> int:
+    """Returns a number from 1."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+
+
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {"export": _export_options, "prune": _prune_options}
 
 
 def run(invocation: Invocation) -> int:
     """Does what the action says and returns the exit status."""
-    act: Callable[[Invocation], int] = {"ls": _ls, "verify": _verify, "show": _show}[invocation.options.action]
-    return act(invocation)
+    acts = {"ls": _ls, "verify": _verify, "show": _show, "export": _export, "prune": _prune}
+    return acts[invocation.options.action](invocation)
 
 
 def _ml(module: str) -> Any:
@@ -210,3 +245,60 @@ def _one(invocation: Invocation, name: str | None) -> Path:
         )
     print_note(f"the newest of {near_path(str(folder))}: {newest.folder.name}")
     return Path(newest.folder)
+
+
+def _export(invocation: Invocation) -> int:
+    options = invocation.options
+    source, into = _one(invocation, options.folder), Path(options.into)
+    export = _ml("export").export_checkpoint
+    written = export(source, into, max_shard_size=options.max_shard_size, dtype=options.dtype)
+    if options.json:
+        write_json({"checkpoint": str(source), "into": str(into), "files": written})
+        return 0
+    size = import_module("forgather.ml.figures").size(sum(fact["bytes"] for fact in written.values()))
+    write_text(f"{near_path(str(into))}  {plural(len(written), 'file')}, {size}; their digests are in SHA256SUMS")
+    return 0
+
+
+def _prune(invocation: Invocation) -> int:
+    options = invocation.options
+    asked = {"last": options.keep_last, "best": options.keep_best, "every": options.keep_every}
+    if not any(asked.values()):
+        raise ProjectError(
+            "nothing says which checkpoints stay", code="FG678", hint="give --keep-last, --keep-best or --keep-every"
+        )
+    pruned = _ml("pruned")
+    survey = _survey(invocation, options.folder)
+    gone = pruned.surplus_of(survey, **asked)
+    kept = [found for found in survey.checkpoints if found not in gone]
+    if not options.json:
+        write_text(prune_text(survey, gone, kept))
+    removed = gone
+    if gone and not options.dry_run:
+        pruned.refuse_to_leave_none(survey, gone)
+        removed = gone if options.yes or _agreed(len(gone)) else []
+        for found in removed:
+            pruned.remove(found)
+    if options.json:
+        names = {"removed": removed, "kept": [found for found in survey.checkpoints if found not in removed]}
+        lists = {name: [str(found.folder) for found in founds] for name, founds in names.items()}
+        write_json({"output_dir": str(survey.folder), "dry_run": options.dry_run, **lists})
+    elif not options.dry_run:
+        write_text(f"{plural(len(removed), 'checkpoint')} removed")
+    return 0
+
+
+def _agreed(count: int) -> bool:
+    """Asks on the terminal.
+
+    Raises:
+        ProjectError: nobody can be asked.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ProjectError(
+            f"nobody is there to be asked whether {plural(count, 'checkpoint')} may be removed",
+            code="FG678",
+            hint="--yes removes them, --dry-run only tells",
+        )
+    print_note(f"remove {plural(count, 'checkpoint')} for good? [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -33,6 +33,7 @@ class Progress:
         loss: of the last line of the log that has one.
         metric: name and value of what decides which checkpoint is the best, where this step was evaluated.
         is_best: True where no step before was better.
+        greater_is_better: of the metric.
     """
 
     step: int = -1
@@ -41,6 +42,7 @@ class Progress:
     loss: float | None = None
     metric: tuple[str, float] | None = None
     is_best: bool = False
+    greater_is_better: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,16 @@ class Survey:
         known = [found for found in self.checkpoints if found.problem is None and found.progress.is_best]
         return known[-1] if known else None
 
+    @property
+    def ranked(self) -> list[int]:
+        """Steps of complete checkpoints that were evaluated, the best first."""
+        known = [found for found in self.checkpoints if found.problem is None and found.progress.metric]
+        sign = -1.0 if known and known[-1].progress.greater_is_better else 1.0
+        values = {found.step: sign * found.progress.metric[1] for found in known if found.progress.metric}
+        ordered = sorted((step for step in values if not math.isnan(values[step])), key=lambda step: values[step])
+        best = [] if self.best is None else [self.best.step]
+        return [*best, *(step for step in ordered if step not in best)]
+
 
 def survey(output_dir: Path) -> Survey:
     """Returns what is known of the checkpoints of a folder."""
@@ -138,6 +150,7 @@ def progress_of(folder: Path) -> Progress:
         loss=loss,
         metric=None if name is None or value is None else (name, value),
         is_best=step > 0 and state.get("best_global_step") == step,
+        greater_is_better=args.get("greater_is_better") is True,
     )
 
 

@@ -1,0 +1,167 @@
+"""The model of a checkpoint, as a folder for others.
+
+Takes the folder of a checkpoint and a new one; gives the model in the layout of Hugging Face, with the digest of every
+file. Keeps true: the weights that are read are those that were written; the new folder has either the whole model or
+nothing; no code that a checkpoint names is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, split
+from forgather.ml.checkpoint.manifest import MANIFEST, Manifest, changes, corrupt_file, read_manifest
+from forgather.ml.checkpoint.model_folder import CONFIG, write_model
+from forgather.ml.checkpoint.saved import whole_weights
+from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
+
+SUMS = "SHA256SUMS"
+_OF_THE_RUN = ("index.json", "trainer_state.json", "training_args.json")
+_STATE_OF_THE_RUN = ("optimizer", "training_state")
+_WEIGHTS = ("model", "weights")
+_PIECE = 1 << 22
+
+
+def export_checkpoint(
+    source: Path,
+    into: Path,
+    *,
+    max_shard_size: str | int = SHARD_SIZE,
+    dtype: str | None = None,
+    storage: Storage | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Writes the model of a checkpoint and returns {"bytes", "sha256"} of each file.
+
+    Args:
+        source: a checkpoint, of any layout of processes.
+        into: a folder that is not there yet, or is empty.
+        max_shard_size: of one file of weights, in bytes or as "5GB".
+        dtype: "float32", "bfloat16" or "float16" for weights that are no integers; None leaves them.
+        storage: makes the changes; the file system by default.
+
+    Raises:
+        CheckpointError: FG603 and FG604 where what is read is not what was written; FG677 where the model cannot be
+            written there.
+    """
+    manifest = read_manifest(source)
+    beside = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
+    _refuse_changed(source, manifest)
+    _refuse_place(source, into)
+    layout = _layout(source, _in_type(whole_weights(source), dtype), max_shard_size)
+    sums = _Sums()
+
+    def fill(draft: Draft) -> None:
+        layout.write(draft, sums.through)
+        for name in beside:
+            draft.write(name, sums.through(name, _content(source / name, dtype if name == CONFIG else None)))
+        lines = [f"{sums.found[name]}  {name}\n" for name in sorted(sums.found)]
+        draft.write(SUMS, ["".join(lines).encode()])
+
+    try:
+        written = write_model(storage or LocalStorage(), into, fill)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _cannot(into, f"cannot be written: {reason}", "free space, or name another folder") from error
+    return {name: {"bytes": written[name].size, "sha256": sums.found[name]} for name in sorted(sums.found)}
+
+
+def _is_of_the_run(name: str) -> bool:
+    return name in (*_OF_THE_RUN, MANIFEST) or name.startswith(_STATE_OF_THE_RUN)
+
+
+def _is_of_weights(name: str) -> bool:
+    return name.startswith(_WEIGHTS) and ".safetensors" in name and not name.startswith("model_extra_state")
+
+
+def _refuse_changed(source: Path, manifest: Manifest) -> None:
+    for error in changes(source, manifest):
+        # What a run alone needs may be gone: its model is whole without.
+        if not str(error.found).startswith(_STATE_OF_THE_RUN):
+            raise error
+
+
+def _refuse_place(source: Path, into: Path) -> None:
+    if into.resolve().is_relative_to(source.resolve()):
+        raise _cannot(into, "lies in the checkpoint itself", "name a folder of its own")
+    if into.exists() and not into.is_dir():
+        raise _cannot(into, "is a file", "name a folder")
+    if into.is_dir() and any(into.iterdir()):
+        raise _cannot(into, "is not empty", "name a folder that is not there yet")
+
+
+def _cannot(into: Path, why: str, hint: str) -> CheckpointError:
+    return CheckpointError(f"the model cannot be exported: {str(into)!r} {why}", code="FG677", hint=hint)
+
+
+def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[str, Tensor]:
+    wanted = None if dtype is None else getattr(torch, dtype)
+    return {
+        name: tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
+        for name, tensor in weights
+    }
+
+
+def _layout(source: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> Layout:
+    try:
+        model = _skeleton(source)
+        # Weights of a model inside another one (adapters, a module of the user's) keep the names that they have.
+        names = () if model is None else tuple(model.state_dict())
+        if model is not None and weights.keys() <= set(names):
+            ordered = {name: weights[name] for name in names if name in weights}
+            return layout_of(model, ordered, shard_size=max_shard_size)
+        return split(weights, shard_size=max_shard_size)
+    except ValueError as error:
+        raise CheckpointError(
+            f"the model cannot be exported: {error}", code="FG677", hint="give the size of a file as 500MB or 5GB"
+        ) from None
+
+
+def _skeleton(source: Path) -> PreTrainedModel | None:
+    """Returns the model of a checkpoint without its weights; None where the library has no such class."""
+    try:
+        facts = json.loads((source / CONFIG).read_bytes())
+        kind = getattr(transformers, str(facts["architectures"][0]), None)
+        if "auto_map" in facts or not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+            return None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise corrupt_file(source / CONFIG, f"it is no configuration of a model ({type(error).__name__})") from None
+    with torch.device("meta"):
+        return kind(AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True))
+
+
+def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:
+    if dtype is not None:
+        facts = json.loads(file.read_bytes())
+        yield (json.dumps({**facts, "dtype": dtype}, indent=2, sort_keys=True) + "\n").encode()
+        return
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            yield piece
+
+
+class _Sums:
+    """The digests of files, computed on their way."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def through(self, name: str, chunks: Iterable[Bytes]) -> Iterator[Bytes]:
+        """Gives the chunks of a file on."""
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            digest.update(chunk)
+            yield chunk
+        self.found[name] = digest.hexdigest()

@@ -1,0 +1,94 @@
+"""`fgcli ckpt export`: the model of a checkpoint, as others read it."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from forgather.cli.main import main
+from forgather.ml import Trainer
+from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, weights
+from tests.ml.test_model_export import assert_same_files, held, mixtral, tied_gpt2, tiny_llama
+
+
+@pytest.fixture
+def checkpoint(settings):
+    def make(model, data=None):
+        args = settings(save_strategy="steps", save_steps=2, max_steps=2)
+        trainer = Trainer(model, args, train_dataset=data or rows(length=12))
+        trainer.train()
+        return trainer.model, Path(args.output_dir) / "checkpoint-2"
+
+    return make
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tied_gpt2, mixtral])
+@pytest.mark.parametrize("size", ["50GB", "40KB"])
+def test_the_export_of_a_checkpoint_is_that_of_the_model(checkpoint, tmp_path, capsys, make, size):
+    model, folder = checkpoint(make())
+    assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "exported"), "--max-shard-size", size])
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    ours = held(tmp_path / "exported")
+    sums = dict(reversed(line.split("  ")) for line in ours.pop("SHA256SUMS").decode().splitlines())
+    assert_same_files(held(tmp_path / "theirs"), ours)
+    files = {file.name: file for file in (tmp_path / "exported").iterdir() if file.name != "SHA256SUMS"}
+    assert {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()} == sums
+    assert_same_weights(weights(model), weights(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")))
+
+
+def test_the_weights_can_be_of_another_type(checkpoint, tmp_path, capsys):
+    model, folder = checkpoint(tiny_llama())
+    assert 0 == main(["ckpt", "export", str(folder.parent), str(tmp_path / "half"), "--dtype", "bfloat16", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    assert torch.bfloat16 == loaded.dtype and "checkpoint-2" in told["checkpoint"]
+    assert_same_weights({name: value.bfloat16() for name, value in weights(model).items()}, weights(loaded))
+
+
+def test_a_plain_model_is_exported_by_its_names(checkpoint, tmp_path):
+    model, folder = checkpoint(Regression(), regression_rows())
+    assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "plain")])
+    assert {"model.safetensors", "SHA256SUMS"} == {file.name for file in (tmp_path / "plain").iterdir()}
+    assert_same_weights(weights(model), held(tmp_path / "plain")["model.safetensors {'format': 'pt'}"])
+
+
+def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_lost(checkpoint, tmp_path, capsys):
+    _, folder = checkpoint(tiny_llama())
+    (folder / "optimizer.json").unlink()
+    assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "saved")])
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    assert 1 == main(["ckpt", "export", str(folder), str(tmp_path / "broken")])
+    assert "FG603" in capsys.readouterr().err and not (tmp_path / "broken").exists()
+
+
+@pytest.mark.parametrize(
+    ("into", "more"), [("file", []), ("full", []), ("inside", []), ("new", ["--max-shard-size", "huge"])]
+)
+def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, into, more):
+    _, folder = checkpoint(tiny_llama())
+    (tmp_path / "file").touch()
+    (tmp_path / "full/x").mkdir(parents=True)
+    place = folder / "model" if into == "inside" else tmp_path / into
+    before = sorted(tmp_path.rglob("*"))
+    assert 1 == main(["ckpt", "export", str(folder), str(place), *more])
+    assert "error[FG677]" in capsys.readouterr().err
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_a_checkpoint_cannot_bring_code_along(checkpoint, tmp_path):
+    """A class that the folder itself defines is not imported: the weights keep the names that they have."""
+    model, folder = checkpoint(tiny_llama())
+    from tests.cli.checkpoint_folders import forge
+
+    facts = json.loads((folder / "config.json").read_text())
+    evil = f"import pathlib; pathlib.Path({str(tmp_path / 'CANARY')!r}).touch()\n"
+    forge(folder, "evil.py", evil.encode())
+    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    forge(folder, "config.json", json.dumps({**facts, "auto_map": auto, "architectures": ["Model"]}).encode())
+    assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "exported")])
+    assert not (tmp_path / "CANARY").exists()
