@@ -113,7 +113,7 @@ def test_too_little_room_is_an_error_before_the_first_step(settings, tmp_path):
     whole = predicted(job(settings, tmp_path / "free", "gpt2", "adamw"))
     one, model = whole.checkpoint, whole.model
     for free, limit, fits in [
-        (2 * one + model - 2000, None, "save_only_model: true"),
+        (2 * one + model - 2000, None, "save_total_limit: 1 would fit"),
         (2 * one + model + 2000, None, "none is needed"),
         (one + 2000, 1, "save_only_model: true"),
         (2 * one + 2000, 1, "none is needed"),

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from forgather.errors import CheckpointError
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.checkpoints import Checkpoints
 from forgather.ml.trainer.snapshot import Snapshot
 from forgather.ml.trainer.staging import Staging
 
@@ -27,32 +25,27 @@ _FAILED = 65536.0
 
 
 class Background:
-    """Writes the checkpoints of a run, one at a time.
+    """Writes the checkpoints of a run, one at a time."""
 
-    Args:
-        checkpoints: does the work.
-    """
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
+    def __init__(self) -> None:
         self._staging = Staging()
         self._channel = agreement.second_channel()
         self._pending: _Act | None = None
         self._has_waited = False
 
-    def write(self, snapshot: Snapshot, *, ranked: Sequence[int]) -> None:
+    def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
         """Begins to write a checkpoint; the one before is settled.
 
         Args:
             snapshot: of this process.
-            ranked: steps that were evaluated, the best first.
+            write: does it, together with the other processes.
         """
         copy = self._staging.copy(snapshot)
-        self._pending = _Act(snapshot.step, functools.partial(self._write, copy, ranked))
+        self._pending = _Act(snapshot.step, functools.partial(self._write, write, copy))
 
-    def _write(self, snapshot: Snapshot, ranked: Sequence[int]) -> Path:
+    def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
         with agreement.through(self._channel):
-            return self._checkpoints.write(snapshot, ranked=ranked)
+            write(snapshot)
 
     def settled(self, *, wait: bool) -> bool:
         """Tells, on every process alike, whether the checkpoint is complete; every process asks after the same steps.
@@ -98,7 +91,7 @@ class Background:
 class _Act:
     """What a thread does."""
 
-    def __init__(self, step: int, act: Callable[[], Path]) -> None:
+    def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step = step
         self._act = act
         self._error: BaseException | None = None

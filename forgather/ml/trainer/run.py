@@ -27,6 +27,7 @@ from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.bad_steps import BadSteps, guard_of
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.callback_states import import_states
+from forgather.ml.trainer.custom import SaveFunction
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.put_back import Loaded, put_back
 from forgather.ml.trainer.randomness import rng_of_all, seed_process
@@ -51,6 +52,7 @@ class Run:
             there is nothing to evaluate.
         interrupt: tells whether this process was asked to stop.
         storage: writes checkpoints.
+        save_function: writes further files of a checkpoint.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Run:
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
         interrupt: Interrupt,
         storage: Storage,
+        save_function: SaveFunction | None = None,
     ) -> None:
         self.session = session
         self.args = session.args
@@ -75,7 +78,7 @@ class Run:
         self.meter = Meter(strategy.topology.device)
         self.guard = guard_of(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
-        self.saves = Saves(session, strategy, storage, self.agreed, self._training_state)
+        self.saves = Saves(session, strategy, storage, self.agreed, self._training_state, save_function=save_function)
         self.in_update = False
         self._evaluate = evaluate
         self._cut_short = False

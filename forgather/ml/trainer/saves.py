@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.background import Background
 from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
+from forgather.ml.trainer.custom import SaveFunction, Scratch, written_by
 from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
+from forgather.ml.trainer.snapshot import Snapshot
 from forgather.ml.trainer.space import Need, planned_steps, refuse_too_much
 from forgather.ml.trainer.taking import Camera
 
@@ -37,6 +39,7 @@ class Saves:
         storage: writes checkpoints.
         agreed: what processes agree on.
         training: gives schedule, random states, position in the data.
+        save_function: see `written_by`; None for none.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Saves:
         storage: Storage,
         agreed: Agreed,
         training: Callable[[], Mapping[str, Any]],
+        *,
+        save_function: SaveFunction | None = None,
     ) -> None:
         args = session.args
         self.enabled = args.save_strategy != "no"
@@ -63,11 +68,13 @@ class Saves:
         self.held_step = 0
         """The step whose weights lie in a checkpoint."""
         self._session = session
+        self._strategy = strategy
+        self._save_function = save_function
         self._agreed = agreed
         self._training = training
         self._camera = Camera(session, strategy)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
-        self._background = Background(self.checkpoints) if self.enabled and args.async_save else None
+        self._background = Background() if self.enabled and args.async_save else None
         self._state_saved = session.state
 
     @property
@@ -143,12 +150,22 @@ class Saves:
         state = self._session.state
         if self._is_best():
             state.best_model_checkpoint = str(folder)
-        snapshot = self._camera.take(self._training)
+        snapshot, scratch = self._camera.take(self._training), Scratch()
+        if self._save_function is not None:
+            scratch = written_by(self._save_function, self._strategy.model, state.global_step)
+        snapshot = dataclasses.replace(snapshot, files=scratch.files)
+        write = functools.partial(self._write_and_remove, ranked=self._ranking(), scratch=scratch)
         if self._background is None:
-            self.checkpoints.write(snapshot, ranked=self._ranking())
+            write(snapshot)
         else:
-            self._background.write(snapshot, ranked=self._ranking())
+            self._background.write(snapshot, write)
             self._state_saved = dataclasses.replace(state)
+
+    def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch) -> None:
+        try:
+            self.checkpoints.write(snapshot, ranked=ranked)
+        finally:
+            scratch.remove()
 
     def end(self) -> None:
         """Writes a checkpoint of the end of the run, where steps were taken since the last one, and waits for it."""

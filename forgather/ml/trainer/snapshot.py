@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -41,11 +42,13 @@ class Snapshot:
         step: updates that were done.
         tensors: by file (safetensors) and by key in it; they may lie on a device, and belong to the run.
         texts: what else is written, by file.
+        files: what is copied, by file: where it lies.
     """
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     texts: Mapping[str, bytes]
+    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -59,6 +62,9 @@ class Snapshot:
             draft.write(name, file_chunks(tensors))
         for name, content in self.texts.items():
             draft.write(name, [content])
+        for name, file in self.files.items():
+            with file.open("rb", buffering=0) as stream:
+                draft.write(name, iter(functools.partial(stream.read, 8 << 20), b""))
 
 
 def snapshot(

@@ -39,6 +39,7 @@ from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
 from forgather.ml.trainer.combinations import refuse_combination
+from forgather.ml.trainer.custom import SaveFunction, refuse_no_storage
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
@@ -71,11 +72,13 @@ class Trainer:
         callbacks: callbacks of transformers or of ours, or their classes.
         distributed_env: who this process is; read from the environment by default.
         storage: writes checkpoints and models; the file system by default.
+        save_function: called with the model, the step and a path when a checkpoint is written; what it makes there, a
+            file or a folder, becomes part of the checkpoint.
 
     Raises:
         SettingError: FG770 and FG775 for arguments that do not go with the trainer, or with what it is given.
         TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
-            something that is not a callback, FG819 for a factory that cannot be called.
+            something that is not a callback, FG819 for a factory that cannot be called, FG632 for no storage.
         DistributedError: FG703 where several processes were started.
     """
 
@@ -98,8 +101,13 @@ class Trainer:
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
         distributed_env: DistributedEnvironment | None = None,
         storage: Storage | None = None,
+        save_function: SaveFunction | None = None,
     ) -> None:
-        refuse_uncallable(optimizer_factory=optimizer_factory, lr_scheduler_factory=lr_scheduler_factory)
+        refuse_uncallable(
+            optimizer_factory=optimizer_factory,
+            lr_scheduler_factory=lr_scheduler_factory,
+            save_function=save_function,
+        )
         self.args = self.ARGUMENTS() if args is None else args
         refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
         self.train_dataset = train_dataset
@@ -108,7 +116,9 @@ class Trainer:
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
-        self.storage: Storage = storage or LocalStorage()
+        self.storage: Storage = LocalStorage() if storage is None else storage
+        refuse_no_storage(self.storage)
+        self.save_function = save_function
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
@@ -269,6 +279,7 @@ class Trainer:
             evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
             interrupt=interrupt,
             storage=self.storage,
+            save_function=self.save_function,
         )
 
     def _train_batches(self) -> TrainBatches:
