@@ -1,12 +1,21 @@
 """R2: whatever a loss of power leaves on the disk, the run goes on from the last save that it was told of, or the next."""
 
+import json
 import shutil
 import time
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
 
 from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
+from forgather.ml.checkpoint.hf_layout import layout_of
+from forgather.ml.checkpoint.model_folder import write_model
+from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.quiet import without_progress_bars
+from tests.ml.fixtures import tiny_llama, weights
 from tests.reliability import job
 from tests.reliability.forks import in_child, spread
 from tests.reliability.powerloss import FilesNotSynced, FoldersNotSynced, Logged, build, losses, read_tree
@@ -88,3 +97,61 @@ def test_control_a_writer_that_does_not_sync_is_caught(careless, tmp_path):
         except (AssertionError, ForgatherError):
             lost += 1
     assert lost > 20
+
+
+SIZES = {"one file": "50GB", "shards": "60KB", "other shards": "40KB"}
+
+
+def write_model_of(seed, folder, shard_size, storage):
+    model = tiny_llama(seed)
+
+    def fill(draft):
+        layout_of(model, model.state_dict(), shard_size=shard_size).write(draft)
+        config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+        draft.write("config.json", [json.dumps(config, default=str).encode()])
+
+    write_model(storage, folder, fill)
+
+
+def which(folder, models):
+    """Returns which of the models is loaded from a folder; -1 where none can be. A mixture is none of them."""
+    try:
+        with without_progress_bars():
+            found = weights(AutoModelForCausalLM.from_pretrained(folder))
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return -1
+    equal = [all(torch.equal(one[name], found[name]) for name in one) for one in models]
+    assert any(equal), "a mixture of two models was loaded"
+    return equal.index(True)
+
+
+def loaded_after(case, place, models):
+    number, files = case
+    folder = place / f"model-{number}"
+    build(folder, files)
+    found = which(folder, models)
+    shutil.rmtree(folder)
+    return found
+
+
+@pytest.mark.parametrize("older", SIZES)
+@pytest.mark.parametrize("newer", SIZES)
+def test_a_model_that_replaces_an_older_one_is_loaded_whole_or_not_at_all(older, newer, full, figure, tmp_path):
+    folder = tmp_path / "out"
+    write_model_of(0, folder, SIZES[older], LocalStorage())
+    before, storage = read_tree(folder), Logged(folder)
+    write_model_of(1, folder, SIZES[newer], storage)
+    storage.saved(1)
+    found = losses(before, storage.log)
+    if not full:
+        found = [found[number * len(found) // 16] for number in range(16)] + [loss for loss in found if loss.saved]
+    models = [weights(tiny_llama(seed)) for seed in range(2)]
+    told = spread(loaded_after, [(number, loss.files) for number, loss in enumerate(found)], tmp_path, models)
+    assert {1} == {which for which, loss in zip(told, found, strict=True) if loss.saved}
+    # Shards that take the names of older ones: nothing can be loaded between the first and the last of them.
+    if not (older == newer != "one file"):
+        assert -1 not in told
+    figure(
+        "R2",
+        f"{older} replaced by {newer}: {len(told)} of {len(told)} states load one model or, {told.count(-1)}, none",
+    )

@@ -9,6 +9,7 @@ Between the first and the last of them no index is there, so that nobody loads a
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -63,11 +64,14 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
     if INDEX in older and shards & older and WEIGHTS not in older:
         storage.remove_file(folder / INDEX)
         storage.sync_folder(folder)
-    for name in names:
-        make_folders(storage, (folder / name).parent)
-        storage.rename(draft.folder / name, folder / name)
-    for parent in sorted({(folder / name).parent for name in names}):
-        storage.sync_folder(parent)
+    for _, together in itertools.groupby(names, key=lambda name: _turn(name)[0]):
+        parents = set()
+        for name in together:
+            make_folders(storage, (folder / name).parent)
+            storage.rename(draft.folder / name, folder / name)
+            parents.add((folder / name).parent)
+        for parent in sorted(parents):  # a name that says what others hold must not outlive theirs
+            storage.sync_folder(parent)
     stale = sorted(older - set(names) - ({INDEX} if shards & older else set())) if has_weights else []
     for name in sorted(stale, key=lambda name: name != WEIGHTS):
         with suppress(FileNotFoundError):
