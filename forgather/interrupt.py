@@ -21,8 +21,8 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-# More than there are processes, and small enough to be added up in float32.
-_OF_SCHEDULER = 65536.0
+# Each more than there are processes with the one before, and small enough to be added up in float32.
+_WISHES = {signal.SIGINT: 1.0, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
 _HEARD = (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGTERM, signal.SIG_DFL),
@@ -64,12 +64,16 @@ class Interrupt:
         self.requested = False
         self.began = False
         """True once something was trained, which an end at once would lose."""
+        self.is_told = False
+        """True once a trainer has said that it will tell when it begins."""
         self.defers = False
         """True while the first signal is remembered, and does not end anything by itself."""
         self.at_once = False
         """True once a signal has ended what was done, wherever that was."""
         self.is_quiet: Callable[[], bool] = bool
         """Tells whether the end of this process is told elsewhere, with its reason."""
+        self.wants_requeue = False
+        """True after SIGUSR1, by which a scheduler announces its end to a job that is to go on later."""
         self.same_within = same_within
         self.speaks = speaks
         self._insists = insists
@@ -125,19 +129,14 @@ class Interrupt:
     @property
     def wish(self) -> float:
         """What processes add up to learn whether one of them was asked to stop, and how."""
-        return (1.0 if self._number == signal.SIGINT else _OF_SCHEDULER) if self.requested else 0.0
+        return _WISHES[self._number] if self.requested else 0.0
 
-    @property
-    def wants_requeue(self) -> bool:
-        """True after SIGUSR1, by which a scheduler announces its end to a job that is to go on later."""
-        return self.requested and self._number == signal.SIGUSR1
-
-    @staticmethod
-    def of(wishes: float) -> KeyboardInterrupt | None:
+    def told(self, wishes: float) -> KeyboardInterrupt | None:
         """Returns what to raise for the wishes of all processes; None where there are none."""
         if not wishes:
             return None
-        return Terminated() if wishes >= _OF_SCHEDULER else KeyboardInterrupt()
+        self.wants_requeue |= wishes >= _WISHES[signal.SIGUSR1]
+        return Terminated() if wishes >= _WISHES[signal.SIGTERM] else KeyboardInterrupt()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -145,6 +144,7 @@ class Interrupt:
             return
         is_second, self.requested, self._at = self.requested, True, now
         self._number = signal.Signals(number)
+        self.wants_requeue |= number == signal.SIGUSR1
         if is_second or not self.defers:
             self.at_once = True
             raise self.error
@@ -223,6 +223,7 @@ def heard(*, same_within: float = 0.0, speaks: bool = True) -> Iterator[Interrup
             yield own
         return
     interrupt = _heard[-1]
+    interrupt.is_told = True
     try:
         yield interrupt
     finally:

@@ -42,6 +42,7 @@ class ProcessFacts:
         attempt: which start of the same job this is, under torchrun; None elsewhere.
         agent_hosts_store: True where the launcher keeps the store that the processes meet at.
         launcher: who started the process, for people; "" where nobody did.
+        attempts_left: how often torchrun would start it again.
     """
 
     rank: int = 0
@@ -52,6 +53,7 @@ class ProcessFacts:
     attempt: int | None = None
     agent_hosts_store: bool = False
     launcher: str = field(default="", compare=False)
+    attempts_left: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
         local_world_size=_number(values, "LOCAL_WORLD_SIZE", here),
         master=_master(values),
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None,
+        attempts_left=max(
+            0, _number(environ, "TORCHELASTIC_MAX_RESTARTS", 0) - _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+        )
+        if "TORCHELASTIC_RUN_ID" in environ
+        else 0,
         agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         launcher=launcher,
     )

@@ -86,7 +86,8 @@ def _run(arguments: list[str]) -> int:
         return trouble
     except KeyboardInterrupt as stop:
         loses_nothing = getattr(command, "TRAINS", False) and interrupt is not None and not interrupt.began
-        print_note(NOTHING_TRAINED if loses_nothing else "interrupted")
+        if interrupt is None or not interrupt.is_quiet():
+            print_note(NOTHING_TRAINED if loses_nothing else "interrupted")
         return status_of(stop)
     except SystemExit as ended:
         if not any(isinstance(note, BuildNote) for note in getattr(ended, "__notes__", ())):

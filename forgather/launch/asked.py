@@ -19,6 +19,7 @@ from forgather.project.locations import library_dir
 from forgather.project.plain import string_entries
 from forgather.project.project import Project
 from forgather.project.targets import MOST_PROCESSES, run_meta
+from forgather.project.tolerance import fault_tolerance
 from forgather.project.written import Writers
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
@@ -37,6 +38,7 @@ class Asked:
         handed: words for torchrun, as they were given.
         source: who asks for `per_node`, for people.
         is_default: True where a template of the library says so, and neither the project nor the command line.
+        attempts: how often the processes are started again when one of them fails.
     """
 
     per_node: int | str = 1
@@ -46,11 +48,12 @@ class Asked:
     handed: tuple[str, ...] = ()
     source: str = "meta.nproc_per_node"
     is_default: bool = False
+    attempts: int = 0
 
     @property
     def is_one(self) -> bool:
         """True where this very process is all that is needed."""
-        return self.per_node == 1 and self.num_nodes == 1 and not self.handed
+        return self.per_node == 1 and self.num_nodes == 1 and not self.handed and not self.attempts
 
     @property
     def world_size(self) -> int | None:
@@ -108,7 +111,13 @@ def asked_processes(
     Raises:
         ProjectError: FG828 for a number that is none, FG462 for options that do not fit together.
     """
-    asked = Asked(per_node=_per_node(project), handed=tuple(handed), is_default=_is_default(project))
+    tolerance = fault_tolerance(project.graph)
+    asked = Asked(
+        per_node=_per_node(project),
+        handed=tuple(handed),
+        is_default=_is_default(project),
+        attempts=tolerance.max_retry_attempts if tolerance else 0,
+    )
     devices = _devices(options.devices)
     if options.nproc_per_node is not None:
         asked = replace(asked, per_node=options.nproc_per_node, source="--nproc-per-node", is_default=False)
@@ -215,6 +224,8 @@ def refuse_no_meeting_place(asked: Asked) -> None:
 def torchrun_words(asked: Asked) -> list[str]:
     """Returns the words of torchrun's command line, without the program to start."""
     words = [f"--nproc-per-node={asked.per_node}"]
+    if asked.attempts:
+        words.append(f"--max-restarts={asked.attempts}")
     hands_meeting = any(word.startswith(("--rdzv", "--master", "--standalone")) for word in asked.handed)
     if asked.num_nodes == 1 and asked.master is None:
         return [*words, *([] if hands_meeting else ["--standalone"]), *asked.handed]

@@ -163,7 +163,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             run_dir=run_dir,
             checkpoint=_newest_checkpoint(plan, main),
             interrupted=True,
-            nothing_trained=heard is not None and not heard.began,
+            nothing_trained=heard is not None and not heard.began and (main is None or heard.is_told),
         )
     raise _not_runnable(f"of type {type(main).__name__}", plan.project)
 

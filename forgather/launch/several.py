@@ -36,8 +36,13 @@ class Ending:
     error: ForgatherError | None = None
 
 
-def start(asked: Asked, arguments: Sequence[str]) -> Ending:
+def start(asked: Asked, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None) -> Ending:
     """Starts the processes, each with the same `fgcli` arguments, and waits for their end.
+
+    Args:
+        asked: how many, and where.
+        arguments: of `fgcli`.
+        again: tells whether processes that failed are started again, see `forgather.launch.again`.
 
     Raises:
         DistributedError: they could not be started.
@@ -50,7 +55,7 @@ def start(asked: Asked, arguments: Sequence[str]) -> Ending:
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     _let_children_find_us()
-    ended = launcher.launch(torchrun_words(asked), "forgather", arguments)
+    ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
     return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
 
 

@@ -25,6 +25,7 @@ from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
 from forgather.project.targets import run_meta
+from forgather.project.tolerance import fault_tolerance
 from forgather.project.written import Writers
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _started(graph: Graph) -> int | None:
 def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
     try:
         run_meta(graph)
+        fault_tolerance(graph)
     except ForgatherError as error:
         yield from _of(error)
 

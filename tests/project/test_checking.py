@@ -119,7 +119,11 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         ("spike_window: 2", "FG813", "spike_window is 2"),
         ("max_bad_steps: -1", "FG813", "max_bad_steps is -1"),
         ("max_bad_steps: 200", "FG814", "max_bad_steps 200 among the last spike_window 128 steps"),
-        ("bad_step_policy: rewind, save_only_model: true", "FG814", "there are no checkpoints that a run could go back"),
+        (
+            "bad_step_policy: rewind, save_only_model: true",
+            "FG814",
+            "there are no checkpoints that a run could go back",
+        ),
     ],
 )
 def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, code, message):

@@ -49,7 +49,7 @@ def signalling(graph, inputs):
 
 capture = DataParallel.capture
 def captured(self, *args, **kwargs):
-    reach("final" if STEP == 6 else "save")
+    reach({3: "save", 6: "final"}.get(STEP, ""))
     return capture(self, *args, **kwargs)
 DataParallel.capture = captured
 STEP = 0
@@ -119,12 +119,12 @@ def trained(bench, *words):
 
 
 def result(bench):
-    """Returns the weights that the run ended with, and its loss file, put together from those of its parts.
+    """Returns the weights that the run ended with, and its loss file, that of a resumed run beginning with the first's.
 
     `train_loss` is the mean over the steps of one call of `train`, and not over those of the run.
     """
-    parts = sorted((bench / "out/runs").glob("*/loss.jsonl"), key=lambda file: file.stat().st_mtime_ns)
-    lines = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    last = max((bench / "out/runs").glob("*/loss.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    lines = [json.loads(line) for line in last.read_text().splitlines()]
     return (bench / "out/model.safetensors").read_bytes(), [line for line in lines if "train_loss" not in line]
 
 

@@ -22,8 +22,10 @@ from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.accelerate import added_settings, config_file
+from forgather.launch.again import Again, goes_on
 from forgather.launch.asked import Asked, add_process_options, asked_processes, refuse_no_meeting_place, use_devices
 from forgather.launch.layout import lay_out, layout_text
+from forgather.launch.requeue import requeued
 from forgather.launch.scripts import KINDS as SCRIPTS
 from forgather.launch.scripts import job_name, script
 from forgather.launch.several import (
@@ -39,6 +41,7 @@ from forgather.project.declared import declared_options
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
+from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
 
 CONFIG_OPTIONS = True
 HANDS_THROUGH = True
@@ -106,7 +109,7 @@ def run(invocation: Invocation) -> int:
             hint="add --dry-run, or give --nproc-per-node and --nnodes",
         )
     use_devices(options.devices)
-    project = _resumed(invocation.open_project(), invocation)
+    project = _tolerant(_resumed(invocation.open_project(), invocation))
     findings = () if options.no_check else _checked(project)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
@@ -125,7 +128,7 @@ def run(invocation: Invocation) -> int:
         _print_what_accelerate_adds()
     elif not asked.is_one:
         os.environ[CHECKED] = "1"
-        ending = start(asked, invocation.arguments)
+        ending = start(asked, invocation.arguments, again=_again(plan, asked))
         if ending.error is not None:
             print_error(ending.error, project.meta.project_dir)
         return ending.status
@@ -136,12 +139,18 @@ def run(invocation: Invocation) -> int:
     return _told(outcome, project, command, as_json=options.json)
 
 
+def _again(plan: RunPlan, asked: Asked) -> Again:
+    tolerance = fault_tolerance(plan.project.graph) or FaultTolerance(auto_resume=False)
+    auto_resume = tolerance.auto_resume
+    return Again(plan.output_dir, auto_resume=auto_resume, world_size=asked.world_size, say=print_note)
+
+
 def _run_joined(invocation: Invocation, member: Any) -> int:
     """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
     options = invocation.options
     project = invocation.open_project()
     project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
-    _resumed(project, invocation)
+    _tolerant(_resumed(project, invocation))
     findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
     refuse_difference(asked_processes(project, options, met_as(member.facts)), member.facts, project.config_name)
@@ -187,6 +196,13 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     return project
 
 
+def _tolerant(project: Project) -> Project:
+    """Returns the project with what its `fault_tolerance` changes in the arguments of its trainer."""
+    tolerance = fault_tolerance(project.graph)
+    project.also_set(assignments(project.graph, tolerance, goes_on=goes_on(tolerance, os.environ)))
+    return project
+
+
 def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -> str:
     return script(
         kind,
@@ -222,6 +238,8 @@ def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json
     _print_outcome(outcome, as_json=as_json)
     if outcome.interrupted and outcome.checkpoint and not as_json:
         _print_how_to_go_on(project, command)
+    if (told := requeued(outcome, os.environ)) is not None:
+        print_note(told)
     return outcome.status
 
 

@@ -26,6 +26,8 @@ CRASH = "crash.txt"
 _KEY = "forgather"
 # Errors of ours that tell of another process's failure.
 _FOLLOWS = ("FG706", "FG854")
+# Those of a disk or a network, which may be there again.
+_PASSING = (*_FOLLOWS, "FG463", "FG464", "FG609", "FG817")
 _WAITED = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
 _LOST = (
     "Connection closed by peer",
@@ -59,6 +61,7 @@ class Record:
         where: step and phase.
         told: whether the process has told it to its user.
         instant: when, in seconds since the epoch.
+        code: of an error of ours; "" for any other.
     """
 
     kind: Kind
@@ -66,6 +69,12 @@ class Record:
     where: str
     told: bool
     instant: float
+    code: str = ""
+
+    @property
+    def lasts(self) -> bool:
+        """True for a mistake that the same run makes again: of the config, or of what it is given."""
+        return bool(self.code) and self.code not in _PASSING
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -134,7 +143,8 @@ def read_record(folder: Path) -> Record | None:
 
 def record_of(error: BaseException, where: Whereabouts, *, told: bool) -> Record:
     """Returns the record of an exception."""
-    return Record(kind_of(error), described(error), str(where), told, time.time())
+    code = error.code if isinstance(error, ForgatherError) else ""
+    return Record(kind_of(error), described(error), str(where), told, time.time(), code)
 
 
 def read_crash(folder: Path) -> list[str]:

@@ -92,14 +92,14 @@ class Guard:
             self._failed_since, self._status = time.monotonic(), int(self._store.get(STOPPED))
             # Whoever hears signals here ends as the one that was stopped: what it would wait for does not come.
             os.kill(os.getpid(), signal.SIGTERM)
-        if self._failed_since is None and self._dead_peer() is not None:
+        if self._failed_since is None and self.dead_peer() is not None:
             self._store.set(FAILED, "1")
 
     def failed_elsewhere(self) -> bool:
         """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
         # Nobody can say when the keeper of the store has gone.
         with suppress(RuntimeError):
-            return any(self._store.check([name]) for name in (TOLD, ENDED, FAILED)) or self._dead_peer() is not None
+            return any(self._store.check([name]) for name in (TOLD, ENDED, FAILED)) or self.dead_peer() is not None
         return False
 
     def wait_for_the_others(self, seconds: float) -> None:
@@ -108,13 +108,27 @@ class Guard:
         while time.monotonic() < deadline and any(_lives(process) for process in (self._peers or {}).values()):
             time.sleep(_PERIOD_SECONDS / 10)
 
+    def dead_peer(self, seconds: float = 0.0) -> int | None:
+        """Returns a rank on this machine whose process is gone although it never said that it was done.
+
+        Args:
+            seconds: how long to wait for one.
+        """
+        deadline = time.monotonic() + seconds
+        while (found := self._dead_peer()) is None and time.monotonic() < deadline:
+            time.sleep(_PERIOD_SECONDS / 10)
+        return found
+
     def _dead_peer(self) -> int | None:
-        """Returns a rank on this machine whose process is gone although it never said that it was done."""
         if self._peers is None:
             self._peers = self._find_peers()
         for rank, process in (self._peers or {}).items():
-            if not _lives(process) and not self._store.check([f"done/{rank}"]):
-                return rank
+            if _lives(process):
+                continue
+            with suppress(RuntimeError):  # its own store is gone with it
+                if self._store.check([f"done/{rank}"]):
+                    continue
+            return rank
         return None
 
     def _find_peers(self) -> dict[int, int] | None:

@@ -13,14 +13,17 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
@@ -70,8 +73,21 @@ _WORKER_DEFAULTS = {
 }
 
 
-def launch(words: Sequence[str], module: str, arguments_of_module: Sequence[str]) -> Ended:
+def launch(
+    words: Sequence[str],
+    module: str,
+    arguments_of_module: Sequence[str],
+    *,
+    again: Callable[[Sequence[Failure], int, int], bool] | None = None,
+) -> Ended:
     """Runs a module under torchrun's words and waits until its processes have ended.
+
+    Args:
+        words: of torchrun's command line.
+        module: what each process runs.
+        arguments_of_module: its command line.
+        again: asked before torchrun starts the processes again, with those that failed, the number of the attempt that
+            would begin, and of how many; False ends the run instead.
 
     Raises:
         DistributedError: FG463 for words that torchrun does not take, FG464 where it cannot start.
@@ -96,10 +112,15 @@ def launch(words: Sequence[str], module: str, arguments_of_module: Sequence[str]
         raise DistributedError(
             f"torchrun refuses its settings: {error}", code="FG463", hint="see 'torchrun --help'"
         ) from error
+    log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
+    attempts = _Attempts(config.max_restarts + 1, log_dir, again or _always)
     try:
-        elastic_launch(config, command)(*command_words)
+        with _agents_that_ask(attempts):
+            elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
-        return Ended(failures=_failures(failed, config.logs_specs.root_log_dir if config.logs_specs else os.devnull))
+        return Ended(failures=_failures(failed.failures, log_dir))
+    except _NotAgainError as ended:
+        return Ended(failures=ended.failures)
     except SignalException as stopped:
         return Ended(stopped_by=int(stopped.sigval))
     except (RuntimeError, OSError, ValueError) as error:
@@ -135,9 +156,71 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         ) from None
 
 
-def _failures(failed: ChildFailedError, log_dir: str) -> tuple[Failure, ...]:
+class _NotAgainError(Exception):
+    """The processes that failed are not started again."""
+
+    def __init__(self, failures: tuple[Failure, ...]) -> None:
+        super().__init__(failures)
+        self.failures = failures
+
+
+def _always(failures: Sequence[Failure], attempt: int, attempts: int) -> bool:
+    return True
+
+
+@dataclass
+class _Attempts:
+    """The starts of the processes of one run.
+
+    Args:
+        most: how many there may be.
+        log_dir: where the processes leave what they have to say.
+        again: see `launch`.
+        begun: how many there were.
+    """
+
+    most: int
+    log_dir: str
+    again: Callable[[Sequence[Failure], int, int], bool]
+    begun: int = 1
+
+    def failed(self, result: RunResult) -> None:
+        """Asks whether to start again.
+
+        Raises:
+            _NotAgainError: no.
+        """
+        if self.begun >= self.most:
+            return
+        self.begun += 1
+        failures = _failures(result.failures, self.log_dir)
+        if not self.again(failures, self.begun, self.most):
+            raise _NotAgainError(failures)
+
+
+@contextlib.contextmanager
+def _agents_that_ask(attempts: _Attempts) -> Iterator[None]:
+    """Has torchrun's agent ask before it starts processes again: it has no other place for that."""
+
+    class Agent(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if result.is_failed():
+                attempts.failed(result)
+            return result
+
+    name = "LocalElasticAgent"
+    usual = getattr(launcher_api, name)
+    setattr(launcher_api, name, Agent)
+    try:
+        yield
+    finally:
+        setattr(launcher_api, name, usual)
+
+
+def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
     found = []
-    for rank, failure in failed.failures.items():
+    for rank, failure in failed.items():
         folder = _folder_of(log_dir, failure.local_rank)
         if folder is None:
             found.append(Failure(rank, failure.exitcode))
@@ -185,6 +268,22 @@ def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None
     record = first.record
     if record is not None and (record.told or record.kind is Kind.STOPPED):
         return None
+    return _untold(first, world_size)
+
+
+def in_a_line(failures: Sequence[Failure], world_size: int | None) -> str:
+    """Returns, for a line, what the first of some failures was."""
+    if not failures:
+        return "a process did not answer"
+    first = failures[0]
+    if first.record is not None and first.record.told:
+        place = f" in {first.record.where}" if first.record.where else ""
+        return f"rank {first.rank}{place}: {first.record.message}"
+    return _untold(first, world_size).message
+
+
+def _untold(first: Failure, world_size: int | None) -> DistributedError:
+    record = first.record
     who = f"rank {first.rank}" + (f" of {world_size}" if world_size else "")
     place = f" in {first.where}" if first.where else ""
     if record is not None:

@@ -37,6 +37,7 @@ _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 5.0
 _ANSWER_SECONDS = 3.0
 _LEAVING_SECONDS = 60.0
+_LOOK_SECONDS = 2.0  # a crash is written down first, and a guard looks twice a second
 
 
 class Member:
@@ -91,7 +92,7 @@ class Member:
 
     def leave(self) -> None:
         """Says that this process has done its part, and leaves the others."""
-        # Whoever stops alone, in the middle of something, would wait for them.
+        # Whoever stops alone would wait for them.
         if self.status <= 128:
             shutdown()
         self._say(f"done/{self.facts.rank}", "1")
@@ -112,16 +113,16 @@ class Member:
             write_record(self.folder, Record(kind, message, str(whereabouts.present()), False, time.time()))
         if 0 < status <= 128:
             self._say(ENDED, str(status))
-        if status <= 128 or self.facts.world_size == 1:
+        if status <= 128:
             return
         heard = present()
         if heard is not None and heard.at_once:
             self._stops_alone(status)
-        elif self.speaks:
-            ignore_signals()
         else:
-            self._waits_for("done/0", _LEAVING_SECONDS)
             ignore_signals()
+            if not self.speaks:
+                self._waits_for("done/0", _LEAVING_SECONDS)
+            self._tell_agent()
 
     def failed_elsewhere(self) -> bool:
         """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
@@ -134,10 +135,21 @@ class Member:
             self._guard.stop()
         self._say(STOPPED, str(status))
         self._say(f"done/{self.facts.rank}", "1")
-        if self.speaks and self._guard is not None and not self.facts.agent_hosts_store:
-            # This process keeps the store: what was just said is heard as long as it is there.
-            self._guard.wait_for_the_others(GRACE_SECONDS)
+        self._keep_store()
+        ignore_signals()
+        self._tell_agent()
         atexit.register(_end_promptly, status)
+
+    def _keep_store(self) -> None:
+        """Waits until the others have ended where this process keeps the store: what it said is heard until then."""
+        if self.speaks and self._guard is not None and not self.facts.agent_hosts_store:
+            self._guard.stop()
+            self._guard.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
+
+    def _tell_agent(self) -> None:
+        """Has torchrun end: for it, a process that was asked to stop is one that failed, which it starts again."""
+        if self.facts.attempts_left:
+            os.kill(os.getppid(), signal.SIGTERM)
 
     def _say(self, name: str, value: str) -> None:
         if self.store is not None:
@@ -178,7 +190,11 @@ class Member:
         if told:
             place = f"rank {self.facts.rank} of {self.facts.world_size}"
             _note(error, f"{place}, {where}" if str(where) else place)
+            gone = self._guard.dead_peer(_LOOK_SECONDS) if kind is Kind.LOST and self._guard is not None else None
+            if gone is not None:
+                _note(error, f"rank {gone} of {self.facts.world_size} is gone, without a word")
             self._fail()
+            self._keep_store()
         elif kind is Kind.STOPPED:
             return self.speaks and not self.failed_elsewhere()
         return told
@@ -188,26 +204,28 @@ class Member:
             return False
         if self.store is None:
             return True
-        if kind is Kind.LOST and not self._waits_for_cause():
-            return False
         try:
+            if kind is Kind.LOST and not self._waits_for_cause():
+                return False
             return bool(self.store.add(TOLD, 1) == 1)
         except RuntimeError:
-            return kind is Kind.CAUSE
+            # Had the keeper of the store told anything, it would have waited until all had heard it.
+            return kind is Kind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
 
     def _waits_for_cause(self) -> bool:
         """Waits for another process to tell the cause, or that it was stopped; True where none does."""
-        assert self.store is not None, "one process alone loses no other"  # noqa: S101
+        assert self.store is not None, "one process alone waits for no other"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            try:
-                if self.store.check([STOPPED]):
-                    self.status = int(self.store.get(STOPPED))
-                    return False
-                if self.store.check([TOLD]):
-                    return False
-            except RuntimeError:
+            if self.store.check([STOPPED]):
+                self.status = int(self.store.get(STOPPED))
                 return False
+            # One that has gone without telling anything will not tell it any more.
+            is_gone = self._guard is not None and self._guard.dead_peer() is not None
+            if self.store.check([TOLD]):
+                return False
+            if is_gone:
+                return True
             time.sleep(_POLL_SECONDS)
         return True
 
@@ -230,7 +248,7 @@ class Member:
                 time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)
                 return
             states = self._states()
-            _note(error, _in_brief(states))
+            _note(error, stacks.in_brief(states))
             self._end_later([rank for rank, state in states.items() if state is None])
             if self.report_to is not None:
                 file = self.report_to / "hang.txt"
@@ -319,24 +337,6 @@ def _note(error: BaseException, text: str) -> None:
         error.context = (*error.context, text)
     else:
         error.add_note(text)
-
-
-def _in_brief(states: dict[int, dict[str, Any] | None]) -> str:
-    missing = stacks.missing_ranks(states)
-    different = stacks.different_exchanges(states)
-    if not missing and different:
-        each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
-        return f"the ranks wait in different exchanges, since one of them made one more or less: {each}"
-    if not missing:
-        return "all ranks wait in the same exchange: look at the network"
-    rank = missing[0]
-    state = states[rank]
-    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    if state is None:
-        return f"the others wait for rank {rank}{others}, which gave no answer"
-    step = "" if state["step"] is None else f"step {state['step']}, "
-    doing = f"{step}{state['phase']}".rstrip(", ")
-    return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {stacks.where_in_code(state)}"
 
 
 def join(*, timeout_seconds: float = 300) -> Member:

@@ -93,6 +93,25 @@ def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
     return lines
 
 
+def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
+    """Returns, in a line, what the states of all ranks tell of a hang."""
+    missing = missing_ranks(states)
+    different = different_exchanges(states)
+    if not missing and different:
+        each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
+        return f"the ranks wait in different exchanges, since one of them made one more or less: {each}"
+    if not missing:
+        return "all ranks wait in the same exchange: look at the network"
+    rank = missing[0]
+    state = states[rank]
+    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    if state is None:
+        return f"the others wait for rank {rank}{others}, which gave no answer"
+    step = "" if state["step"] is None else f"step {state['step']}, "
+    doing = f"{step}{state['phase']}".rstrip(", ")
+    return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {where_in_code(state)}"
+
+
 def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
     """Returns the ranks that the others wait for: those without an answer, or behind in collectives of one group."""
     silent = [rank for rank, state in states.items() if state is None]

@@ -105,7 +105,7 @@ class Agreed:
         self._wishes = agreement.Total(self.interrupt.wish)
 
     def _hear(self, wishes: float) -> None:
-        self._stop = self._stop or self.interrupt.of(wishes)
+        self._stop = self._stop or self.interrupt.told(wishes)
 
     def stop(self) -> KeyboardInterrupt | None:
         """Returns what to raise where a process was asked to stop; None elsewhere. It is the same on every process."""

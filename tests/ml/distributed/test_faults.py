@@ -40,10 +40,12 @@ TOLD = {
 }
 STATUS = {"raise": 1, "memory": 1, "leave": 7, "SIGKILL": 137, "SIGSEGV": 139}
 TOY = """\
-import os, signal, time
+import multiprocessing, os, signal, time
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from forgather.ml.distributed import whereabouts
 from forgather.ml.strategy import data_parallel, sharded
 from forgather.ml.strategy.pipeline import strategy as pipeline
 
@@ -57,7 +59,9 @@ class Fault:
 
     def before(self, capture):
         def captured(strategy, *args, **kwargs):
-            self.reach("save")
+            # What a checkpoint will take is found out before the first step, too.
+            if whereabouts.present().phase == "saving":
+                self.reach("save")
             return capture(strategy, *args, **kwargs)
         return captured
 
@@ -71,6 +75,12 @@ class Fault:
             raise torch.OutOfMemoryError("out of memory")
         if self.how == "leave":
             os._exit(7)
+        if self.how == "worker":
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            time.sleep(600)
+        if self.how == "one more":
+            dist.all_reduce(torch.zeros(3))
+            time.sleep(600)
         os.kill(os.getpid(), getattr(signal, self.how))
 
 def model(fault):
@@ -103,7 +113,8 @@ class AtEndOfStep(TrainerCallback):
 CONFIG = """\
 meta: {nproc_per_node: 2, output_dir: out}
 dynamic_args:
-  [{names: --how, type: str}, {names: --phase, type: str}, {names: --rank, type: int}, {names: --kind, type: str}]
+  [{names: --how, type: str}, {names: --phase, type: str}, {names: --rank, type: int}, {names: --kind, type: str},
+   {names: --timeout, type: int}]
 -- set kind, how, phase, rank = kind | default('ddp'), how | default('raise'), phase | default('save'), rank | default(0)
 -- set pipeline = kind == 'pipeline'
 .fault: &fault !singleton:toy.py:Fault {how: {{ how }}, phase: {{ phase }}, rank: {{ rank }}}
@@ -120,7 +131,7 @@ main: !singleton:forgather.ml:{{ 'PipelineTrainer' if pipeline else 'AccelTraine
     eval_steps: 2
     report_to: none
     use_cpu: true
-    dataloader_num_workers: {{ 1 if phase.endswith('worker') else 0 }}
+    dataloader_num_workers: {{ 1 if phase.endswith('worker') or how == 'worker' else 0 }}
 -- if kind == 'fsdp2'
     fsdp: true
 -- elif pipeline
@@ -130,7 +141,7 @@ main: !singleton:forgather.ml:{{ 'PipelineTrainer' if pipeline else 'AccelTraine
   eval_dataset: !singleton:toy.py:Rows {fault: *fault, kind: eval}
   callbacks: [!singleton:toy.py:AtEndOfStep {fault: *fault}]
   distributed_env: !singleton:forgather.ml.distributed:DistributedEnvironment
-    timeout_seconds: {{ 8 if how == 'SIGSTOP' else 600 }}
+    timeout_seconds: {{ timeout | default(8 if how == 'SIGSTOP' else 600) }}
     start_timeout_seconds: 60
 """
 

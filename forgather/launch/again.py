@@ -1,0 +1,83 @@
+"""Whether the processes of a run that failed are started again, and what they go on from.
+
+Takes what failed, and the checkpoints of the output folder; gives yes or no, in one line for people, and tells the new
+processes through their environment. Keeps true: a mistake that the same run would make again is not repeated; a run
+goes on from a checkpoint that it has written itself, and not from one of an earlier run in the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forgather.project.tolerance import FaultTolerance
+
+GOES_ON = "FORGATHER_GOES_ON"
+
+
+class Again:
+    """Asked by the launcher before each new attempt.
+
+    Args:
+        output_dir: where checkpoints of the run lie.
+        auto_resume: whether a new attempt goes on from the newest one.
+        world_size: processes in all; None where only the machines can tell.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, output_dir: str, *, auto_resume: bool, world_size: int | None, say: Callable[[str], None]
+    ) -> None:
+        self._output_dir = Path(output_dir)
+        self._auto_resume = auto_resume
+        self._world_size = world_size
+        self._say = say
+        self._earlier = self._newest()[0]
+
+    def __call__(self, failures: Sequence[Any], attempt: int, attempts: int) -> bool:
+        """Tells whether to start again, and says so.
+
+        Args:
+            failures: processes that failed, the first one first.
+            attempt: number of the attempt that would begin.
+            attempts: how many there may be.
+        """
+        record = failures[0].record if failures else None
+        if record is not None and record.kind.name == "STOPPED":
+            return False
+        if record is not None and record.lasts:
+            self._say(f"not tried again: {record.code} would end the next attempt, too")
+            return False
+        cause = import_module("forgather.ml.distributed.launcher").in_a_line(failures, self._world_size)
+        serial, folder = self._newest()
+        goes_on = self._auto_resume and serial > self._earlier
+        os.environ[GOES_ON] = "auto" if goes_on else "no"
+        begins = f"going on from {folder}" if goes_on else "beginning anew: nothing of it is saved yet"
+        if not self._auto_resume:
+            begins = "beginning anew, as auto_resume: false says"
+        self._say(f"attempt {attempt} of {attempts}, after {cause}; {begins}")
+        return True
+
+    def _newest(self) -> tuple[int, str]:
+        """Returns the number and the step of the checkpoint that was written last; zero where there is none."""
+        found = import_module("forgather.ml.checkpoint.lineage").in_order(self._output_dir)
+        if not found:
+            return 0, ""
+        folder, origin = max(found, key=lambda item: item[1].serial)
+        return origin.serial, f"step {folder.name.rpartition('-')[2]}"
+
+
+def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
+    """Tells whether this process belongs to a run that was started again, and goes on from its newest checkpoint.
+
+    Args:
+        tolerance: of the config.
+        environ: environment variables of torchrun and SLURM, and ours.
+    """
+    if tolerance is None or not tolerance.auto_resume:
+        return False
+    counts = [environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")]
+    return any(count not in ("", "0") for count in counts) and environ.get(GOES_ON, "auto") == "auto"

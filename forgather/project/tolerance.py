@@ -1,0 +1,108 @@
+"""What a config says of a run that fails: how often it is started again, and what it goes on from.
+
+Takes a graph; gives `FaultTolerance`, and assignments as `--set` takes them. Keeps true: what it changes are values of
+the graph like any other, so they are checked, and kept in the run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from forgather.config.follow import path_text
+from forgather.config.forms import describe
+from forgather.config.graph import Call, Graph, Mapped, Node, Scalar
+from forgather.config.traverse import places
+from forgather.errors import ProjectError, nearest
+from forgather.project.plain import string_entries
+
+KEY = "fault_tolerance"
+MOST_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultTolerance:
+    """What happens to a run that fails.
+
+    Args:
+        auto_resume: whether it goes on from its newest intact checkpoint when it is started again.
+        max_retry_attempts: how often it is started again.
+        checkpoint_interval: steps between checkpoints where the arguments of the trainer save none; None leaves that.
+    """
+
+    auto_resume: bool = True
+    max_retry_attempts: int = 3
+    checkpoint_interval: int | None = None
+
+
+def fault_tolerance(graph: Graph) -> FaultTolerance | None:
+    """Returns `fault_tolerance` of the target `meta`; None where there is none.
+
+    Raises:
+        ProjectError: FG640, it is not what it may be.
+    """
+    meta = graph.targets.get("meta")
+    entry = next((entry for entry in string_entries(meta.value) if entry.key == KEY), None) if meta else None
+    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+        return None
+    if not isinstance(entry.value, Mapped):
+        raise _wrong(f"is {_shown(entry.value)}", entry.span, "write a mapping, as in {max_retry_attempts: 3}")
+    known = [field.name for field in fields(FaultTolerance)]
+    values: dict[str, Any] = {}
+    for one in entry.value.entries:
+        if one.key not in known:
+            raise _wrong(f"has no setting {one.key!r}", one.span, nearest(str(one.key), known))
+        value = one.value.value if isinstance(one.value, Scalar) else one.value
+        if problem := _problem(str(one.key), value):
+            raise _wrong(f"has {one.key}: {_shown(one.value)}", one.span, problem)
+        values[str(one.key)] = value
+    return FaultTolerance(**values)
+
+
+def _problem(name: str, value: Any) -> str:
+    if name == "auto_resume":
+        return "" if isinstance(value, bool) else "write true or false"
+    if name == "checkpoint_interval" and value is None:
+        return ""
+    least, most = (0, MOST_ATTEMPTS) if name == "max_retry_attempts" else (1, 10**12)
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return "" if is_whole and least <= value <= most else f"write a whole number from {least}"
+
+
+def _shown(node: Node) -> str:
+    return repr(node.value)[:80] if isinstance(node, Scalar) else describe(node)
+
+
+def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
+    return ProjectError(f"{KEY!r} of target 'meta' {found}", code="FG640", span=span, path=f"meta.{KEY}", hint=hint)
+
+
+def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of path and YAML text for the arguments of the trainer.
+
+    Args:
+        graph: of the config.
+        tolerance: of the config.
+        goes_on: whether this is a further attempt, which goes on from the newest checkpoint.
+    """
+    main = graph.targets.get("main")
+    if tolerance is None or main is None or not isinstance(main.value, Call):
+        return ()
+    arguments = next((entry.value for entry in main.value.kwargs if entry.key == "args"), None)
+    if not isinstance(arguments, Call):
+        return ()
+    present = {str(entry.key): entry.value for entry in arguments.kwargs}
+    wanted = {} if tolerance.checkpoint_interval is None else _missing(present, tolerance.checkpoint_interval)
+    if goes_on:
+        wanted["resume_from_checkpoint"] = '"auto"'
+    path = next(path_text(place) for place, node in places(graph) if node is arguments)
+    return tuple((f"{'' if name in present else '+'}{path}.{name}", text) for name, text in wanted.items())
+
+
+def _missing(present: Mapping[str, Node], interval: int) -> dict[str, str]:
+    strategy = present.get("save_strategy")
+    says = strategy.value if isinstance(strategy, Scalar) else "no" if strategy is None else "steps"
+    if says in ("no", None):
+        return {"save_strategy": '"steps"', "save_steps": str(interval)}
+    return {"save_steps": str(interval)} if says == "steps" and "save_steps" not in present else {}

@@ -1,0 +1,130 @@
+"""Whether a run that failed is started again, and what it goes on from."""
+
+import os
+import signal
+import stat
+
+import pytest
+
+from forgather.interrupt import Interrupt, of_process
+from forgather.launch.again import GOES_ON, Again, goes_on
+from forgather.launch.requeue import requeued
+from forgather.launch.running import Outcome
+from forgather.ml.checkpoint.folders import write_checkpoint
+from forgather.ml.checkpoint.lineage import next_origin
+from forgather.ml.distributed.failure import Kind, Record
+from forgather.ml.distributed.launcher import Failure
+from forgather.project.tolerance import FaultTolerance
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    monkeypatch.delenv(GOES_ON, raising=False)
+    monkeypatch.setenv(GOES_ON, "")
+
+
+def checkpoint(folder, step):
+    run = next_origin(folder, f"run of {step}", 1000)
+    write_checkpoint(folder, step, lambda draft: draft.write("a", [b"a"]), facts={"run": run})
+
+
+def asked(tmp_path, failure, *, before=(), written=(), auto_resume=True):
+    """Returns the answer, what was said, and what the next processes are told."""
+    said = []
+    for step in before:
+        checkpoint(tmp_path, step)
+    again = Again(str(tmp_path), auto_resume=auto_resume, world_size=2, say=said.append)
+    for step in written:
+        checkpoint(tmp_path, step)
+    return again([failure], 2, 4), said, os.environ[GOES_ON]
+
+
+KILLED = Failure(1, -signal.SIGKILL, None, "step 3, update")
+
+
+def test_a_run_goes_on_from_what_it_has_written(tmp_path):
+    answer, said, told = asked(tmp_path, KILLED, before=[900], written=[2])
+    assert (True, "auto") == (answer, told)
+    cause = "after rank 1 of 2 was ended by SIGKILL in step 3, update, without a word"
+    assert [f"attempt 2 of 4, {cause}; going on from step 2"] == said
+
+
+def test_a_run_that_has_written_nothing_leaves_the_checkpoints_of_an_earlier_one(tmp_path):
+    answer, said, told = asked(tmp_path, KILLED, before=[900])
+    assert (True, "no") == (answer, told)
+    assert said[0].endswith("; beginning anew: nothing of it is saved yet")
+
+
+def test_a_run_that_is_not_to_resume_begins_anew(tmp_path):
+    answer, said, told = asked(tmp_path, KILLED, written=[2], auto_resume=False)
+    assert (True, "no") == (answer, told)
+    assert said[0].endswith("; beginning anew, as auto_resume: false says")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "answer", "line"),
+    [
+        (Kind.CAUSE, "FG818", False, "not tried again: FG818 would end the next attempt, too"),
+        (Kind.CAUSE, "FG609", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
+        (Kind.CAUSE, "", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
+        (Kind.STOPPED, "", False, ""),
+    ],
+)
+def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, answer, line):
+    record = Record(kind, "the message", "step 3", True, 1.0, code)
+    found, said, _ = asked(tmp_path, Failure(0, 1, record))
+    assert answer is found
+    assert line == "" if not said else said[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "environ", "expected"),
+    [
+        (None, {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        (FaultTolerance(), {}, False),
+        (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        (FaultTolerance(), {"SLURM_RESTART_COUNT": "2"}, True),
+        (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1", GOES_ON: "no"}, False),
+        (FaultTolerance(auto_resume=False), {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
+    ],
+)
+def test_only_a_further_attempt_goes_on_by_itself(tolerance, environ, expected):
+    assert expected is goes_on(tolerance, environ)
+
+
+def ended(**given):
+    return Outcome(status=143, run_dir="", interrupted=True, **given)
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "script", "line"),
+    [
+        (signal.SIGUSR1, ended(checkpoint="c"), "exit 0", "job 77 is queued again"),
+        (signal.SIGUSR1, ended(nothing_trained=True), "exit 0", "job 77 is queued again"),
+        (signal.SIGUSR1, ended(), "exit 0", "job 77 is not queued again: nothing was saved, and it would begin anew"),
+        (signal.SIGUSR1, ended(checkpoint="c"), "echo no such job >&2; exit 1", "scontrol says no such job"),
+        (signal.SIGUSR1, ended(checkpoint="c"), None, "there is no scontrol here"),
+        (signal.SIGTERM, ended(checkpoint="c"), "exit 0", None),
+    ],
+)
+def test_a_job_is_queued_again_after_sigusr1(tmp_path, monkeypatch, number, outcome, script, line):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script is not None:
+        program = tmp_path / "scontrol"
+        program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n{script}\n')
+        program.chmod(stat.S_IRWXU)
+    with of_process(Interrupt()) as interrupt:
+        interrupt.begin()
+        signal.raise_signal(number)
+        told = requeued(outcome, {"SLURM_JOB_ID": "77"})
+    assert line == told if line is None else line in told
+    called = tmp_path / "called"
+    assert not called.exists() or called.read_text() == "requeue 77\n"
+
+
+def test_a_run_outside_of_slurm_is_not_queued():
+    with of_process(Interrupt()) as interrupt:
+        interrupt.begin()
+        signal.raise_signal(signal.SIGUSR1)
+        assert requeued(ended(checkpoint="c"), {}) is None
