@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from forgather.ml.checkpoint.manifest import corrupt_file, missing_file, read_manifest
+from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
 from forgather.ml.checkpoint.shards import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
 from forgather.ml.checkpoint.state import unpacked
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF
@@ -70,7 +70,6 @@ class Saved:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._listed = read_manifest(folder).files
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
         try:
@@ -147,8 +146,9 @@ class Saved:
     def _file(self, name: str) -> Any:
         if name not in self._files:
             file = self.folder / name
-            if name not in self._listed:  # nobody has compared it with what was written
-                raise corrupt_file(self.folder / INDEX, f"it names {name!r}, which is no file of the checkpoint")
+            # No link either: what one points to was compared with nothing.
+            if file.parent != self.folder or file.is_symlink():
+                raise corrupt_file(self.folder / INDEX, f"it names {name!r}, which does not lie in the checkpoint")
             try:
                 self._files[name] = self._open.enter_context(safe_open(file, framework="pt"))
             except FileNotFoundError:
