@@ -8,8 +8,10 @@ import functools
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 
 import torch
+from torch.distributed.tensor import DTensor
 
 import forgather.ml
 from forgather.errors import ForgatherError
@@ -53,10 +55,11 @@ def _hook(module, inputs, output):
     return _Factor.apply(output)
 
 
-def faulty_model(dtype):
+def faulty_model(dtype, dropout):
     """Returns a tiny model in which a fault can be planted."""
     model = make_model("llama", dtype)
     for block in model.get_decoder().layers:
+        block.self_attn.attention_dropout = dropout
         block.register_forward_hook(_hook)
     return model
 
@@ -67,9 +70,10 @@ def digest(tree):
 
     def add(value):
         if isinstance(value, torch.Tensor):
+            value = value.to_local() if isinstance(value, DTensor) else value
             found.update(str((value.dtype, tuple(value.shape))).encode())
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             for name in sorted(value, key=str):
                 found.update(str(name).encode())
                 add(value[name])
@@ -82,6 +86,12 @@ def digest(tree):
 
     add(tree)
     return found.hexdigest()
+
+
+def held(trainer):
+    """Returns the digests of what lies in this process."""
+    captured = trainer.strategy.capture()
+    return {"model": digest([captured.weights, captured.extra]), "optimizer": digest(captured.optimizer)}
 
 
 class Fault(TrainerCallback):
@@ -129,9 +139,7 @@ class Fault(TrainerCallback):
             self.lines[state.global_step] = {name: logs[name] for name in known if name in logs}
 
     def _state(self):
-        captured = self.trainer.strategy.capture()
-        schedule = self.trainer.lr_scheduler.state_dict()
-        return {"model": digest(captured["model"]), "optimizer": digest(captured["optimizer"]), "schedule": schedule}
+        return {**held(self.trainer), "schedule": self.trainer.lr_scheduler.state_dict()}
 
 
 def spoil_sums(trainer, norm_of, steps, rank):
@@ -174,7 +182,6 @@ def trained(kind, strategy, settings, *, steps=(5,), rank=0, folder=None, resume
         except (ForgatherError, Died) as found:
             error = str(found) or "died"
         trainer.strategy.discard()
-        captured = trainer.strategy.capture()
         return {
             "before": fault.before,
             "after": fault.after,
@@ -185,7 +192,7 @@ def trained(kind, strategy, settings, *, steps=(5,), rank=0, folder=None, resume
             "epoch": trainer.state.epoch,
             "tokens": trainer.state.num_input_tokens_seen,
             "history": [line for line in trainer.state.log_history if "train_runtime" not in line],
-            "end": {"model": digest(captured["model"]), "optimizer": digest(captured["optimizer"])},
+            "end": held(trainer),
         }
 
 
@@ -205,9 +212,10 @@ def make_trainer(folder, strategy, settings, callbacks):
     # DeepSpeed keeps weights in float32.
     dtype = torch.float32 if "deepspeed" in strategy["settings"] else torch.float64
     return getattr(forgather.ml, name)(
-        model_init=functools.partial(faulty_model, dtype),
+        model_init=functools.partial(faulty_model, dtype, strategy.get("dropout", 0.0)),
         args=arguments(str(folder), **{**common, **strategy["settings"], **settings}),
         train_dataset=packed_rows(1),
+        eval_dataset=packed_rows(1)[:4],
         callbacks=callbacks,
         distributed_env=DistributedEnvironment(timeout_seconds=30, start_timeout_seconds=30),
     )

@@ -21,9 +21,11 @@ with warnings.catch_warnings():
 
 ONE = {"strategy": "one process", "world_size": 1, "trainer": "Trainer", "dp_size": 1, "settings": {}}
 HALF = {**ONE, "strategy": "fp16", "world_size": 2, "trainer": "AccelTrainer", "dp_size": 2, "settings": {"fp16": True}}
+DRAWS = {**ONE, "strategy": "dropout", "dropout": 0.2, "settings": {"dataloader_num_workers": 2, "async_save": True}}
 KINDS = {"one process x1": ONE, "fp16 x2": HALF} | {
     f"{kind['strategy']} x{kind['world_size']}": kind for kind in (*cells._kinds(), *cells._zeros())
 }
+OTHERS = {"dropout x1": DRAWS, "dropout x2": {**DRAWS, "world_size": 2, "trainer": "AccelTrainer", "dp_size": 2}}
 SKIP = {"bad_step_policy": "skip", "spike_threshold": 6.0, "spike_window": 8, "max_bad_steps": 2}
 REWIND = {**SKIP, "bad_step_policy": "rewind", "save_strategy": "steps", "save_steps": 2}
 BAD = 5
@@ -42,8 +44,8 @@ QUICK = [
 
 def faulty(kind, fault, settings, **given):
     """Trains with a fault on the last rank, in a step in which it has rows."""
-    strategy = KINDS[kind]
-    return gang(strategy, fault, settings, steps=(BAD,), rank=strategy["world_size"] - 1, **given)
+    strategy = {**KINDS, **OTHERS}[kind]
+    return gang(strategy, fault, settings, **{"steps": (BAD,), "rank": strategy["world_size"] - 1, **given})
 
 
 def test_a_bad_step_of_one_rank_changes_nothing_on_any(full, figure):
@@ -93,11 +95,10 @@ def test_what_follows_a_step_that_is_left_out_is_the_same_whatever_was_wrong_wit
     assert (clean["epoch"], clean["tokens"], clean["step"]) == tuple(ends[0][n] for n in ("epoch", "tokens", "step"))
 
 
+@pytest.mark.parametrize("settings", [SKIP, REWIND], ids=["skip", "rewind"])
 @pytest.mark.parametrize("kind", ["one process x1", "DDP x2"])
-def test_after_as_many_bad_steps_as_are_allowed_the_run_ends(kind):
-    strategy = KINDS[kind]
-    given = {"steps": (4, 5, 6, 7), "rank": strategy["world_size"] - 1}
-    for one in gang(strategy, "gradient nan", SKIP, **given):
+def test_after_as_many_bad_steps_as_are_allowed_the_run_ends(kind, settings, tmp_path):
+    for one in faulty(kind, "gradient nan", settings, steps=(4, 5, 6, 7), folder=tmp_path):
         assert (
             "[FG651] 3 bad steps among 8, and max_bad_steps is 2; of step 6, the norm of the gradients is"
             in one["error"]
@@ -138,7 +139,20 @@ def lines_of(folder):
     return [file.read_bytes() for file in sorted(folder.glob("runs/*/loss.jsonl"))]
 
 
-@pytest.mark.parametrize("kind", ["one process x1", "DDP x2"])
+@pytest.mark.parametrize(("bad", "every", "back_to"), [(4, 3, 3), (6, 3, 3), (7, 3, 6), (7, 5, 5), (2, 1, 1)])
+def test_a_run_goes_back_over_the_ends_of_epochs(bad, every, back_to, tmp_path):
+    """An epoch has three steps. What is due at its end is done after the rewind as it was before."""
+    given = {"eval_strategy": "epoch", "logging_strategy": "epoch"}
+    back = faulty("one process x1", "loss nan", {**REWIND, **given, "save_steps": every}, folder=tmp_path, steps=(bad,))
+    left_out = faulty("one process x1", "loss nan", {**SKIP, **given}, steps=(bad,))
+    assert back[0]["rewound"] == [back_to]
+    for name in ("error", "end", "lines", "step", "epoch", "tokens"):
+        assert back[0][name] == left_out[0][name]
+    histories = [[repeatable(line) for line in one[0]["history"]] for one in (back, left_out)]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 def test_a_run_that_is_killed_right_after_it_went_back_passes_over_the_same_rows(kind, tmp_path):
     whole = rewound(kind, "gradient nan", tmp_path / "whole")
     killed = faulty(kind, "gradient nan", REWIND, folder=tmp_path / "killed", dies=True)

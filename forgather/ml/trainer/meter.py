@@ -47,7 +47,8 @@ class Meter:
         self.device = device
         self.total_rows = 0
         self.total_tokens = 0
-        self.grad_norm: Tensor | None = None
+        self.grad_norm: float | Tensor | None = None
+        self.learning_rate = 0.0
         self._total = _Sums()
         self._line = _Sums()
         self._tokens = 0
@@ -59,8 +60,9 @@ class Meter:
         """Begins to count time."""
         self._began = self._line_began = time.perf_counter()
 
-    def add(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
+    def add(self, loss: float | Tensor | None, update: Update, window: Window, *, learning_rate: float) -> None:
         """Counts a step; one that was left out as bad has no loss, and its norm is not that of an update."""
+        self.learning_rate = learning_rate
         line = self._line
         line.steps += 1
         line.skipped += update.skipped
@@ -85,7 +87,7 @@ class Meter:
         """True where a line would say something."""
         return self._line.steps > 0
 
-    def line(self, learning_rate: float) -> dict[str, float]:
+    def line(self) -> dict[str, float]:
         """Returns the numbers of the steps since the last line, and begins the next. Waits for the device."""
         line = self._line
         line.loss = float(line.loss)
@@ -98,7 +100,7 @@ class Meter:
             values["grad_norm"] = float(self.grad_norm)
         if line.skipped:
             values["skipped_steps"] = line.skipped
-        values["learning_rate"] = learning_rate
+        values["learning_rate"] = self.learning_rate
         values["tokens_per_second"] = self._tokens / seconds
         values["steps_per_second"] = (line.steps - self._resumed) / seconds
         values |= memory_facts(self.device)
@@ -137,7 +139,9 @@ class Meter:
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums of an unfinished line, and of the lines before. Waits for the device."""
         self._line.loss = float(self._line.loss)
-        return {**asdict(self._line), **{f"total_{name}": value for name, value in asdict(self._total).items()}}
+        totals = {f"total_{name}": value for name, value in asdict(self._total).items()}
+        last = {} if self.grad_norm is None else {"grad_norm": float(self.grad_norm)}
+        return {**asdict(self._line), **totals, **last, "learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with an unfinished line; its rates count the steps of this process alone.
@@ -149,3 +153,4 @@ class Meter:
         losses, skipped = state.get("total_losses", steps), state.get("total_skipped", 0)
         self._total = _Sums(state.get("total_loss", 0.0), losses, steps, skipped)
         self._resumed = self._line.steps
+        self.grad_norm, self.learning_rate = state.get("grad_norm"), state.get("learning_rate", 0.0)

@@ -109,8 +109,8 @@ def _put_back(
         owed = words(parts.get("owed", []))
     # Earlier releases kept neither: their runs left no step out.
     with used("guard", folder):
-        norms = parts.get("guard", {}).get("norms", ())
-        guard = {"norms": [float(norm) for norm in norms]}
+        norms = parts.get("guard", {}).get("norms", [])
+        guard = {"norms": list(numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
     with used("skips", folder):
         skips = [LeftOut.of(facts) for facts in parts.get("skips", ())]
     return Loaded(progress or TrainerState(global_step=step), rng, owed, guard, skips)

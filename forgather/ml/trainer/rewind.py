@@ -93,18 +93,17 @@ class WayBack:
             CheckpointError: FG609 where the disk refuses.
         """
 
-        def act() -> Path:
-            folder = newest_sound(self._behind, bad)
+        def act() -> int:
+            place = newest_sound(self._behind, bad)
             write_skipped(self.storage, self.output_dir, run, skips)
-            return folder
+            return place
 
-        folder = agreement.by_writer(act)
-        self._behind = self._behind[: self._behind.index(folder) + 1]
-        return folder
+        del self._behind[agreement.by_writer(act) + 1 :]
+        return self._behind[-1]
 
 
-def newest_sound(behind: Sequence[Path], step: int) -> Path:
-    """Returns the newest intact checkpoint.
+def newest_sound(behind: Sequence[Path], step: int) -> int:
+    """Returns the place of the newest intact checkpoint.
 
     Args:
         behind: checkpoints that the present state comes from, oldest first; some may have been removed since.
@@ -113,7 +112,7 @@ def newest_sound(behind: Sequence[Path], step: int) -> Path:
     Raises:
         TrainingError: FG652 where there is none.
     """
-    for folder in reversed(behind):
+    for place, folder in reversed(list(enumerate(behind))):
         if not folder.is_dir():
             continue
         try:
@@ -121,7 +120,7 @@ def newest_sound(behind: Sequence[Path], step: int) -> Path:
         except CheckpointError as error:
             _log.warning("skipped a checkpoint: %s", error.message)
         else:
-            return folder
+            return place
     raise TrainingError(
         f"step {step} is bad, and there is no intact checkpoint of this run to go back to",
         code="FG652",

@@ -87,7 +87,6 @@ class Run:
         self._rng: dict[str, Any] | None = None
         self._owed: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
-        self._learning_rate = 0.0
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
         # Who judges steps looks at every norm; otherwise a log line alone asks for it.
         self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
@@ -216,10 +215,10 @@ class Run:
         """
         state, control = self.session.state, self.session.control
         self.agreed.settle(window)
-        self._learning_rate = self.present_learning_rate
+        learning_rate = self.present_learning_rate
         if not (update.skipped or self._follows_metric):
             self.schedule.step()
-        self.meter.add(loss, update, window)
+        self.meter.add(loss, update, window, learning_rate=learning_rate)
         self.data.advance(window)
         state.global_step += 1
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
@@ -287,7 +286,7 @@ class Run:
     def log(self) -> None:
         """Sends a line of metrics to the callbacks."""
         self.guard.poll(wait=True)
-        values = self.meter.line(self._learning_rate)
+        values = self.meter.line()
         self.saves.written_step = -1
         with self.meter.paused():
             self.session.log(values)
