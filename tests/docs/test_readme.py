@@ -16,7 +16,7 @@ COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.s
 STATIC = [
     command
     for command in COMMANDS
-    if command.split()[1] != "new" and " train" not in command and "construct" not in command
+    if command.split()[1] != "new" and not any(word in command for word in (" train", " construct", " ckpt "))
 ]
 
 
