@@ -56,7 +56,7 @@ GUARANTEES = {
     ),
     "R12": ("One failing rank ends the job, and the first cause is told.", "24 cases, ranks 0 and 1"),
     "R13": ("A hang is found, explained and ended.", "a skipped exchange, with the stacks of all ranks"),
-    "R14": ("Steps that are not finite follow a stated policy.", "stop, skip and rewind, on one rank only"),
+    "R14": ("Steps that are not finite or spike follow a stated policy.", "stop, skip and rewind, on one rank only"),
     "R15": ("The number of ranks does not change the global batches.", "1 to 16 ranks, 0 to 4 workers"),
     "R16": ("The same config run twice gives the same losses.", "two runs, compared byte by byte"),
     "R17": ("A bad week is survivable.", "55 mixed faults in one run, five of them on the real command"),

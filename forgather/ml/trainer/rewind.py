@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -135,7 +134,7 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
         CheckpointError: FG609 where the disk refuses.
     """
     text = json.dumps({"run": run, "steps": skips.state()}, indent=1) + "\n"
-    beside = output_dir / f".{SKIPPED}-{os.getpid()}"
+    beside = output_dir / f".{SKIPPED}"  # one run at a time writes into the folder, and what is left is written over
     try:
         make_folders(storage, output_dir)
         write_file(storage, beside, [text.encode()])
