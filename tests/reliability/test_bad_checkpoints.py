@@ -177,7 +177,7 @@ def test_a_name_with_odd_characters_is_a_name(saved, tmp_path, settings, name):
 def test_a_name_that_is_no_text_is_told(saved, tmp_path, settings):
     """The library that reads tensors takes texts alone."""
     folder = shutil.copytree(saved, tmp_path / "\udcff" / "checkpoint-2")
-    refused(folder, settings, "FG603.*is not valid unicode")
+    refused(folder, settings, "FG601.*cannot be read: its path is no UTF-8")
 
 
 @pytest.mark.parametrize("place", ["file", "file/out", "checkpoint-2/model.safetensors/out"])

@@ -34,6 +34,7 @@ def refuse_no_folder(folder: Path) -> None:
         CheckpointError: FG601.
     """
     try:
+        str(folder).encode()  # the library that reads tensors takes texts alone
         if stat.S_ISDIR(os.stat(folder).st_mode):
             os.listdir(folder)
             return
@@ -45,6 +46,8 @@ def refuse_no_folder(folder: Path) -> None:
         problem = (
             f"{str(folder)!r} is a link to nothing" if is_link else f"there is no checkpoint folder {str(folder)!r}"
         )
+    except UnicodeEncodeError:
+        problem = f"the checkpoint folder {str(folder)!r} cannot be read: its path is no UTF-8"
     except (OSError, ValueError) as error:
         problem = f"the checkpoint folder {str(folder)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
     raise CheckpointError(
