@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
 _PIECE = 8 << 20
+_WORTH_A_THREAD = 1 << 20
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -71,14 +73,21 @@ class Draft:
         make_folders(self.storage, file.parent)
         hasher, size = xxhash.xxh3_128(), 0
 
-        def hashed() -> Iterator[Bytes]:
+        def hashed(beside: ThreadPoolExecutor) -> Iterator[Bytes]:
             nonlocal size
             for piece in _pieces(chunks):
-                hasher.update(piece)
                 size += len(piece)
+                if len(piece) < _WORTH_A_THREAD:
+                    hasher.update(piece)
+                    yield piece
+                    continue
+                # Neither hashing nor writing holds the interpreter: a piece is hashed while it is written.
+                hashing = beside.submit(hasher.update, piece)
                 yield piece
+                hashing.result()
 
-        write_file(self.storage, file, hashed())
+        with ThreadPoolExecutor(1) as beside:  # it makes its thread when it is first asked
+            write_file(self.storage, file, hashed(beside))
         self.files[name] = FileFact(size, hasher.hexdigest())
 
     def write_json(self, name: str, value: Any) -> None:
@@ -87,7 +96,6 @@ class Draft:
 
 
 def _pieces(chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-    # Short pieces are hashed while they are still near the processor.
     for chunk in chunks:
         whole = memoryview(chunk).cast("B")
         for start in range(0, len(whole), _PIECE):
