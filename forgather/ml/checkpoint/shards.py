@@ -15,8 +15,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
@@ -64,11 +66,16 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a process tells the others of its state."""
+    """What a process tells the others of its state.
 
-    plan: SavePlan
+    Args:
+        plan: of what lies there; None where it is that of the last time.
+        digest: of the trees, which processes that hold the same tell once.
+    """
+
+    plan: SavePlan | None
     aliases: Mapping[str, str]
-    trees: Mapping[str, Any]
+    digest: str
 
 
 class _Planner(DefaultSavePlanner):
@@ -88,38 +95,53 @@ def _is_nothing(item: WriteItem) -> bool:
     return not math.prod(item.tensor_data.chunk.sizes) and bool(math.prod(item.tensor_data.size))
 
 
-def shards_of(held: Held) -> Shards:
-    """Returns what this process writes; every process calls it.
+class Planning:
+    """Who writes what of a state; remembered from one time to the next, as a run seldom changes what lies where."""
 
-    Raises:
-        CheckpointError: FG606, on every process, where one of them holds a value that no file can.
-    """
-    planner, rank = None, agreement.rank()
+    def __init__(self) -> None:
+        self._local: SavePlan | None = None
+        self._of_all: list[SavePlan] = []
+        self._decided: tuple[list[SavePlan], Metadata] | None = None
 
-    def part() -> _Part:
-        nonlocal planner
-        trees: dict[str, Any] = {}
-        tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
-        for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
-            if tree:
-                trees[section], found = packed(tree, section)
-                tensors |= {f"{section}/{name}": tensor for name, tensor in found.items()}
-        for name, tensor in tensors.items():
-            refuse_unknown_type(name, tensor)
-        planner = _Planner(tensors)
-        return _Part(planner.create_local_plan(), held.aliases, trees)
+    def shards(self, held: Held) -> Shards:
+        """Returns what this process writes; every process calls it.
 
-    parts = agreement.by_all(part)
-    assert planner is not None  # noqa: S101 - made by `part`
-    plans, metadata = planner.create_global_plan([part.plan for part in parts])
-    names = _file_names(plans, metadata)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for item in plans[rank].items:
-        section, name = item.index.fqn.split("/", 1)
-        data = planner.resolve_data(item)
-        assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
-        tensors.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
-    return Shards(tensors, _texts(parts, plans, metadata, names) if rank == 0 else {})
+        Raises:
+            CheckpointError: FG606, on every process, where one of them holds a value that no file can.
+        """
+        planner, local, trees = agreement.together(lambda: _taken_apart(held))
+        digest = xxhash.xxh3_128_hexdigest(trees)
+        told = agreement.gathered(_Part(None if local == self._local else local, held.aliases, digest))
+        if self._decided is None or any(part.plan is not None for part in told):
+            self._of_all = [part.plan or earlier for part, earlier in zip_longest(told, self._of_all)]
+            self._decided = planner.create_global_plan(self._of_all)
+            self._local = local
+        plans, metadata = self._decided
+        names, rank = _file_names(plans, metadata), agreement.rank()
+        mine: dict[str, dict[str, Tensor]] = {}
+        for item in plans[rank].items:
+            section, name = item.index.fqn.split("/", 1)
+            data = planner.resolve_data(item)
+            assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
+            mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
+        first = digest not in [part.digest for part in told[:rank]]
+        every = [json.loads(sent) for sent in agreement.gathered(trees if first else b"") if sent]
+        aliases = {name: of for part in told for name, of in part.aliases.items()}
+        return Shards(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
+
+
+def _taken_apart(held: Held) -> tuple[_Planner, SavePlan, bytes]:
+    """Returns the tensors of a state, by section and name, with their plan, and the trees of the rest as JSON."""
+    tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
+    trees: dict[str, Any] = {}
+    for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
+        if tree:
+            trees[section], found = packed(tree, section)
+            tensors |= {f"{section}/{name}": tensor for name, tensor in found.items()}
+    for name, tensor in tensors.items():
+        refuse_unknown_type(name, tensor)
+    planner = _Planner(tensors)
+    return planner, planner.create_local_plan(), json.dumps(trees).encode()
 
 
 def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int, str], str]:
@@ -152,9 +174,13 @@ def _key(name: str, item: WriteItem, metadata: Metadata) -> str:
 
 
 def _texts(
-    parts: Sequence[_Part], plans: Sequence[SavePlan], metadata: Metadata, names: Mapping[tuple[int, str], str]
+    trees: Sequence[Mapping[str, Any]],
+    aliases: Mapping[str, str],
+    plans: Sequence[SavePlan],
+    metadata: Metadata,
+    names: Mapping[tuple[int, str], str],
 ) -> dict[str, bytes]:
-    index: dict[str, dict[str, Any]] = {MODEL: {}, **{section: {} for part in parts for section in part.trees}}
+    index: dict[str, dict[str, Any]] = {MODEL: {}, **{section: {} for tree in trees for section in tree}}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             section, name = item.index.fqn.split("/", 1)
@@ -168,15 +194,14 @@ def _texts(
             dtype, shape = DTYPES[item.tensor_data.properties.dtype], list(item.tensor_data.size)
             facts = index.setdefault(section, {}).setdefault(name, {"dtype": dtype, "shape": shape, "chunks": []})
             facts["chunks"].append(chunk)
-    aliases = {name: of for part in parts for name, of in part.aliases.items()}
     texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
         texts[HF_INDEX] = as_json(_hf_index(index[MODEL], plans))
         assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
     for section, merge in ((EXTRA_STATE, _merged_extra), (OPTIMIZER, merged_optimizers)):
-        trees = [part.trees[section] for part in parts if section in part.trees]
-        if trees:
-            texts[f"{section}.json"] = as_json(merge(trees))
+        found = [tree[section] for tree in trees if section in tree]
+        if found:
+            texts[f"{section}.json"] = as_json(merge(found))
     return texts
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from forgather.ml.checkpoint.folders import Draft
-from forgather.ml.checkpoint.shards import EXTRA_STATE, Held, shards_of
+from forgather.ml.checkpoint.shards import EXTRA_STATE, Shards
 from forgather.ml.checkpoint.state import as_json, packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement
@@ -68,13 +68,13 @@ class Snapshot:
 
 
 def snapshot(
-    step: int, held: Held, texts: Mapping[str, bytes], training: Mapping[str, Any] | None, *, is_writer: bool
+    step: int, shards: Shards, texts: Mapping[str, bytes], training: Mapping[str, Any] | None, *, is_writer: bool
 ) -> Snapshot:
     """Returns what this process writes of a checkpoint; every process calls it.
 
     Args:
         step: updates that were done.
-        held: the state that lies here.
+        shards: what this process writes of the state.
         texts: small files by name: configuration, tokenizer, state for people.
         training: schedule, random states, position in the data; None where the model alone is saved.
         is_writer: whether this process writes what belongs to all.
@@ -82,7 +82,6 @@ def snapshot(
     Raises:
         CheckpointError: FG606, on every process, where one of them holds a value that no file can.
     """
-    shards = shards_of(held if training is not None else dataclasses.replace(held, optimizer=None))
     if training is None:
         return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
     # Packed by all, though one writes it: what cannot be held is told on each of them.

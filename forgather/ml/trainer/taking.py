@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forgather.ml.checkpoint.shards import Planning
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.optimizer_size import optimizer_bytes
@@ -30,6 +31,7 @@ class Camera:
         self._session = session
         self._strategy = strategy
         self._described: dict[str, bytes] | None = None
+        self._planning = Planning()
 
     def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
         """Returns the bytes that this process writes of a checkpoint of the present step, and those of weights alone.
@@ -42,7 +44,7 @@ class Camera:
         weights = sum(
             tensor.nbytes
             for file, tensors in taken.tensors.items()
-            if file.startswith("model")
+            if file.startswith(("model", "weights"))
             for tensor in tensors.values()
         )
         return taken.size + headers, weights
@@ -62,7 +64,9 @@ class Camera:
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
-        captured = self._strategy.capture()
+        held = self._strategy.capture()
+        alone = args.save_only_model
+        shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
         if self._described is None:  # configuration and tokenizer stay what they are
             processing_class = self._session.dispatcher.scene.get("processing_class")
             self._described = described_files(self._strategy.model, processing_class)
@@ -73,8 +77,8 @@ class Camera:
         }
         return snapshot(
             state.global_step,
-            captured,
+            shards,
             texts,
-            None if args.save_only_model else training(),
+            None if alone else training(),
             is_writer=self._strategy.topology.is_writer,
         )

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
 from forgather.ml.checkpoint.saved import Saved, Stored
-from forgather.ml.checkpoint.shards import Held, shards_of
-from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.checkpoint.shards import Held, Planning
+from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement
 
@@ -17,13 +18,15 @@ from forgather.ml.distributed import agreement
 def write(held, folder):
     """Writes what the processes hold into a folder; returns the files of this one."""
     agreement.by_writer(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
-    shards = shards_of(held)
+    shards = Planning().shards(held)
     draft = Draft(LocalStorage(), Path(folder))
     for name, tensors in shards.tensors.items():
         draft.write(name, file_chunks(tensors))
     for name, content in shards.texts.items():
         draft.write(name, [content])
-    agreement.gathered(None)
+    files = {name: fact for part in agreement.gathered(draft.files) for name, fact in part.items()}
+    manifest = Manifest(0, files).to_bytes()
+    agreement.by_writer(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
     return draft.files
 
 
