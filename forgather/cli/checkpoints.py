@@ -180,7 +180,8 @@ def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
 
 
 def _flat(found: Any) -> dict[str, str]:
-    flat = {"step": str(found.manifest.step), "run": found.origin.run}
+    config = found.manifest.facts.get("config", "-")
+    flat = {"step": str(found.manifest.step), "run": found.origin.run, "config": str(config)}
     for table_name in ("versions", "layout"):
         values = found.manifest.facts.get(table_name)
         for name, value in (values if isinstance(values, Mapping) else {}).items():

@@ -32,6 +32,7 @@ from forgather.ml.checkpoint import (
     write_state,
 )
 from forgather.ml.checkpoint.folders import Draft, step_of
+from forgather.ml.checkpoint.manifest import read_manifest
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 
 
@@ -393,6 +394,19 @@ def test_a_file_of_a_checkpoint_can_be_read_by_others(saved):
     os.umask(umask)
     modes = {file.stat().st_mode & 0o777 for file in checkpoint_folder(saved, 4).iterdir()}
     assert {0o666 & ~umask} == modes
+
+
+def test_the_manifest_tells_versions_layout_and_a_digest_of_the_settings(settings, tmp_path):
+    def digest(folder, **given):
+        args = settings(output_dir=str(tmp_path / folder), save_strategy="steps", save_steps=4, **given)
+        Trainer(tiny_llama(), args, train_dataset=rows()).train()
+        facts = read_manifest(tmp_path / folder / "checkpoint-4").facts
+        assert torch.__version__ == facts["versions"]["torch"] and 1 == facts["layout"]["world_size"]
+        return facts["config"]
+
+    first = digest("a")
+    assert first == digest("b", resume_from_checkpoint="auto", run_name="other")
+    assert first != digest("c", learning_rate=0.5)
 
 
 def test_the_manifest_lists_every_file(saved):

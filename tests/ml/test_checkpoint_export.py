@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from forgather.cli.main import main
 from forgather.ml import Trainer
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.test_layouts import part
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, weights
 from tests.ml.test_model_export import assert_same_files, held, mixtral, tied_gpt2, tiny_llama
 
@@ -37,6 +39,22 @@ def test_the_export_of_a_checkpoint_is_that_of_the_model(checkpoint, tmp_path, c
     files = {file.name: file for file in (tmp_path / "exported").iterdir() if file.name != "SHA256SUMS"}
     assert {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()} == sums
     assert_same_weights(weights(model), weights(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")))
+
+
+@pytest.mark.parametrize("layout", ["shards", "stages"])
+def test_what_several_processes_wrote_is_one_model(tmp_path, capsys, layout):
+    run_ranks(2, part, tmp_path / "out", layout, (), {"load_best_model_at_end": False}, None, timeout=90)
+    newest = max((tmp_path / "out").glob("checkpoint-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    assert 0 == main(["ckpt", "export", str(newest), str(tmp_path / "exported")])
+    assert 0 == main(["ckpt", "verify", str(newest)])
+    assert_same_files(
+        {name: content for name, content in held(tmp_path / "out").items() if name.startswith("model.safetensors")},
+        {
+            name: content
+            for name, content in held(tmp_path / "exported").items()
+            if name.startswith("model.safetensors")
+        },
+    )
 
 
 def test_the_weights_can_be_of_another_type(checkpoint, tmp_path, capsys):

@@ -120,3 +120,7 @@ def test_a_schedule_that_is_missing_goes_on_at_the_rate_of_its_step(saved, go_on
 def test_a_part_that_does_not_exist_is_refused(settings, wrong):
     with pytest.raises(SettingError, match="FG813"):
         settings(allow_missing=wrong)
+
+
+def test_every_part_was_removed(figure):
+    figure("R7", f"{len(PARTS)} parts and 5 files removed in turn: each is named, and spared where it is allowed")

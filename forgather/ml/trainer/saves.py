@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from forgather.ml.trainer.background import Background
 from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.custom import SaveFunction, Scratch, written_by
+from forgather.ml.trainer.origin_facts import origin_facts
 from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.snapshot import Snapshot
@@ -61,7 +61,7 @@ class Saves:
             storage,
             retention=retention_of(args),
             max_steps=session.state.max_steps,
-            facts=_facts(strategy),
+            facts=origin_facts(strategy, args),
         )
         self.written_step = -1
         """The step whose checkpoint holds everything that is known of it."""
@@ -213,10 +213,3 @@ class Saves:
         """Returns the steps that were evaluated, the best first, whatever the history of an earlier run says."""
         best = [] if self.best_folder is None else [step_of(self.best_folder)]
         return best + [step for step in self.best.ranking if step not in best]
-
-
-def _facts(strategy: Strategy) -> dict[str, Any]:
-    topology = strategy.topology
-    versions = {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")}
-    layout = {"world_size": topology.world_size, "dp_size": topology.dp_size, "strategy": type(strategy).__name__}
-    return {"versions": versions, "layout": layout}
