@@ -66,7 +66,7 @@ class Checkpoints:
         draft = Draft(self.storage, folder)
         try:
             parts = agreement.by_all(functools.partial(self._fill, draft, snapshot))
-        except BaseException:
+        except Exception:  # of any process: all are here
             agreement.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
