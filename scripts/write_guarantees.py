@@ -62,6 +62,15 @@ GUARANTEES = {
     "R17": ("A bad week is survivable.", "55 mixed faults in one run, five of them on the real command"),
     "R18": ("A torn last line is survived; memory is flat.", "a cut at every byte of the last record; 10,000 steps"),
     "S6": ("Loading a checkpoint never unpickles.", "payloads in every place that a file may hide one"),
+    "layouts": (
+        "What one layout of processes saved, any other goes on with.",
+        "all 169 pairs of one process, DDP, FSDP2 of 2 and 4, hybrid shards, tensor parallel, with FSDP2, pipeline, "
+        "with replicas, with FSDP2, ZeRO 1 to 3: weights and optimizer after three steps",
+    ),
+    "load": (
+        "A rank needs memory for its own part of a checkpoint.",
+        "1 GiB of weights and moments, four ranks of FSDP2",
+    ),
     "stall": (
         "An asynchronous save stalls the run for less than `torch.save` takes.",
         "1.4 GiB, median of five in one run",

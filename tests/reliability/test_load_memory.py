@@ -70,7 +70,7 @@ def test_a_rank_needs_memory_for_its_own_part_alone(tmp_path, full, figure):
     if full:
         all_of_it, longer = map(max, zip(*run_ranks(RANKS, _load, tmp_path, count, True, timeout=240), strict=True))
         figure(
-            "layouts",
+            "load",
             f"loading {total / MIB:.0f} MiB on {RANKS} ranks of FSDP2: at most {peak / MIB:.0f} MiB a rank in "
             f"{seconds:.1f} s; whole on each rank {all_of_it / MIB:.0f} MiB in {longer:.1f} s",
         )
