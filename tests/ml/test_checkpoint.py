@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -413,3 +414,16 @@ def test_the_manifest_lists_every_file(saved):
     folder = checkpoint_folder(saved, 4)
     listed = set(json.loads((folder / "manifest.json").read_text())["files"])
     assert {file.name for file in folder.iterdir()} - {"manifest.json"} == listed
+
+
+@hypothesis_settings(max_examples=15, deadline=None)
+@given(sizes=st.lists(st.sampled_from([0, 1, 5000, 1 << 20, (8 << 20) + 3, 20 << 20]), max_size=6))
+def test_the_digest_of_a_file_is_that_of_its_bytes_whatever_their_pieces(sizes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digest")
+    chunks = [os.urandom(min(size, 64)) * (size // 64 + 1) for size in sizes]
+    draft = by_hand(folder)
+    draft.write("file", chunks)
+    whole = b"".join(chunks)
+    assert (len(whole), xxhash.xxh3_128(whole).hexdigest()) == (draft.files["file"].size, draft.files["file"].digest)
+    assert whole == (folder / "file").read_bytes()
+    (folder / "file").unlink()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
 _PIECE = 8 << 20
 _WORTH_A_THREAD = 1 << 20
+_BEHIND = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -75,16 +77,19 @@ class Draft:
 
         def hashed(beside: ThreadPoolExecutor) -> Iterator[Bytes]:
             nonlocal size
+            hashing: deque[Future[None]] = deque()
             for piece in _pieces(chunks):
                 size += len(piece)
-                if len(piece) < _WORTH_A_THREAD:
+                # Neither hashing nor writing holds the interpreter, so one goes on beside the other.
+                if hashing or len(piece) >= _WORTH_A_THREAD:
+                    hashing.append(beside.submit(hasher.update, piece))
+                else:
                     hasher.update(piece)
-                    yield piece
-                    continue
-                # Neither hashing nor writing holds the interpreter: a piece is hashed while it is written.
-                hashing = beside.submit(hasher.update, piece)
                 yield piece
-                hashing.result()
+                if len(hashing) > _BEHIND:
+                    hashing.popleft().result()
+            for last in hashing:
+                last.result()
 
         with ThreadPoolExecutor(1) as beside:  # it makes its thread when it is first asked
             write_file(self.storage, file, hashed(beside))
