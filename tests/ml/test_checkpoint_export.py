@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from forgather.cli.main import main
 from forgather.ml import Trainer
+from tests.cli.checkpoint_folders import forge
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_layouts import part
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, weights
@@ -75,8 +76,12 @@ def test_a_plain_model_is_exported_by_its_names(checkpoint, tmp_path):
 
 def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_lost(checkpoint, tmp_path, capsys):
     _, folder = checkpoint(tiny_llama())
+    (folder / "custom").mkdir()
+    (folder / "custom/own.bin").touch()
+    forge(folder, "custom/own.bin", b"of a save_function")
     (folder / "optimizer.json").unlink()
     assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "saved")])
+    assert not (tmp_path / "saved/custom").exists()
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)
@@ -101,8 +106,6 @@ def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, i
 def test_a_checkpoint_cannot_bring_code_along(checkpoint, tmp_path):
     """A class that the folder itself defines is not imported: the weights keep the names that they have."""
     model, folder = checkpoint(tiny_llama())
-    from tests.cli.checkpoint_folders import forge
-
     facts = json.loads((folder / "config.json").read_text())
     evil = f"import pathlib; pathlib.Path({str(tmp_path / 'CANARY')!r}).touch()\n"
     forge(folder, "evil.py", evil.encode())

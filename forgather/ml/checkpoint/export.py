@@ -28,7 +28,7 @@ from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
 
 SUMS = "SHA256SUMS"
 _OF_THE_RUN = ("index.json", "trainer_state.json", "training_args.json")
-_STATE_OF_THE_RUN = ("optimizer", "training_state")
+_STATE_OF_THE_RUN = ("optimizer", "training_state", "custom/")
 _WEIGHTS = ("model", "weights")
 _PIECE = 1 << 22
 
