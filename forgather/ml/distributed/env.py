@@ -25,6 +25,8 @@ from forgather.processes import ProcessFacts
 
 _log = logging.getLogger(__name__)
 
+# Where NCCL's collectives time out, what each process did last is written to a file.
+_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
 
@@ -189,6 +191,9 @@ class DistributedEnvironment:
         device = torch.device("cpu") if use_cpu else self.device
         if device.type == "cpu" and self.backend in ("nccl", "xccl") and self.rank == 0:
             _log.warning("backend %r needs an accelerator, and this run is on the CPU: gloo is used", self.backend)
+        if device.type == "cuda":
+            for name, value in _FLIGHT_RECORDER.items():
+                os.environ.setdefault(name, value)
         start(self if device.type != "cpu" else self.on_cpu(), device)
         return device
 

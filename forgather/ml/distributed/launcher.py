@@ -64,13 +64,8 @@ class Ended:
     stopped_by: int | None = field(default=None)
 
 
-# After Ctrl-C or a scheduler's SIGTERM a step is finished and saved, however long that takes. Where NCCL's collectives
-# time out, its flight recorder is written.
-_WORKER_DEFAULTS = {
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600",
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-}
+# After Ctrl-C or a scheduler's SIGTERM a step is finished and saved, however long that takes.
+_PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
 
 
 def launch(
@@ -99,8 +94,7 @@ def launch(
             code="FG463",
             hint="what stands after '--' is handed to torchrun: options and their values alone",
         )
-    for name, value in _WORKER_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(*_PATIENCE)
     _quiet()
     if "SIGUSR1" not in arguments.signals_to_handle:
         arguments.signals_to_handle += ",SIGUSR1"
