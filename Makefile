@@ -25,7 +25,7 @@ test-distributed: $(STAMP)
 
 # The full sets of the tests of reliability, whose quick sets are part of `make test`; writes the table of docs/guarantees.md.
 test-reliability: $(STAMP)
-	$(BIN)/python -m pytest tests/reliability --full --timeout 1800
+	$(BIN)/python -m pytest tests/reliability --full --timeout 3600
 	$(BIN)/python scripts/write_guarantees.py
 
 lint: $(STAMP)

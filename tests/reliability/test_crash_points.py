@@ -108,7 +108,7 @@ def cases_of(clean, full):
 def test_every_operation_of_a_save_may_be_the_last(clean, full, figure, tmp_path):
     cases = cases_of(clean, full)
     began = time.monotonic()
-    told = spread(trial, cases, clean, tmp_path, timeout=1800)
+    told = spread(trial, cases, clean, tmp_path, timeout=3600)
     seconds = time.monotonic() - began
     killed = told.count("killed")
     refused = len(told) - killed
