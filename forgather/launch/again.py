@@ -24,18 +24,27 @@ class Again:
     Args:
         output_dir: where checkpoints of the run lie.
         auto_resume: whether a new attempt goes on from the newest one.
+        resume: what the run itself goes on from: "auto" or true, or a folder; nothing where it begins anew.
         world_size: processes in all; None where only the machines can tell.
         say: prints a line.
     """
 
     def __init__(
-        self, output_dir: str, *, auto_resume: bool, world_size: int | None, say: Callable[[str], None]
+        self,
+        output_dir: str,
+        *,
+        auto_resume: bool,
+        world_size: int | None,
+        say: Callable[[str], None],
+        resume: object = None,
     ) -> None:
         self._output_dir = Path(output_dir)
         self._auto_resume = auto_resume
         self._world_size = world_size
         self._say = say
-        self._earlier = self._newest()[0]
+        self._resume = resume
+        # What an earlier start of this very run has written is its own, too.
+        self._earlier = 0 if resume in (True, "auto") else self._newest()[0]
 
     def __call__(self, failures: Sequence[Any], attempt: int, attempts: int) -> bool:
         """Tells whether to start again, and says so.
@@ -55,11 +64,16 @@ class Again:
         serial, folder = self._newest()
         goes_on = self._auto_resume and serial > self._earlier
         os.environ[GOES_ON] = "auto" if goes_on else "no"
-        begins = f"going on from {folder}" if goes_on else "beginning anew: nothing of it is saved yet"
-        if not self._auto_resume:
-            begins = "beginning anew, as auto_resume: false says"
+        begins = f"going on from {folder}" if goes_on else self._begins_as_before()
         self._say(f"attempt {attempt} of {attempts}, after {cause}; {begins}")
         return True
+
+    def _begins_as_before(self) -> str:
+        if self._resume and self._newest()[0]:
+            return f"beginning as before, with resume_from_checkpoint: {self._resume}"
+        if not self._auto_resume:
+            return "beginning anew, as auto_resume: false says"
+        return "beginning anew: nothing of it is saved yet"
 
     def _newest(self) -> tuple[int, str]:
         """Returns the number and the step of the checkpoint that was written last; zero where there is none."""
@@ -73,11 +87,14 @@ class Again:
 def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
     """Tells whether this process belongs to a run that was started again, and goes on from its newest checkpoint.
 
+    A job that SLURM has queued again does so by itself; a further attempt under torchrun, where the config says so.
+
     Args:
         tolerance: of the config.
         environ: environment variables of torchrun and SLURM, and ours.
     """
-    if tolerance is None or not tolerance.auto_resume:
+    if tolerance is not None and not tolerance.auto_resume:
         return False
-    counts = [environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")]
-    return any(count not in ("", "0") for count in counts) and environ.get(GOES_ON, "auto") == "auto"
+    names = ["SLURM_RESTART_COUNT"] if tolerance is None else ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"]
+    is_further = any(environ.get(name, "") not in ("", "0") for name in names)
+    return is_further and environ.get(GOES_ON, "auto") == "auto"

@@ -14,8 +14,13 @@ from forgather.interrupt import present
 from forgather.launch.running import Outcome
 
 
-def requeued(outcome: Outcome, environ: Mapping[str, str]) -> str | None:
+def requeued(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
     """Queues this job again where SIGUSR1 has ended its run; None where there is nothing to do.
+
+    Args:
+        outcome: of the run.
+        environ: environment variables of SLURM.
+        goes_on: whether the run goes on from what it has saved, once it is started again.
 
     Returns:
         What was done, or why not.
@@ -26,6 +31,8 @@ def requeued(outcome: Outcome, environ: Mapping[str, str]) -> str | None:
         return None
     if outcome.checkpoint is None and not outcome.nothing_trained:
         return f"job {job} is not queued again: nothing was saved, and it would begin anew"
+    if not goes_on:
+        return f"job {job} is not queued again: it would begin anew each time, and never end"
     program = shutil.which("scontrol")
     if program is None:
         return f"job {job} is not queued again: there is no scontrol here"

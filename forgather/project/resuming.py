@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from forgather.config.follow import path_text
-from forgather.config.graph import Call, Graph
+from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.traverse import places
 from forgather.errors import CheckpointError, ProjectError
 
@@ -21,6 +21,13 @@ RESUME, ALLOW_MISSING = "resume_from_checkpoint", "allow_missing"
 def takes_resume(graph: Graph) -> bool:
     """Tells whether `main` is called with arguments that say what a run goes on from."""
     return _arguments(graph) is not None
+
+
+def resumes_from(graph: Graph) -> object:
+    """Returns what the arguments of `main` say that the run goes on from; None where they say nothing."""
+    arguments = _arguments(graph)
+    said = next((entry.value for entry in arguments.kwargs if entry.key == RESUME), None) if arguments else None
+    return said.value if isinstance(said, Scalar) else None
 
 
 def resume_assignments(

@@ -83,17 +83,18 @@ def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool
 
     Args:
         graph: of the config.
-        tolerance: of the config.
+        tolerance: of the config; None where it says nothing.
         goes_on: whether this is a further attempt, which goes on from the newest checkpoint.
     """
     main = graph.targets.get("main")
-    if tolerance is None or main is None or not isinstance(main.value, Call):
+    if main is None or not isinstance(main.value, Call):
         return ()
     arguments = next((entry.value for entry in main.value.kwargs if entry.key == "args"), None)
     if not isinstance(arguments, Call):
         return ()
     present = {str(entry.key): entry.value for entry in arguments.kwargs}
-    wanted = {} if tolerance.checkpoint_interval is None else _missing(present, tolerance.checkpoint_interval)
+    interval = None if tolerance is None else tolerance.checkpoint_interval
+    wanted = {} if interval is None else _missing(present, interval)
     if goes_on:
         wanted["resume_from_checkpoint"] = '"auto"'
     path = next(path_text(place) for place, node in places(graph) if node is arguments)

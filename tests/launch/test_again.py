@@ -28,12 +28,12 @@ def checkpoint(folder, step):
     write_checkpoint(folder, step, lambda draft: draft.write("a", [b"a"]), facts={"run": run})
 
 
-def asked(tmp_path, failure, *, before=(), written=(), auto_resume=True):
+def asked(tmp_path, failure, *, before=(), written=(), auto_resume=True, resume=None):
     """Returns the answer, what was said, and what the next processes are told."""
     said = []
     for step in before:
         checkpoint(tmp_path, step)
-    again = Again(str(tmp_path), auto_resume=auto_resume, world_size=2, say=said.append)
+    again = Again(str(tmp_path), auto_resume=auto_resume, resume=resume, world_size=2, say=said.append)
     for step in written:
         checkpoint(tmp_path, step)
     return again([failure], 2, 4), said, os.environ[GOES_ON]
@@ -59,6 +59,19 @@ def test_a_run_that_is_not_to_resume_begins_anew(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, written=[2], auto_resume=False)
     assert (True, "no") == (answer, told)
     assert said[0].endswith("; beginning anew, as auto_resume: false says")
+
+
+def test_a_run_that_went_on_and_has_written_nothing_since_goes_on_from_there_again(tmp_path):
+    answer, said, told = asked(tmp_path, KILLED, before=[900], resume="auto")
+    assert (True, "auto") == (answer, told)
+    assert said[0].endswith("; going on from step 900")
+
+
+@pytest.mark.parametrize(("resume", "auto_resume"), [("out/checkpoint-900", True), ("auto", False)])
+def test_a_run_that_begins_as_its_config_says_does_not_claim_to_begin_anew(tmp_path, resume, auto_resume):
+    answer, said, told = asked(tmp_path, KILLED, before=[900], resume=resume, auto_resume=auto_resume)
+    assert (True, "no") == (answer, told)
+    assert said[0].endswith(f"; beginning as before, with resume_from_checkpoint: {resume}")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,9 @@ def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, 
         (FaultTolerance(), {"SLURM_RESTART_COUNT": "2"}, True),
         (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1", GOES_ON: "no"}, False),
         (FaultTolerance(auto_resume=False), {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        (FaultTolerance(auto_resume=False), {"SLURM_RESTART_COUNT": "1"}, False),
+        (None, {"SLURM_RESTART_COUNT": "1"}, True),
+        (None, {"SLURM_RESTART_COUNT": "0"}, False),
     ],
 )
 def test_only_a_further_attempt_goes_on_by_itself(tolerance, environ, expected):
@@ -117,7 +133,7 @@ def test_a_job_is_queued_again_after_sigusr1(tmp_path, monkeypatch, number, outc
     with of_process(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(number)
-        told = requeued(outcome, {"SLURM_JOB_ID": "77"})
+        told = requeued(outcome, {"SLURM_JOB_ID": "77"}, goes_on=True)
     assert line == told if line is None else line in told
     called = tmp_path / "called"
     assert not called.exists() or called.read_text() == "requeue 77\n"
@@ -127,4 +143,12 @@ def test_a_run_outside_of_slurm_is_not_queued():
     with of_process(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGUSR1)
-        assert requeued(ended(checkpoint="c"), {}) is None
+        assert requeued(ended(checkpoint="c"), {}, goes_on=True) is None
+
+
+def test_a_job_that_would_begin_anew_each_time_is_not_queued():
+    with of_process(Interrupt()) as interrupt:
+        interrupt.begin()
+        signal.raise_signal(signal.SIGUSR1)
+        told = requeued(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, goes_on=False)
+    assert told == "job 77 is not queued again: it would begin anew each time, and never end"

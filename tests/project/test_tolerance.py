@@ -75,3 +75,10 @@ def test_a_further_attempt_goes_on(tmp_path):
     expected = (("+main.args.resume_from_checkpoint", '"auto"'),)
     assert expected == assignments(found, fault_tolerance(found), goes_on=True)
     assert () == assignments(found, fault_tolerance(found), goes_on=False)
+
+
+def test_a_job_that_was_queued_again_goes_on_without_further_words(tmp_path):
+    found = graph(tmp_path, "")
+    assert fault_tolerance(found) is None
+    assert "resume_from_checkpoint" in assignments(found, None, goes_on=True)[0][0]
+    assert () == assignments(found, None, goes_on=False)

@@ -140,9 +140,17 @@ def run(invocation: Invocation) -> int:
 
 
 def _again(plan: RunPlan, asked: Asked) -> Again:
-    tolerance = fault_tolerance(plan.project.graph) or FaultTolerance(auto_resume=False)
-    auto_resume = tolerance.auto_resume
-    return Again(plan.output_dir, auto_resume=auto_resume, world_size=asked.world_size, say=print_note)
+    from forgather.project.resuming import resumes_from
+
+    graph = plan.project.graph
+    tolerance = fault_tolerance(graph) or FaultTolerance(auto_resume=False)
+    return Again(
+        plan.output_dir,
+        auto_resume=tolerance.auto_resume,
+        resume=resumes_from(graph),
+        world_size=asked.world_size,
+        say=print_note,
+    )
 
 
 def _run_joined(invocation: Invocation, member: Any) -> int:
@@ -238,9 +246,17 @@ def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json
     _print_outcome(outcome, as_json=as_json)
     if outcome.interrupted and outcome.checkpoint and not as_json:
         _print_how_to_go_on(project, command)
-    if (told := requeued(outcome, os.environ)) is not None:
+    if (told := requeued(outcome, os.environ, goes_on=_goes_on_later(project))) is not None:
         print_note(told)
     return outcome.status
+
+
+def _goes_on_later(project: Project) -> bool:
+    """Tells whether a job that is queued again goes on from what was saved."""
+    from forgather.project.resuming import takes_resume
+
+    tolerance = fault_tolerance(project.graph)
+    return takes_resume(project.graph) and (tolerance is None or tolerance.auto_resume)
 
 
 def _checked(project: Project) -> Sequence[Diagnostic]:
