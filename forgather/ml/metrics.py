@@ -71,16 +71,20 @@ class LineWriter:
             self._descriptor = None
 
 
-def go_on(file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None) -> int:
+def go_on(
+    file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None, *, name: str | None = None
+) -> int:
     """Brings a file to where a run goes on: its last part holds `records`, and no line of steps that are taken anew.
 
     Lines that are there stay as they are, with the times that they tell; those that are missing (another file than
-    before, or a machine that lost its last seconds) are written. What other runs wrote before stays.
+    before, or a machine that lost its last seconds) are written. What other runs wrote before stays, and so do, later
+    on, records that tell no step, or another name: a file may be that of several runs at a time.
 
     Args:
         file: of the run; it need not exist.
         records: what the run had written.
         begin: where the run's part begins; None looks for its first record.
+        name: what the run's records have as their name.
 
     Returns:
         Where the run's part begins.
@@ -89,20 +93,32 @@ def go_on(file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], be
     content = path.read_bytes() if path.exists() else b""
     before = _before(content, records) if begin is None else content[: content.rfind(b"\n", 0, begin) + 1]
     lines = content[len(before) :].split(b"\n")[:-1]
-    same = 0
-    for line, record in zip(lines, records, strict=False):
-        if _core(_parsed(line)) != _core(plain(record)):
-            break
-        same += 1
-    kept = len(before) + sum(len(line) + 1 for line in lines[:same])
-    missing = b"".join(_line(record) for record in records[same:])
-    if missing or kept < len(content):
+    stays, same = _staying(lines, [_core(plain(record)) for record in records], name)
+    whole = stays.index(False) if False in stays else len(lines)
+    kept = len(before) + sum(len(line) + 1 for line in lines[:whole])
+    later = b"".join(line + b"\n" for line, is_kept in zip(lines[whole:], stays[whole:], strict=True) if is_kept)
+    later += b"".join(_line(record) for record in records[same:])
+    if later or kept < len(content):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as stream:
             stream.truncate(kept)
             stream.seek(kept)
-            stream.write(missing)
+            stream.write(later)
     return len(before)
+
+
+def _staying(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -> tuple[list[bool], int]:
+    """Returns which lines stay, and how many of the records are among them."""
+    stays, same, is_behind = [], 0, True
+    for line in lines:
+        record = _parsed(line)
+        if record is not None and ("step" not in record or record.get("name") != name):
+            stays.append(True)
+            continue
+        is_behind = is_behind and same < len(records) and _core(record) == records[same]
+        same += is_behind
+        stays.append(is_behind)
+    return stays, same
 
 
 def _before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:

@@ -61,7 +61,9 @@ class JsonLogger(TrainerCallback, ExportableState):
             records[_beside(file)] = [record for record in told if record is not None]
         goes_on = state.global_step > 0
         self._begins = {
-            str(path): go_on(path, found, self._begins.get(str(path))) if goes_on else end_of_lines(path)
+            str(path): go_on(path, found, self._begins.get(str(path)), name=self.name if path == file else None)
+            if goes_on
+            else end_of_lines(path)
             for path, found in records.items()
         }
 
