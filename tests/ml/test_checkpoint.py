@@ -34,7 +34,9 @@ from forgather.ml.checkpoint import (
 )
 from forgather.ml.checkpoint.folders import Draft, step_of
 from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.trainer.beginning import begin_from
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
+from tests.reliability.faults import Faulty
 
 
 def fill(draft):
@@ -303,6 +305,14 @@ def test_looking_for_a_checkpoint_brings_back_a_half_replaced_one_and_removes_no
     draft.mkdir()
     assert (tmp_path / "checkpoint-5", []) == newest_verified(tmp_path)
     assert draft.exists()
+
+
+def test_a_run_that_goes_on_brings_it_back_through_its_storage(settings, tmp_path):
+    write_checkpoint(tmp_path, 5, fill).rename(tmp_path / ".replaced-checkpoint-5-999999999")
+    storage = Faulty()
+    args = settings(output_dir=str(tmp_path), save_strategy="no")
+    assert tmp_path / "checkpoint-5" == begin_from(args, storage, "auto")
+    assert [("rename", tmp_path / "checkpoint-5"), ("sync_folder", tmp_path)] == storage.operations
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not say when a process began")

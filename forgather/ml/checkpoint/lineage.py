@@ -18,7 +18,7 @@ from typing import Any
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import bring_back, list_checkpoints, step_of
 from forgather.ml.checkpoint.manifest import read_manifest, verify
-from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 _LAST_SECOND = 1e11  # of the year 5138: no clock says more, and no calendar takes much more
 
@@ -73,17 +73,20 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
     return [(folder, origin) for _, folder, origin in found]
 
 
-def newest_verified(output_dir: Path, *, without: Container[str] = ()) -> tuple[Path | None, list[CheckpointError]]:
+def newest_verified(
+    output_dir: Path, *, without: Container[str] = (), storage: Storage | None = None
+) -> tuple[Path | None, list[CheckpointError]]:
     """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones.
 
     Args:
         output_dir: where they lie.
         without: names of files that may be missing, see `verify`.
+        storage: gives back its name to a checkpoint that was about to be replaced; the file system by default.
     """
     skipped: dict[Path, CheckpointError] = {}
     # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
-        bring_back(LocalStorage(), output_dir)
+        bring_back(storage or LocalStorage(), output_dir)
     for folder, _ in reversed(in_order(output_dir)):
         try:
             verify(folder, without=without)

@@ -44,7 +44,7 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
     output_dir = Path(args.output_dir)
     if args.save_strategy != "no":
         saving.check_writable(storage, output_dir)
-    folder = saving.resolve_resume(request, output_dir, args.allow_missing or ())
+    folder = saving.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)
     return folder

@@ -119,7 +119,11 @@ def read_progress(folder: Path) -> TrainerState | None:
 
 
 def resolve_resume(
-    request: bool | str | os.PathLike[str] | None, output_dir: Path, allow_missing: Sequence[str] = ()
+    request: bool | str | os.PathLike[str] | None,
+    output_dir: Path,
+    allow_missing: Sequence[str] = (),
+    *,
+    storage: Storage | None = None,
 ) -> Path | None:
     """Returns the verified checkpoint to go on from; None to begin anew.
 
@@ -127,6 +131,7 @@ def resolve_resume(
         request: true or "auto" for the newest intact one, a folder, or nothing.
         output_dir: where checkpoints of the run lie.
         allow_missing: parts whose files may be missing.
+        storage: see `newest_verified`.
 
     Raises:
         CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
@@ -141,7 +146,7 @@ def resolve_resume(
         except CheckpointError as failure:
             raise explained(failure) from None
         return folder
-    newest, skipped = newest_verified(output_dir, without=Spared(allow_missing))
+    newest, skipped = newest_verified(output_dir, without=Spared(allow_missing), storage=storage)
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
     if newest is None and skipped:
