@@ -74,6 +74,23 @@ def test_it_holds_the_bits_of_its_step_whatever_the_run_does_meanwhile(settings,
         assert digests(tmp_path / "a", step) == digests(tmp_path / "b", step)
 
 
+def test_callbacks_are_told_of_it_with_the_history_of_its_step(settings, tmp_path):
+    class Late(Slow):
+        def create(self, file):
+            if ".saving-checkpoint-2-" in str(file):
+                self.may_go.wait(10)
+            return super().create(file)
+
+    class History(Watch):
+        def on_save(self, args, state, control, **others):
+            super().on_save(args, state, control, **others)
+            assert state.global_step == state.log_history[-1]["step"]
+
+    late, every_step = Late(), {"logging_strategy": "steps", "logging_steps": 1}
+    _, watch = trained(settings, tmp_path, late, History(late, lets_go_at=4), async_save=True, **every_step)
+    assert (2, 4) == watch.saved[0]
+
+
 def test_the_run_waits_where_the_earlier_one_is_still_being_written(settings, tmp_path, caplog):
     trained(settings, tmp_path, Slow(), async_save=True, save_total_limit=1)
     assert [8] == [step for step, _ in list_checkpoints(tmp_path)]

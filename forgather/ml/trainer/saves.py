@@ -159,7 +159,7 @@ class Saves:
             write(snapshot)
         else:
             self._background.write(snapshot, write)
-            self._state_saved = dataclasses.replace(state)
+            self._state_saved = dataclasses.replace(state, log_history=[*state.log_history])
 
     def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch) -> None:
         try:
