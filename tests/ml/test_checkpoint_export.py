@@ -74,14 +74,16 @@ def test_a_plain_model_is_exported_by_its_names(checkpoint, tmp_path):
     assert_same_weights(weights(model), held(tmp_path / "plain")["model.safetensors {'format': 'pt'}"])
 
 
-def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_lost(checkpoint, tmp_path, capsys):
+def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_damaged_or_lost(checkpoint, tmp_path, capsys):
     _, folder = checkpoint(tiny_llama())
     (folder / "custom").mkdir()
     (folder / "custom/own.bin").touch()
     forge(folder, "custom/own.bin", b"of a save_function")
-    (folder / "optimizer.json").unlink()
+    (folder / "optimizer.safetensors").write_bytes(b"cut")
     assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "saved")])
     assert not (tmp_path / "saved/custom").exists()
+    (folder / "optimizer.json").unlink()
+    assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "saved without")])
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)

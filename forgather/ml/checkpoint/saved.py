@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,31 +63,32 @@ class Saved:
 
     Args:
         folder: of a verified checkpoint.
+        sections: what is looked at; files of others are not opened, and may be damaged.
 
     Raises:
         CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, sections: Collection[str] = (MODEL, EXTRA_STATE, OPTIMIZER)) -> None:
         self.folder = folder
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
         try:
-            self._read_index()
-            self.extra = self._tree(EXTRA_STATE, lambda stored: self.whole(stored)) or {}
-            self.optimizer = self._tree(OPTIMIZER, lambda stored: stored) if OPTIMIZER in self._stored else None
+            self._read_index(sections)
+            self.extra = self._tree(EXTRA_STATE, self.whole) or {}
+            self.optimizer = self._tree(OPTIMIZER, lambda stored: stored)
         except BaseException:
             self.close()
             raise
 
-    def _read_index(self) -> None:
+    def _read_index(self, sections: Collection[str]) -> None:
         self._stored: dict[str, dict[str, Stored]] = {}
         self._chunks: dict[Stored, list[tuple[str, str]]] = {}
         self._metadata = Metadata({})
         index = self._json(INDEX)
         try:
             for section, tensors in index["tensors"].items():
-                if section == OPTIMIZER and not self._is_there(section, tensors):
+                if section not in sections or (section == OPTIMIZER and not self._is_there(section, tensors)):
                     continue
                 self._stored[section] = {}
                 for name, facts in tensors.items():
@@ -113,9 +114,9 @@ class Saved:
             raise corrupt_file(self.folder / name, f"it cannot be read ({error})") from None
 
     def _tree(self, section: str, what: Any) -> Any:
-        if not (self.folder / f"{section}.json").exists():
+        if section not in self._stored:
             return None
-        stored = self._stored.get(section, {})
+        stored = self._stored[section]
         plain = self._json(f"{section}.json")
         try:
             return unpacked(plain, {name: what(one) for name, one in stored.items()})
@@ -205,7 +206,7 @@ def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
     """
-    with Saved(folder) as saved:
+    with Saved(folder, sections=(MODEL,)) as saved:
         for name, stored in saved.weights.items():
             if name not in saved.aliases:
                 yield name, saved.whole(stored)
