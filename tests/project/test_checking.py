@@ -118,7 +118,11 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         ("spike_threshold: 0.5", "FG813", "spike_threshold is 0.5"),
         ("spike_window: 2", "FG813", "spike_window is 2"),
         ("max_bad_steps: -1", "FG813", "max_bad_steps is -1"),
-        ("max_bad_steps: 200", "FG814", "max_bad_steps 200 among the last spike_window 128 steps"),
+        (
+            "bad_step_policy: skip, max_bad_steps: 200",
+            "FG814",
+            "max_bad_steps 200 among the last spike_window 128 steps",
+        ),
         (
             "bad_step_policy: rewind, save_only_model: true",
             "FG814",
@@ -142,6 +146,20 @@ def test_settings_that_are_known_only_in_the_run_are_not_judged(checked):
     result = checked(ARGS.format("save_strategy: !var save, eval_strategy: !env EVAL, fp16: !var half"))
     assert () == result.errors
     assert any("save_strategy" in one.reason for one in result.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("spike_window: 8, spike_threshold: 6", []),
+        ("spike_window: 8, bad_step_policy: skip, max_bad_steps: 2", []),
+        ("spike_window: 8", ["FG457"]),
+        ("max_bad_steps: 200", ["FG457"]),
+    ],
+)
+def test_settings_of_bad_steps_are_judged_where_they_have_an_effect(checked, settings, expected):
+    found = checked(ARGS.format(settings)).findings
+    assert expected == [one.code for one in found if "spike_window" in one.message or "max_bad_steps" in one.message]
 
 
 def test_older_names_are_warnings(told):

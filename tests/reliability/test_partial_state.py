@@ -86,6 +86,13 @@ def test_a_file_that_is_gone_is_named_with_the_parts_that_it_holds(saved, go_on,
     assert 4 == go_on(parts).state.global_step
 
 
+def test_what_may_be_missing_is_said_to_have_no_effect_where_there_is_no_checkpoint(go_on, saved, caplog):
+    go_on(["rng"])
+    assert "allow_missing" not in caplog.text
+    go_on(["rng"], resume_from_checkpoint=False)
+    assert "allow_missing has no effect: the run goes on from no checkpoint" in caplog.text
+
+
 def test_the_weights_can_never_be_missing(saved, go_on):
     (saved / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"\[FG604\] .*model.safetensors"):

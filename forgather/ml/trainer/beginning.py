@@ -16,9 +16,12 @@ from torch import nn
 from forgather.errors import TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.checkpoint.storage import Storage
+from forgather.ml.log import get_logger
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches
+
+_log = get_logger(__name__)
 
 
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
@@ -45,6 +48,8 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
     if args.save_strategy != "no":
         saving.check_writable(storage, output_dir)
     folder = saving.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
+    if folder is None and args.allow_missing:
+        _log.warning("allow_missing has no effect: the run goes on from no checkpoint (set resume_from_checkpoint)")
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)
     return folder

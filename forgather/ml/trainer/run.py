@@ -369,8 +369,8 @@ class Run:
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=step)
         self.saves.held_step = step
-        if folder.resolve() == checkpoint_folder(self.saves.output_dir, step).resolve():
-            self.saves.written_step = step
+        is_own = folder.resolve() == checkpoint_folder(self.saves.output_dir, step).resolve()
+        self.saves.written_step = step if is_own else -1
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
