@@ -162,3 +162,8 @@ def test_what_would_fit_is_named():
     with pytest.raises(CheckpointError) as refused:
         refuse_too_much(need, Retention(), Path("out"), 720)
     assert "save_total_limit: 6 would fit" in refused.value.hint
+
+
+def test_a_run_of_very_many_saves_is_judged_at_once():
+    need = Need(checkpoint=100, model=10, steps=range(1, 1_000_001), present=[1, 2])
+    assert (999_999, 999_998) == need.at_once(Retention())

@@ -38,6 +38,9 @@ class Need:
 
     def at_once(self, retention: Retention) -> tuple[int, int]:
         """Returns how many further checkpoints there are at most at one time, and how many at the end."""
+        if retention.last is None:  # nothing goes: a run of very many saves need not be gone through
+            earlier = {*self.present, *self.steps[:-1]}
+            return len(earlier) + 1 - len(self.present), len(earlier | {*self.steps[-1:]}) - len(self.present)
         lying = list(self.present)
         most = len(lying)
         for step in self.steps:
