@@ -166,4 +166,4 @@ def test_what_would_fit_is_named():
 
 def test_a_run_of_very_many_saves_is_judged_at_once():
     need = Need(checkpoint=100, model=10, steps=range(1, 1_000_001), present=[1, 2])
-    assert (999_999, 999_998) == need.at_once(Retention())
+    assert (999_998, 999_998) == need.at_once(Retention())

@@ -17,8 +17,8 @@ from forgather.errors import CheckpointError, ProjectError
 from forgather.project.display import near_path
 
 TAKES_CONFIG = True
-DESCRIPTION = """Look after checkpoints. FOLDER is a checkpoint, or an output folder that holds some; without one it is
-the output folder of the config that -p and -t name."""
+DESCRIPTION = """Look after checkpoints. FOLDER is an output folder that holds some, or one of them where
+that is enough; without it, it is the output folder of the config that -p and -t name."""
 EXAMPLES = """examples:
   fgcli ckpt ls output_models/tiny_llama               what there is, and which one '--resume auto' would take
   fgcli -t tiny.yaml ckpt verify                       every byte of every checkpoint against its digest
@@ -54,7 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         action.epilog = _EXAMPLES[name]
         many = {"nargs": "*" if name in ("verify", "show") else "?"} if name != "export" else {}
-        action.add_argument("folder", metavar="FOLDER", help="checkpoint or output folder", **many)  # type: ignore[arg-type]
+        what = "output folder" if name in ("ls", "prune") else "checkpoint or output folder"
+        action.add_argument("folder", metavar="FOLDER", help=what, **many)  # type: ignore[arg-type]
         if name in _OPTIONS:
             _OPTIONS[name](action)
         add_json(action)
@@ -120,7 +121,12 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
 
 
 def _survey(invocation: Invocation, folder: str | None) -> Any:
-    """Returns what lies in an output folder; a checkpoint that is named stands for the folder that holds it alone."""
+    """Returns what lies in an output folder.
+
+    Raises:
+        ProjectError: FG674, it is one checkpoint.
+        CheckpointError: FG601, it holds none.
+    """
     found = _named(invocation, folder)
     survey = _ml("survey").survey(found)
     if not survey.checkpoints:
