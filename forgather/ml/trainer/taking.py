@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forgather.ml.checkpoint.shards import Planning
+from forgather.ml.distributed import agreement
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.optimizer_size import optimizer_bytes
@@ -68,8 +69,7 @@ class Camera:
         alone = args.save_only_model
         shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
         if self._described is None:  # configuration and tokenizer stay what they are
-            processing_class = self._session.dispatcher.scene.get("processing_class")
-            self._described = described_files(self._strategy.model, processing_class)
+            self._described = agreement.together(self._describe)
         texts = {
             **self._described,
             TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode(),
@@ -82,3 +82,8 @@ class Camera:
             None if alone else training(),
             is_writer=self._strategy.topology.is_writer,
         )
+
+    def _describe(self) -> dict[str, bytes]:
+        if not self._strategy.topology.is_writer:
+            return {}
+        return described_files(self._strategy.model, self._session.dispatcher.scene.get("processing_class"))

@@ -3,11 +3,12 @@
 import errno
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from forgather.errors import CheckpointError
+from forgather.errors import CheckpointError, DistributedError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import LocalStorage, list_checkpoints, verify
 from tests.ml.distributed.gang import run_ranks
@@ -68,6 +69,35 @@ def test_the_bits_are_those_of_a_run_that_waits(tmp_path):
         actual = verify(folder).files
         tensors = [name for name in expected if name.endswith(".safetensors")]
         assert {name: expected[name] for name in tensors} == {name: actual[name] for name in tensors}
+
+
+class Words:
+    """A tokenizer of which the process that writes alone is asked for files."""
+
+    def __init__(self, has_room):
+        self.has_room, self.times = has_room, 0
+
+    def save_pretrained(self, place):
+        self.times += 1
+        if not self.has_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        Path(place, "words.json").write_text("{}")
+
+
+def with_words(folder, has_room):
+    words = Words(has_room)
+    trainer = make(folder, processing_class=words, **EVERY_TWO, max_steps=4)
+    try:
+        trainer.train()
+    except (DistributedError, OSError) as error:
+        return type(error).__name__, words.times
+    return words.times
+
+
+def test_the_tokenizer_is_asked_once_and_its_failure_is_one_of_all(tmp_path):
+    assert [2, 0] == run_ranks(2, with_words, tmp_path / "good", True)  # for checkpoints, and for the model
+    assert "words.json" in verify(tmp_path / "good" / "checkpoint-4").files
+    assert [("OSError", 1), ("DistributedError", 0)] == run_ranks(2, with_words, tmp_path / "bad", False)
 
 
 @pytest.mark.parametrize("step", [4, 7])

@@ -36,13 +36,14 @@ def make(folder, *, batch_size, ranks, data=None, model=None, callbacks=(), **gi
     """Returns a trainer of one process, or the part of one of several."""
     several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=20)}
     trainer, arguments = (Trainer, TrainingArguments) if ranks == 1 else (AccelTrainer, AccelTrainingArguments)
+    objects = {name: given.pop(name) for name in ("eval_dataset", "processing_class") if name in given}
     return trainer(
         model or (lambda: tiny_llama().double()),
         arguments(str(folder), per_device_train_batch_size=batch_size, **{**COMMON, **given}),
         train_dataset=rows(13) if data is None else data,
         data_collator=collate,
         callbacks=callbacks,
-        **{name: given.pop(name) for name in ("eval_dataset",) if name in given},
+        **objects,
         **several,
     )
 
