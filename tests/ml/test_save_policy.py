@@ -165,6 +165,11 @@ def test_the_clock_tells_when_the_minutes_have_passed():
             due.append(step)
             clock.restart(step)
     assert [19, 28, 37] == due
+    seconds[0] += 60
+    clock.restart(20)  # the run went back to a checkpoint
+    assert not clock.is_due(21)
+    seconds[0] += 60
+    assert clock.is_due(22)
 
 
 def _saved_by():

@@ -62,7 +62,7 @@ def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
     path = scratch / FOLDER
     try:
-        agreement.by_all(functools.partial(_call, function, model, step, path))
+        agreement.together(functools.partial(_call, function, model, step, path))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

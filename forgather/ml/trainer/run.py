@@ -191,6 +191,7 @@ class Run:
             folder = self._way_back.take(bad, self.skips, self.saves.checkpoints.run_id)
             loaded = self._put_back(folder)
             import_states(self.session, loaded.progress.stateful_callbacks, settings=False)  # type: ignore[arg-type]
+        self.saves.begin()
         self._windows.renew()
         _log.warning("step %d: the run goes back to %s", bad, folder)
         self.session.send("on_rewind")

@@ -28,7 +28,7 @@ class SaveClock:
         self._from_step = self._ask_at = 0
 
     def restart(self, step: int) -> None:
-        """Begins to count anew: the run begins, or a checkpoint was written."""
+        """Begins to count anew: the run begins, a checkpoint was written, or the run went back to one."""
         self._since = self._now()
         self._from_step, self._ask_at = step, step + 1
 

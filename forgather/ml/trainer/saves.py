@@ -113,7 +113,7 @@ class Saves:
             agreement.by_writer(lambda: refuse_too_much(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
-        """Begins to count the minutes: the first step comes now."""
+        """Begins to count the minutes: the first step comes now, also the first one after the run went back."""
         self._clock.restart(self._session.state.global_step)
 
     def is_due(self) -> bool:
