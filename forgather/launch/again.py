@@ -77,11 +77,8 @@ class Again:
 
     def _newest(self) -> tuple[int, str]:
         """Returns the number and the step of the checkpoint that was written last; zero where there is none."""
-        found = import_module("forgather.ml.checkpoint.lineage").in_order(self._output_dir)
-        if not found:
-            return 0, ""
-        folder, origin = max(found, key=lambda item: item[1].serial)
-        return origin.serial, f"step {folder.name.rpartition('-')[2]}"
+        serial, step = import_module("forgather.ml.checkpoint.lineage").last_written(self._output_dir)
+        return serial, f"step {step}"
 
 
 def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:

@@ -28,7 +28,7 @@ def checkpoint(folder, step):
     write_checkpoint(folder, step, lambda draft: draft.write("a", [b"a"]), facts={"run": run})
 
 
-def asked(tmp_path, failure, *, before=(), written=(), auto_resume=True, resume=None):
+def asked(tmp_path, failure, *, before=(), written=(), replaces=None, auto_resume=True, resume=None):
     """Returns the answer, what was said, and what the next processes are told."""
     said = []
     for step in before:
@@ -36,6 +36,8 @@ def asked(tmp_path, failure, *, before=(), written=(), auto_resume=True, resume=
     again = Again(str(tmp_path), auto_resume=auto_resume, resume=resume, world_size=2, say=said.append)
     for step in written:
         checkpoint(tmp_path, step)
+    if replaces is not None:
+        (tmp_path / f"checkpoint-{replaces}").rename(tmp_path / f".replaced-checkpoint-{replaces}-999999999")
     return again([failure], 2, 4), said, os.environ[GOES_ON]
 
 
@@ -47,6 +49,12 @@ def test_a_run_goes_on_from_what_it_has_written(tmp_path):
     assert (True, "auto") == (answer, told)
     cause = "after rank 1 of 2 was ended by SIGKILL in step 3, update, without a word"
     assert [f"attempt 2 of 4, {cause}; going on from step 2"] == said
+
+
+def test_a_run_goes_on_from_what_it_was_about_to_replace(tmp_path):
+    answer, said, told = asked(tmp_path, KILLED, before=[900], written=[2], replaces=2)
+    assert (True, "auto") == (answer, told)
+    assert said[0].endswith("; going on from step 2")
 
 
 def test_a_run_that_has_written_nothing_leaves_the_checkpoints_of_an_earlier_one(tmp_path):

@@ -234,11 +234,15 @@ def tidy(storage: Storage, output_dir: Path) -> None:
 
 def bring_back(storage: Storage, output_dir: Path) -> None:
     """Gives back its name to a checkpoint that a dead process was about to replace."""
-    for folder, match in _leftovers(output_dir):
-        final = output_dir / match[2]
-        if match[1] == "replaced" and not final.exists():
-            storage.rename(folder, final)
-            storage.sync_folder(output_dir)
+    for folder, final in half_replaced(output_dir):
+        storage.rename(folder, final)
+        storage.sync_folder(output_dir)
+
+
+def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
+    """Returns the checkpoints that a dead process was about to replace: where each lies, and the name that it had."""
+    found = [(folder, output_dir / match[2]) for folder, match in _leftovers(output_dir) if match[1] == "replaced"]
+    return [(folder, final) for folder, final in found if not final.exists()]
 
 
 def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.folders import bring_back, list_checkpoints, step_of
+from forgather.ml.checkpoint.folders import bring_back, half_replaced, list_checkpoints, step_of
 from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
@@ -71,6 +71,16 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
         last[origin.run] = max(origin.serial, last.get(origin.run, 0))
     found.sort(key=lambda item: (last[item[2].run], item[2].serial, item[0]))
     return [(folder, origin) for _, folder, origin in found]
+
+
+def last_written(output_dir: Path) -> tuple[int, int]:
+    """Returns number and step of the checkpoint that was written last into a folder; zeros where there is none.
+
+    One that a dead process was about to replace counts, and stays where it is.
+    """
+    found = [(origin_of(folder).serial, step) for step, folder in list_checkpoints(output_dir)]
+    found += [(origin_of(folder).serial, step_of(final)) for folder, final in half_replaced(output_dir)]
+    return max(found, default=(0, 0))
 
 
 def newest_verified(
