@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from forgather.errors import CheckpointError
 from forgather.interrupt import Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
+from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm
 from forgather.ml.quiet import without_progress_bars
@@ -87,13 +88,14 @@ class HFTrainer(Trainer):
 
         Raises:
             CheckpointError: FG601 where the folder does not exist.
-            KeyboardInterrupt: after Ctrl-C, when the state was saved.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes alike, when the state was saved.
         """
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
         if folder is not None:
             _log.warning("resuming from %s", folder)
-        with heard() as interrupt:
+        several = self.args.world_size > 1
+        with heard(same_within=1.0 if several else 0.0, speaks=self.args.process_index == 0) as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
             try:
@@ -104,8 +106,8 @@ class HFTrainer(Trainer):
                 raise
             finally:
                 self.remove_callback(stop)
-        if interrupt.requested:
-            raise interrupt.error
+        if (asked := stop.asked()) is not None:
+            raise asked
         return result
 
     def _close(self, error: BaseException) -> None:
@@ -163,10 +165,11 @@ def _newest_whole_checkpoint(output_dir: Path) -> str | None:
 
 
 class _StopAfterStep(TrainerCallback):
-    """Ends the run after the step in which a signal came, with a checkpoint where saving is on."""
+    """Ends the run after the step in which a signal came to any process, with a checkpoint where saving is on."""
 
     def __init__(self, interrupt: Interrupt, *, saves: bool) -> None:
         self.began = False
+        self._asked: KeyboardInterrupt | None = None
         self._interrupt = interrupt
         self._saves = saves
 
@@ -186,10 +189,15 @@ class _StopAfterStep(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> TrainerControl:
         """Asks for the end."""
-        if self._interrupt.requested:
+        if self.asked() is not None:
             control.should_training_stop = True
             control.should_save = control.should_save or self._saves
         return control
+
+    def asked(self) -> KeyboardInterrupt | None:
+        """Returns what to raise where a process was asked to stop; all of them ask after the same steps."""
+        self._asked = self._asked or self._interrupt.told(agreement.total(self._interrupt.wish))
+        return self._asked
 
 
 class _OutputLoss:
