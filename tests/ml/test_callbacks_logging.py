@@ -112,3 +112,18 @@ def test_what_a_repeated_run_logs_again_stands_beside_without_times_speeds_and_m
         == (tmp_path / "loss.jsonl").read_text()
     )
     assert 3 == len(read_metrics(tmp_path))
+
+
+def test_a_rewind_hides_what_came_after_it_and_keeps_how_the_writer_was_made(tmp_path):
+    args = arguments(tmp_path)
+    logger = TBLogger(functools.partial(SummaryWriter, filename_suffix=".mine", flush_secs=7))
+    logger.on_train_begin(args, state(), control())
+    for step in (1, 2, 3):
+        logger.on_log(args, state(step), control(), logs={"loss": float(step)})
+    logger.on_rewind(args, state(1), control())
+    logger.on_log(args, state(2), control(), logs={"loss": 20.0})
+    logger.on_train_end(args, state(2), control())
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(1, 1.0), (2, 20.0)] == [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert 7 == logger.summary_writer.flush_secs
+    assert all(file.name.endswith(".mine") for file in tmp_path.glob("events.out.tfevents.*"))

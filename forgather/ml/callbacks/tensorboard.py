@@ -76,7 +76,8 @@ class TBLogger(TrainerCallback):
         writer = self.summary_writer
         if passes(self.rank_filter, args) and isinstance(writer, SummaryWriter):
             writer.close()
-            self.summary_writer = SummaryWriter(log_dir=writer.log_dir, purge_step=state.global_step + 1)
+            kept = {name: getattr(writer, name) for name in ("log_dir", "max_queue", "flush_secs", "filename_suffix")}
+            self.summary_writer = SummaryWriter(**kept, purge_step=state.global_step + 1)
 
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
