@@ -108,11 +108,6 @@ def survey(output_dir: Path) -> Survey:
     return Survey(output_dir, tuple(_surveyed(folder, origin) for folder, origin in in_order(output_dir)))
 
 
-def surveyed(folder: Path) -> Surveyed:
-    """Returns what is known of one checkpoint."""
-    return _surveyed(folder, origin_of(folder))
-
-
 def _surveyed(folder: Path, origin: Origin) -> Surveyed:
     problem: CheckpointError | None = None
     size = 0
