@@ -145,3 +145,19 @@ def test_a_config_with_a_mistake_is_told_once_before_anything_starts(bench):
     assert 1 == done.returncode
     assert 1 == done.stderr.count("error[")
     assert done.stderr.startswith("error[FG412]")
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "lasts"),
+    [
+        (TypeError("no such argument"), "construction", True),
+        (ModuleNotFoundError("toy"), "construction", True),
+        (TypeError("one odd row"), "forward and backward", False),
+        (ConnectionError("the hub does not answer"), "construction", False),
+        (MemoryError(), "construction", False),
+    ],
+)
+def test_a_slip_in_what_is_constructed_would_end_each_attempt(error, phase, lasts):
+    failure = pytest.importorskip("forgather.ml.distributed.failure")
+    whereabouts = pytest.importorskip("forgather.ml.distributed.whereabouts")
+    assert lasts is failure.record_of(error, whereabouts.Whereabouts(phase), told=True).lasts

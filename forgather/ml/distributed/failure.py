@@ -28,6 +28,8 @@ _KEY = "forgather"
 _FOLLOWS = ("FG706", "FG854")
 # Those of a disk or a network, which may be there again.
 _PASSING = (*_FOLLOWS, "FG463", "FG464", "FG609", "FG817")
+# Of code and its arguments, and of nothing that changes from one attempt to the next.
+_SLIPS = (TypeError, AttributeError, NameError, ImportError, SyntaxError)
 _WAITED = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
 _LOST = (
     "Connection closed by peer",
@@ -61,7 +63,7 @@ class Record:
         where: step and phase.
         told: whether the process has told it to its user.
         instant: when, in seconds since the epoch.
-        code: of an error of ours; "" for any other.
+        code: of an error of ours; the type of a slip in what is constructed; "" for any other.
     """
 
     kind: Kind
@@ -143,7 +145,11 @@ def read_record(folder: Path) -> Record | None:
 
 def record_of(error: BaseException, where: Whereabouts, *, told: bool) -> Record:
     """Returns the record of an exception."""
-    code = error.code if isinstance(error, ForgatherError) else ""
+    code = ""
+    if isinstance(error, ForgatherError):
+        code = error.code
+    elif where.phase == "construction" and isinstance(error, _SLIPS):
+        code = type(error).__name__
     return Record(kind_of(error), described(error), str(where), told, time.time(), code)
 
 
