@@ -360,7 +360,7 @@ def _number_expected(rule: Mapping[str, Any]) -> str:
 
 
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
-    "text": lambda value, rule: isinstance(value, str) and value != "",
+    "text": lambda value, rule: isinstance(value, str) and value != "" and "\0" not in value,
     "texts": lambda value, rule: (
         isinstance(value, list | tuple)
         and all(isinstance(item, str) and item in rule.get("choices", (item,)) for item in value)
@@ -378,7 +378,7 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "texts": lambda rule: f"a list of: {', '.join(rule['choices'])}" if "choices" in rule else "a list of texts",
     "list": lambda rule: "a list",
     "flag": lambda rule: "true or false",
-    "whole": lambda rule: f"a whole number from {rule['minimum']}" if "minimum" in rule else "a whole number",
+    "whole": lambda rule: _number_expected(rule).replace("a number", "a whole number"),
     "number": _number_expected,
     "steps": lambda rule: "a whole number of steps from 1, or a share of all steps between 0 and 1",
     "mapping": lambda rule: "a mapping",

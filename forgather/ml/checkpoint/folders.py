@@ -8,6 +8,7 @@ replaced by one of the same step stays until the new one has its place.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest, check_complete
+from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest, check_complete, is_regular
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree, write_file
 
 _PREFIX = "checkpoint-"
@@ -111,6 +112,9 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
     """Returns an empty draft of a checkpoint; leftovers of dead processes are removed first."""
     tidy(storage, output_dir)
     make_folders(storage, output_dir)
+    final = checkpoint_folder(output_dir, step)
+    if os.path.lexists(final) and not final.is_dir():
+        raise FileExistsError(errno.EEXIST, "a file has that name")  # it is none of ours, and stays
     folder = output_dir / f".saving-{_PREFIX}{step}-{own_mark()}"
     storage.make_folder(folder)
     return Draft(storage, folder)
@@ -138,6 +142,8 @@ def finish_draft(
     check_complete(folder)  # a storage may lose what it was given without a word
     final = checkpoint_folder(folder.parent, step)
     _put_in_place(storage, folder, final)
+    if not is_regular(final / MANIFEST):
+        raise FileNotFoundError(errno.ENOENT, "the storage has not put it in place")
     return final
 
 

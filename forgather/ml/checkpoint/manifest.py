@@ -218,6 +218,14 @@ def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> Checkpoint
     return None
 
 
+def is_regular(file: Path) -> bool:
+    """Tells whether a file is one itself: no link, and no pipe or device whose reading may never end."""
+    try:
+        return stat.S_ISREG(os.lstat(file).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yields files that lie in the folder of a checkpoint and are no part of it."""
     for file in sorted(folder.rglob("*")):

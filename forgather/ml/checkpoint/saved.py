@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.manifest import corrupt_file, is_regular, missing_file
 from forgather.ml.checkpoint.shards import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
 from forgather.ml.checkpoint.state import unpacked
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF
@@ -106,12 +107,14 @@ class Saved:
         return all((self.folder / file).exists() for file in files)
 
     def _json(self, name: str) -> Any:
+        file = self.folder / name
+        _refuse_special(file)
         try:
-            return json.loads((self.folder / name).read_bytes())
+            return json.loads(file.read_bytes())
         except FileNotFoundError:
-            raise missing_file(self.folder / name) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise corrupt_file(self.folder / name, f"it cannot be read ({error})") from None
+            raise missing_file(file) from None
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
+            raise corrupt_file(file, f"it cannot be read ({error})") from None
 
     def _tree(self, section: str, what: Any) -> Any:
         if section not in self._stored:
@@ -150,6 +153,7 @@ class Saved:
             # No link either: what one points to was compared with nothing.
             if file.parent != self.folder or file.is_symlink():
                 raise corrupt_file(self.folder / INDEX, f"it names {name!r}, which does not lie in the checkpoint")
+            _refuse_special(file)
             try:
                 self._files[name] = self._open.enter_context(safe_open(file, framework="pt"))
             except FileNotFoundError:
@@ -191,6 +195,11 @@ class Saved:
         value = torch.empty(stored.shape, dtype=stored.dtype)
         self.read(stored, value)
         return value
+
+
+def _refuse_special(file: Path) -> None:
+    if os.path.lexists(file) and not is_regular(file):
+        raise corrupt_file(file, "it is no regular file")
 
 
 def _fqn(stored: Stored) -> str:

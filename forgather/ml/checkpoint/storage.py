@@ -137,7 +137,10 @@ def make_folders(storage: Storage, folder: Path) -> None:
 
 
 def remove_tree(storage: Storage, folder: Path) -> None:
-    """Removes a folder with what is in it."""
+    """Removes a folder with what is in it; of a link, the link alone."""
+    if folder.is_symlink():
+        storage.remove_file(folder)
+        return
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(storage, entry)

@@ -16,7 +16,7 @@ from typing import Any
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import step_of
 from forgather.ml.checkpoint.lineage import Origin, in_order, origin_of
-from forgather.ml.checkpoint.manifest import Manifest, changes, extra_files, read_manifest
+from forgather.ml.checkpoint.manifest import Manifest, changes, extra_files, is_regular, read_manifest
 from forgather.ml.checkpoint.tensor_header import TensorFact, read_header
 
 _TRAINER_STATE = "trainer_state.json"
@@ -156,7 +156,7 @@ def _is_number(value: Any) -> bool:
 def _json(file: Path) -> dict[str, Any]:
     """Returns what a file of JSON says; nothing where it cannot be read."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
+        if not is_regular(file) or file.stat().st_size > _MOST_BYTES:
             return {}
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

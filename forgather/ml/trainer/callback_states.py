@@ -6,9 +6,11 @@ one class are told apart by their order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.trainer.session import Session
 
@@ -19,13 +21,25 @@ def export_states(session: Session) -> None:
     for part in [*session.dispatcher.callbacks, session.control]:
         if isinstance(part, ExportableState):
             name = type(part).__name__
-            earlier = states.get(name)
+            state, earlier = _plain(name, part.state()), states.get(name)
             if earlier is None:
-                states[name] = part.state()
+                states[name] = state
             else:
-                states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), part.state()]
+                states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), state]
     # transformers declares a list, and keeps a dict by the names of classes.
     session.state.stateful_callbacks = states  # type: ignore[assignment]
+
+
+def _plain(name: str, state: Any) -> Any:
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of the callback {name} is not what JSON holds: {error}",
+            code="FG606",
+            hint="state() may hold numbers, texts, lists and dicts with texts as keys: nothing is pickled",
+        ) from None
+    return state
 
 
 def import_states(session: Session, states: Mapping[str, Any], *, settings: bool) -> None:

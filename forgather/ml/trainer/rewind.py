@@ -159,12 +159,14 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
     for folder in folders:
         file = folder / SKIPPED
         try:
+            if file.exists() and not file.is_file():
+                raise OSError("it is no regular file")  # the reading of a pipe would not end
             facts = json.loads(file.read_text(encoding="utf-8"))
             if facts["run"] == run:
                 found |= dict.fromkeys(LeftOut.of(one) for one in facts["steps"])
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise CheckpointError(
                 f"the list of steps that were left out, {str(file)!r}, cannot be read: {type(error).__name__}: {error}",
                 code="FG653",

@@ -77,7 +77,7 @@ def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | 
 
 
 def _what_fits(need: Need, retention: Retention, free: int) -> str:
-    limits = range((retention.last or len(need.steps)) - 1, 0, -1)
+    limits = range(min(retention.last or len(need.steps), len(need.steps)) - 1, 0, -1)
     for last in limits if len(limits) < 100 else (16, 8, 4, 3, 2, 1):
         if need.bytes(dataclasses.replace(retention, last=last, every=None)) <= free:
             beside = ", without keep_every_n_steps" if retention.every else ""
