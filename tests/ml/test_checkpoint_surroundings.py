@@ -17,6 +17,7 @@ from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
 from forgather.ml.trainer.space import Need, refuse_too_much
 from tests.cli.checkpoint_folders import make_checkpoint
+from tests.ml.fixtures import regression_rows
 from tests.reliability.job import trainer
 
 KINDS = ("synchronous", "asynchronous")
@@ -121,6 +122,18 @@ def test_a_limit_beyond_every_number_is_one_like_others():
     with pytest.raises(CheckpointError, match="FG630") as refused:
         refuse_too_much(need, Retention(last=10**23), Path("out"), 720)
     assert "save_total_limit: 6 would fit" in refused.value.hint
+
+
+def test_rows_that_have_become_a_stream_are_said(tmp_path, caplog):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(regression_rows(40))
+
+    trainer(tmp_path, "synchronous", max_steps=3).train()
+    later = trainer(tmp_path, "synchronous")
+    later.train_dataset = Stream()
+    later.train(resume_from_checkpoint=True)
+    assert "the training data changed since the checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "value"), [("spike_window", 10**23), ("logging_dir", "a\0b")])

@@ -131,6 +131,13 @@ def test_a_signal_to_the_launcher_or_to_one_process_saves_once(bench, number, to
         figure("R11", f"6 of 6 signals to the real command or one of its processes: 143, {slowest:.1f} s after at most")
 
 
+def test_signals_of_one_moment_are_one(bench):
+    status, output, _ = stopped(bench, FGCLI, signal.SIGTERM, "launcher", again=0.05)
+    assert 143 == status, output
+    assert 1 == len(saved(bench)), output
+    assert "Traceback" not in output and "error" not in output
+
+
 def test_a_second_signal_ends_at_once_and_saves_nothing(bench):
     bench_words = (*FGCLI, "--procs", "1")
     status, output, seconds = stopped(bench, bench_words, signal.SIGTERM, "launcher", again=0.2)

@@ -13,14 +13,17 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher import api as launcher_api
@@ -68,6 +71,9 @@ class Ended:
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
 
 
+_SAME_WITHIN = 1.0  # seconds
+
+
 def launch(
     words: Sequence[str],
     module: str,
@@ -109,7 +115,7 @@ def launch(
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
     attempts = _Attempts(config.max_restarts + 1, log_dir, again or _always)
     try:
-        with _agents_that_ask(attempts):
+        with _agents_that_ask(attempts), _bursts_of_one_signal():
             elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
         return Ended(failures=_failures(failed.failures, log_dir))
@@ -210,6 +216,26 @@ def _agents_that_ask(attempts: _Attempts) -> Iterator[None]:
         yield
     finally:
         setattr(launcher_api, name, usual)
+
+
+@contextlib.contextmanager
+def _bursts_of_one_signal() -> Iterator[None]:
+    """Has torchrun take signals of one second for one: the next would break off how it ends the processes."""
+    name = "_terminate_process_handler"
+    usual = getattr(processes_api, name)
+    heard = -_SAME_WITHIN
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        if time.monotonic() - heard >= _SAME_WITHIN:
+            heard = time.monotonic()
+            usual(number, frame)
+
+    setattr(processes_api, name, handler)
+    try:
+        yield
+    finally:
+        setattr(processes_api, name, usual)
 
 
 def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:

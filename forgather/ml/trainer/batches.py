@@ -273,7 +273,9 @@ class TrainBatches:
         facts = ["num_rows", "seed", "shuffled"]
         if "workers" in now and (before["workers"] or now["workers"]):
             facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
-        changed = [f"{name} {before[name]}, now {now[name]}" for name in facts if before.get(name) != now.get(name)]
+        changed = [
+            f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)
+        ]
         if changed:
             _log.warning(
                 "the training data changed since the checkpoint (%s): rows may be met twice or not at all in this "
