@@ -92,7 +92,14 @@ def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_damaged_or_lo
 
 
 @pytest.mark.parametrize(
-    ("into", "more"), [("file", []), ("full", []), ("inside", []), ("new", ["--max-shard-size", "huge"])]
+    ("into", "more"),
+    [
+        ("file", []),
+        ("full", []),
+        ("inside", []),
+        ("new", ["--max-shard-size", "huge"]),
+        ("new", ["--max-shard-size", "0GB"]),
+    ],
 )
 def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, into, more):
     _, folder = checkpoint(tiny_llama())
@@ -101,7 +108,9 @@ def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, i
     place = folder / "model" if into == "inside" else tmp_path / into
     before = sorted(tmp_path.rglob("*"))
     assert 1 == main(["ckpt", "export", str(folder), str(place), *more])
-    assert "error[FG677]" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error[FG677]" in said
+    assert not more or f"'{more[1]}' is no size of a file" in said and "--max-shard-size 5GB" in said
     assert before == sorted(tmp_path.rglob("*"))
 
 

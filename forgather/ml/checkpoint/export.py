@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,10 @@ def export_checkpoint(
     """
     manifest = read_manifest(source)
     beside = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
-    _refuse_changed(source, manifest)
+    shard_size = _bytes_of(max_shard_size)
     _refuse_place(source, into)
-    layout = _layout(source, _in_type(whole_weights(source), dtype), max_shard_size)
+    _refuse_changed(source, manifest)
+    layout = _layout(source, _in_type(whole_weights(source), dtype), shard_size)
     sums = _Sums()
 
     def fill(draft: Draft) -> None:
@@ -113,18 +115,30 @@ def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[s
     }
 
 
-def _layout(source: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> Layout:
+def _bytes_of(size: str | int) -> int:
+    found = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) *([KMGT])B", str(size).strip().upper())
+    number = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2]))) if found else size
+    if not isinstance(number, int) or number < 1:
+        raise CheckpointError(
+            f"the model cannot be exported: {size!r} is no size of a file",
+            code="FG677",
+            hint="give a number and KB, MB, GB or TB, as in --max-shard-size 5GB",
+        )
+    return number
+
+
+def _layout(source: Path, weights: Mapping[str, Tensor], shard_size: int) -> Layout:
     try:
         model = _skeleton(source)
         # Weights of a model inside another one (adapters, a module of the user's) keep the names that they have.
         names = () if model is None else tuple(model.state_dict())
         if model is not None and weights.keys() <= set(names):
             ordered = {name: weights[name] for name in names if name in weights}
-            return layout_of(model, ordered, shard_size=max_shard_size)
-        return split(weights, shard_size=max_shard_size)
+            return layout_of(model, ordered, shard_size=shard_size)
+        return split(weights, shard_size=shard_size)
     except ValueError as error:
         raise CheckpointError(
-            f"the model cannot be exported: {error}", code="FG677", hint="give the size of a file as 500MB or 5GB"
+            f"the model cannot be exported: {error}", code="FG677", hint=f"see 'fgcli ckpt show {source}'"
         ) from None
 
 
