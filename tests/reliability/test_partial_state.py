@@ -93,6 +93,16 @@ def test_what_may_be_missing_is_said_to_have_no_effect_where_there_is_no_checkpo
     assert "allow_missing has no effect: the run goes on from no checkpoint" in caplog.text
 
 
+def test_what_to_allow_is_told_with_what_is_allowed_already(saved, go_on):
+    for part in ("optimizer", "rng", "data"):
+        remove(saved, part)
+    with pytest.raises(CheckpointError, match=r"has no data and rng .*--allow-missing optimizer,data,rng\)"):
+        go_on(["optimizer"])
+    (saved / "trainer_state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"\[FG604\] .*--allow-missing optimizer,progress\)"):
+        go_on(["optimizer"])
+
+
 def test_the_weights_can_never_be_missing(saved, go_on):
     (saved / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"\[FG604\] .*model.safetensors"):

@@ -20,6 +20,11 @@ from forgather.ml.checkpoint.folders import bring_back, half_replaced, list_chec
 from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
+NONE_INTACT = (
+    "restore one from a copy; or begin anew: --resume never (resume_from_checkpoint: false), or move them away"
+)
+"""What to do where no checkpoint of a folder is intact."""
+
 _LAST_SECOND = 1e11  # of the year 5138: no clock says more, and no calendar takes much more
 
 

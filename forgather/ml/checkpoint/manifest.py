@@ -22,6 +22,7 @@ from forgather.ml.checkpoint.foreign import not_ours, refuse_no_folder
 MANIFEST = "manifest.json"
 FORMAT = 2
 _MOST_BYTES = 1 << 28
+_AUTO = "--resume auto, or resume_from_checkpoint: auto, does that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
-        hint="remove this checkpoint folder and resume from an earlier one (resume_from_checkpoint: auto does that)",
+        hint=f"remove this checkpoint folder and resume from an earlier one ({_AUTO})",
     )
 
 
@@ -261,5 +262,5 @@ def missing_file(file: Path) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is missing",
         code="FG604",
-        hint="restore the file, or resume from another checkpoint (resume_from_checkpoint: auto does that)",
+        hint=f"restore the file, or resume from another checkpoint ({_AUTO})",
     )

@@ -49,7 +49,10 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
         saving.check_writable(storage, output_dir)
     folder = saving.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
     if folder is None and args.allow_missing:
-        _log.warning("allow_missing has no effect: the run goes on from no checkpoint (set resume_from_checkpoint)")
+        _log.warning(
+            "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "
+            "says from which one)"
+        )
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)
     return folder

@@ -57,11 +57,16 @@ class Spared:
         return bool(parts) and self._allowed.issuperset(parts)
 
 
-def explained(error: CheckpointError) -> CheckpointError:
-    """Returns the error for a missing file with the way to go on without the parts that lie in it."""
+def explained(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
+    """Returns the error for a missing file with the way to go on without the parts that lie in it.
+
+    Args:
+        error: of the checkpoint.
+        allowed: parts that may be missing already.
+    """
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
     if parts:
-        error.hint = f"restore the file, or go on without what it holds: --allow-missing {','.join(parts)}"
+        error.hint = f"restore the file, or go on without what it holds: --allow-missing {_all_of(parts, allowed)}"
     return error
 
 
@@ -87,12 +92,16 @@ def read_parts(folder: Path, present: Collection[str], allowed: Collection[str])
         raise CheckpointError(
             f"the checkpoint {str(folder)!r} {alone}has no {_listed(lacking)}",
             code="FG608",
-            hint=f"resume from another one, or go on without: --allow-missing {','.join(lacking)}"
+            hint=f"resume from another one, or go on without: --allow-missing {_all_of(lacking, allowed)}"
             + ("; save_only_model: true writes such checkpoints" if alone else ""),
         )
     if missing:
         _log.warning("resuming from %s without %s: %s", folder, _listed(missing), "; ".join(map(WITHOUT.get, missing)))  # type: ignore[arg-type]
     return state
+
+
+def _all_of(parts: Collection[str], allowed: Collection[str]) -> str:
+    return ",".join(part for part in WITHOUT if part in parts or part in allowed)
 
 
 def numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:

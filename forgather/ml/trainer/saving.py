@@ -18,7 +18,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import layout_of
-from forgather.ml.checkpoint.lineage import newest_verified, passed_over
+from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, passed_over
 from forgather.ml.checkpoint.manifest import read_manifest, verify
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
@@ -144,7 +144,7 @@ def resolve_resume(
         try:
             verify(folder, without=Spared(allow_missing))
         except CheckpointError as failure:
-            raise explained(failure) from None
+            raise explained(failure, allow_missing) from None
         return folder
     newest, skipped = newest_verified(output_dir, without=Spared(allow_missing), storage=storage)
     for error in skipped:
@@ -155,7 +155,7 @@ def resolve_resume(
         raise CheckpointError(
             f"{several if len(skipped) > 1 else only}{skipped[0].message}",
             code="FG607",
-            hint="remove them to begin anew, or give resume_from_checkpoint: false",
+            hint=NONE_INTACT,
         )
     if newest is None:
         _log.warning("no checkpoint in %s: the run begins anew", output_dir)
