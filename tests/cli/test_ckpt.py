@@ -87,6 +87,22 @@ def test_swapped_files_are_found(folder, capsys):
     assert 2 == len(facts(capsys, "verify", folder / "checkpoint-10")[1]["checkpoints"][0]["problems"])
 
 
+def test_verify_names_what_to_do_with_what_is_bad(folder, capsys):
+    (folder / "checkpoint-10/notes.txt").touch()
+    assert "next: move what is no part" in told(capsys, "verify", folder)[1].err
+    (folder / "checkpoint-20/optimizer.json").unlink()
+    assert "next: '--resume auto' takes an intact one; to remove what is bad: rm -r out/checkpoint-20\n" in (
+        told(capsys, "verify", folder)[1].err
+    )
+    assert "fgcli ckpt verify out\n" in told(capsys, "verify", folder / "checkpoint-20")[1].err.replace(
+        str(folder), "out"
+    )
+    for step in (10, 30):
+        (folder / f"checkpoint-{step}/optimizer.json").unlink()
+    said = told(capsys, "verify", folder)[1].err
+    assert "next: restore one from a copy; or begin anew: --resume never" in said and "move them away" in said
+
+
 def test_show_tells_what_is_in_a_checkpoint(folder, capsys):
     make_checkpoint(folder, 40, versions={"forgather": "0.1"}, layout={"world_size": 4, "strategy": "Sharded"})
     status, said = told(capsys, "show", folder)
@@ -111,6 +127,7 @@ def test_the_folder_of_a_config_is_its_output_folder(folder, capsys, monkeypatch
     (folder.parent / "project/templates/configs/a.yaml").write_text(config)
     assert 0 == main(["-p", str(folder.parent / "project"), "-t", "a.yaml", "ckpt", "ls"])
     assert "checkpoint-30" in capsys.readouterr().out
+    assert 0 == main(["-p", str(folder.parent / "project"), "ckpt", "ls", str(folder)])
 
 
 @pytest.mark.parametrize(
@@ -227,6 +244,23 @@ def test_prune_reads_what_stays_before_anything_goes(folder, capsys):
     status, said = told(capsys, "prune", folder, "--keep-last", "1", "--yes")
     assert (1, [10, 20, 30]) == (status, left(folder))
     assert "FG678" in said.err and "no checkpoint that would stay is intact" in said.err
+
+
+def test_prune_does_not_guess_which_are_the_best(tmp_path, capsys):
+    for step in (10, 20, 30):
+        make_checkpoint(tmp_path / "out", step)
+    for more in (["--dry-run"], ["--yes"], ["--yes", "--keep-last", "1"]):
+        status, said = told(capsys, "prune", tmp_path / "out", "--keep-best", "2", *more)
+        assert (1, [10, 20, 30]) == (status, left(tmp_path / "out"))
+        assert "error[FG678]: no checkpoint in" in said.err and "metric_for_best_model" in said.err
+    assert 0 == told(capsys, "prune", tmp_path / "out", "--keep-last", "2", "--yes")[0]
+    assert [20, 30] == left(tmp_path / "out")
+
+
+def test_the_help_of_prune_promises_no_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["ckpt", "prune", "--help"])
+    assert "default" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--keep-last", "0"], ["--keep-best", "many"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -68,8 +69,10 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _prune_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep-last", type=_count, metavar="N", help="the N newest stay (default: 1)")
-    parser.add_argument("--keep-best", type=_count, metavar="K", help="the K best by their metric stay (default: 1)")
+    parser.add_argument("--keep-last", type=_count, metavar="N", help="the N newest stay; the newest always does")
+    parser.add_argument(
+        "--keep-best", type=_count, metavar="K", help="the K best stay, by the metric; the best always does"
+    )
     parser.add_argument("--keep-every", type=_count, metavar="M", help="those of every Mth step stay")
     parser.add_argument("--dry-run", action="store_true", help="tell what would be removed, and remove nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -106,12 +109,12 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
     """Returns the folder that was named, or the output folder of the config.
 
     Raises:
-        ProjectError: both were named.
+        ProjectError: FG674, both were named.
         CheckpointError: FG601 where there is no such folder.
     """
-    if folder is not None and (invocation.config is not None or invocation.project_dir is not None):
+    if folder is not None and invocation.config is not None:
         raise ProjectError(
-            f"{folder!r} and the config of -p and -t each name a folder",
+            f"{folder!r} and the config {invocation.config!r} of -t each name a folder",
             code="FG674",
             hint="leave one of them out",
         )
@@ -192,17 +195,21 @@ def _verify(invocation: Invocation) -> int:
             write_text("\n".join(f"  [{error.code}] {error.message}" for error in problems))
     bad = [folder for folder, _, problems in judged if problems]
     if bad and not invocation.options.json:
-        print_note(_next_step(judged))
+        print_note(f"next: {_next_step(judged)}")
     return int(bool(bad))
 
 
 def _next_step(judged: list[tuple[Path, Any, list[CheckpointError]]]) -> str:
-    whole = [folder for folder, _, problems in judged if not problems]
-    if whole:
-        return (
-            f"next: '--resume auto' takes an intact one; 'rm -r {judged[0][0].parent}/checkpoint-N' removes a bad one"
-        )
-    return "next: restore the files from a copy, or begin anew: fgcli train --resume never"
+    # What lies beside the files of a checkpoint is no reason to remove it.
+    bad = [folder for folder, _, problems in judged if any(error.code != "FG673" for error in problems)]
+    if not bad:
+        return "move what is no part of a checkpoint elsewhere; a run that goes on does not read it"
+    if len(bad) < len(judged):
+        words = " ".join(shlex.quote(near_path(str(folder))) for folder in bad)
+        return f"'--resume auto' takes an intact one; to remove what is bad: rm -r {words}"
+    if len(judged) == 1 and len(_ml("folders").list_checkpoints(bad[0].parent)) > 1:
+        return f"restore its files from a copy, or see what is beside it: fgcli ckpt verify {bad[0].parent}"
+    return str(_ml("lineage").NONE_INTACT)
 
 
 def _show(invocation: Invocation) -> int:

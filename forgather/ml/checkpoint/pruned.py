@@ -23,7 +23,17 @@ def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int
         last: how many of the newest stay; 1 where something else is asked for.
         best: how many of the best by their metric stay.
         every: those of every so many steps stay.
+
+    Raises:
+        CheckpointError: FG678 where the best are to stay and none is known.
     """
+    if best and not survey.ranked:
+        raise CheckpointError(
+            f"no checkpoint in {str(survey.folder)!r} has a metric, so nobody knows which ones are the best",
+            code="FG678",
+            hint="give --keep-last N for the newest; a run with metric_for_best_model among its trainer's arguments, "
+            "and an evaluation at the steps that are saved, writes checkpoints that have one",
+        )
     complete = {found.step: found for found in survey.checkpoints if found.problem is None}
     for_ever = Retention(every=every)
     kept = set(list(complete)[-(last or 1) :]) | set(survey.ranked[: best or 1])
