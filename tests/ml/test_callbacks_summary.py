@@ -97,6 +97,19 @@ def test_a_loss_says_which_step_it_is_of_and_places_are_short(tmp_path, monkeypa
     assert str(tmp_path) not in screen.getvalue()
 
 
+def test_a_run_that_goes_on_knows_what_it_had_measured(tmp_path):
+    screen = io.StringIO()
+    callback = RunSummaryCallback(console=Console(file=screen, width=200), report=False)
+    history = [
+        {"step": 4, "loss": 7.0, "tokens_per_second": 9.0, "epoch": 1.0},
+        {"step": 5, "eval_loss": 6.0, "eval_runtime": 1.0, "epoch": 1.25},
+    ]
+    callback.on_train_begin(arguments(tmp_path), state(5, log_history=history), control(), model=tiny_model())
+    callback.on_train_end(arguments(tmp_path), state(5), control())
+    assert {"loss": 7.0, "eval_loss": 6.0} == summary(tmp_path)["final"]
+    assert {"loss": 4, "eval_loss": 5} == summary(tmp_path)["final_steps"]
+
+
 def test_the_speed_is_the_median_of_the_logs(tmp_path):
     callback, _ = begun(tmp_path)
     for step, speed in enumerate([1.0, 100.0, 120.0], start=1):

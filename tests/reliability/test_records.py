@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -100,6 +101,55 @@ def test_a_run_that_goes_on_in_another_folder_tells_all_of_it(tmp_path):
     killed_earlier(out, Killed(KILLED))
     train(out, runs=tmp_path / "other", resume=True)
     assert told(tmp_path / "whole" / "runs") == told(tmp_path / "other")
+
+
+class KilledAtEnd(TrainerCallback):
+    """Ends the process without a word after the last step: when its line, or that of the whole run, is written."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def on_save(self, args, state, control, **kwargs):
+        self.end(state, "saved")
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.end(state, *logs)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.end(state, "written")
+
+    def end(self, state, *names):
+        if state.global_step == state.max_steps and self.name in names:
+            os._exit(9)
+
+
+@pytest.mark.parametrize("saves", ["steps", "epoch"])
+@pytest.mark.parametrize("steps", [8, STEPS])
+@pytest.mark.parametrize("logging_steps", [1, 5])
+def test_a_run_that_was_killed_after_its_last_step_tells_all_of_it(tmp_path, saves, steps, logging_steps):
+    given = {"max_steps": steps, "save_strategy": saves, "logging_steps": logging_steps}
+    train(tmp_path / "whole", **given)
+    whole = told(tmp_path / "whole" / "runs")
+    assert 1 == whole[0].count(b"train_loss")
+    for moment in ("saved", "train_loss", "written"):
+        out = tmp_path / moment
+        killed_earlier(out, KilledAtEnd(moment), **given)
+        shutil.copytree(out, tmp_path / f"{moment}-elsewhere")
+        train(out, resume=True, **given)
+        assert whole[:2] == told(out / "runs")[:2], moment
+        elsewhere = tmp_path / f"{moment}-elsewhere"
+        train(elsewhere, runs=elsewhere / "other", resume=True, **given)
+        assert whole[:2] == told(elsewhere / "other")[:2], moment
+
+
+def test_a_finished_run_that_is_resumed_tells_nothing_twice(tmp_path):
+    out = tmp_path / "out"
+    train(out)
+    whole = told(out / "runs")
+    train(out, resume=True)
+    assert whole[:2] == told(out / "runs")[:2]
+    train(out, runs=tmp_path / "other", resume=True)
+    assert whole[:2] == told(tmp_path / "other")[:2]
 
 
 def test_what_another_run_wrote_into_the_same_files_stays(tmp_path):

@@ -22,7 +22,7 @@ from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.callbacks.text_sample import unwrapped
 from forgather.ml.figures import count, duration, figure
-from forgather.ml.metrics import METRICS_FILE, plain
+from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
 
@@ -64,11 +64,14 @@ class RunSummaryCallback(TrainerCallback):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Writes the summary of a run that is under way."""
+        """Writes the summary of a run that is under way; one that goes on knows what it had measured before."""
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
         self._last, self._steps, self._speeds = {}, {}, []
+        for line in state.log_history if state.global_step else ():
+            values = {name: value for name, value in repeatable(line).items() if name not in ("step", "epoch")}
+            self._remember(values, line["step"])
         self._model_before, self._checkpoint = written_model(args), None
         self._summary = {
             "name": self.name,
@@ -86,10 +89,13 @@ class RunSummaryCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Remembers the last value of each metric."""
         if logs and state.is_world_process_zero:
-            self._last |= logs
-            self._steps |= dict.fromkeys(logs, state.global_step)
+            self._remember(logs, state.global_step)
             if "tokens_per_second" in logs:
                 self._speeds.append(float(logs["tokens_per_second"]))
+
+    def _remember(self, values: Mapping[str, Any], step: int) -> None:
+        self._last |= values
+        self._steps |= dict.fromkeys(values, step)
 
     @cosmetic
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

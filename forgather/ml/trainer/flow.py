@@ -44,6 +44,11 @@ def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerCo
         control.should_save = True
 
 
+def is_evaluated(state: TrainerState) -> bool:
+    """Tells whether the present step was: where it cut an epoch short, what the end of an epoch asks for is done."""
+    return any(line.get("step") == state.global_step and "eval_runtime" in line for line in state.log_history)
+
+
 def unpaid(control: TrainerControl) -> list[str]:
     """Returns what a run that goes on from here begins with: an evaluation that was broken off, and its save."""
     return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]

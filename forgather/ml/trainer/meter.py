@@ -126,12 +126,12 @@ class Meter:
             self._close_line()
         seconds = max(time.perf_counter() - self._began, 1e-9)
         values = {"train_runtime": seconds}
-        if self._own_steps:  # a run that had nothing left to do has no speed, and no loss
+        if self._own_steps:  # a run that had nothing left to do has no speed
             values["train_samples_per_second"] = self.total_rows / seconds
             values["train_steps_per_second"] = self._own_steps / seconds
             values["train_tokens_per_second"] = self.total_tokens / seconds
-            if self._total.losses:
-                values["train_loss"] = float(self._total.loss) / self._total.losses
+        if self._total.losses:
+            values["train_loss"] = float(self._total.loss) / self._total.losses
         if self._total.skipped:
             values["train_skipped_steps"] = self._total.skipped
         return values

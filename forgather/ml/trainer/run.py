@@ -114,9 +114,10 @@ class Run:
     def end_resumed_step(self) -> None:
         """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
         self._do_what_is_owed()
-        if self.data.at_end_of_epoch:
+        is_whole = self.data.at_end_of_epoch
+        if is_whole or (self.finished and self.data.batch and not flow.is_evaluated(self.session.state)):
             self._restore_rng()
-            self.finish_epoch(complete=True)
+            self.finish_epoch(complete=is_whole)
 
     def _do_what_is_owed(self) -> None:
         if self._owed:
