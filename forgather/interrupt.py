@@ -31,6 +31,9 @@ _HEARD = (
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that a scheduler's signal ended, whichever of the two it was."""
 DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
+SAME_SECONDS, SAME_OF_SEVERAL_SECONDS = 0.1, 1.0
+"""Within these, a further signal is the first one once more: a scheduler signals a job and its group at one moment, and
+a launcher passes on to its processes what a terminal has sent to all of them already."""
 NOTHING_TRAINED = "interrupted; nothing was trained yet, so there is nothing to save"
 
 
@@ -54,13 +57,12 @@ class Interrupt:
     """Hears the signals that end a run. In a thread other than the main one, signals are left alone.
 
     Args:
-        same_within: seconds within which a second signal is taken for the first one: a terminal sends it to every
-            process, and a launcher passes it on once more.
+        same_within: seconds within which a second signal is taken for the first one.
         insists: end the process where it does not end by itself, because native code keeps it.
         speaks: tell so; with several processes, one of them does.
     """
 
-    def __init__(self, *, same_within: float = 0.0, insists: bool = False, speaks: bool = True) -> None:
+    def __init__(self, *, same_within: float = SAME_SECONDS, insists: bool = False, speaks: bool = True) -> None:
         self.requested = False
         self.began = False
         """True once something was trained, which an end at once would lose."""
@@ -216,7 +218,7 @@ def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
 
 
 @contextmanager
-def heard(*, same_within: float = 0.0, speaks: bool = True) -> Iterator[Interrupt]:
+def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
     """Yields what hears the signals of this process: that of the program around the block, or one for the block."""
     if not _heard:
         with Interrupt(same_within=same_within, speaks=speaks) as own:

@@ -28,7 +28,7 @@ from forgather.cli.output import (
 )
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
-from forgather.interrupt import NOTHING_TRAINED, Interrupt, of_process, status_of
+from forgather.interrupt import NOTHING_TRAINED, SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, of_process, status_of
 from forgather.processes import is_worker, process_facts
 
 
@@ -108,7 +108,7 @@ def _signals() -> Interrupt:
     # Of several processes one speaks, and a signal to all of them may come twice.
     is_one = not is_worker(os.environ)
     speaks = is_one or process_facts(os.environ).rank == 0
-    return Interrupt(same_within=0.0 if is_one else 1.0, insists=True, speaks=speaks)
+    return Interrupt(same_within=SAME_SECONDS if is_one else SAME_OF_SEVERAL_SECONDS, insists=True, speaks=speaks)
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import DataCollatorForLanguageModeling, GPT2Config, GPT2LMHead
 
 import forgather.ml
 from forgather.errors import CheckpointError, DistributedError, TrainingError
+from forgather.interrupt import SAME_SECONDS
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import list_checkpoints, verify
 from forgather.ml.trainer.finite import FiniteGuard
@@ -452,6 +454,7 @@ def test_ctrl_c_without_saving_writes_nothing(settings):
 def test_a_second_ctrl_c_stops_at_once(settings):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.5 * SAME_SECONDS)
         os.kill(os.getpid(), signal.SIGINT)
 
     recorder = Recorder()

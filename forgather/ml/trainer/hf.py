@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError
-from forgather.interrupt import Interrupt, heard
+from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
@@ -95,7 +95,8 @@ class HFTrainer(Trainer):
         if folder is not None:
             _log.warning("resuming from %s", folder)
         several = self.args.world_size > 1
-        with heard(same_within=1.0 if several else 0.0, speaks=self.args.process_index == 0) as interrupt:
+        same = SAME_OF_SEVERAL_SECONDS if several else SAME_SECONDS
+        with heard(same_within=same, speaks=self.args.process_index == 0) as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
             try:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import Interrupt, heard
+from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
@@ -219,7 +219,8 @@ class Trainer:
             resumed.refuse_unseen(folder)
         topology = self.strategy.topology
         seed_process(args.seed, topology)
-        with heard(same_within=1.0 if topology.world_size > 1 else 0.0, speaks=topology.rank == 0) as interrupt:
+        same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
+        with heard(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
                 run.load(folder)
