@@ -20,7 +20,7 @@ _LISTED = 12
 
 def survey_text(survey: Any) -> str:
     """Returns the table of an output folder's checkpoints."""
-    newest, best = survey.newest, survey.best
+    newest = survey.newest
     metric = next((found.progress.metric[0] for found in survey.checkpoints if found.progress.metric), "metric")
     rows = [("", "step", "run", "written", "size", "loss", metric)]
     for found in survey.checkpoints:
@@ -32,19 +32,44 @@ def survey_text(survey: Any) -> str:
                 found.origin.run[:6] or "-",
                 moment(found.origin.written),
                 _size(found.size) if found.size else "-",
-                "-" if found.progress.loss is None else f"{found.progress.loss:.4f}",
-                ("-" if value is None else f"{value[1]:.4f}") + (" best" if found is best else ""),
+                _loss(found),
+                " ".join(["-" if value is None else f"{value[1]:.4f}", *_notes(survey, found)]),
             )
         )
     lines = [near_path(str(survey.folder)), *table(rows, right={1, 4, 5})]
     for found in survey.checkpoints:
         if found.problem:
             lines.append(f"! {found.folder.name}: [{found.problem.code}] {found.problem.message}")
+    if any(found.progress.loss_step not in (-1, found.step) for found in survey.checkpoints):
+        lines.append("loss is the last one that was logged, (N) at step N")
     if newest is None:
         lines.append("'--resume auto' would take none of them, and end with an error")
+    elif newest.is_model_alone:
+        parts = ",".join(import_module("forgather.ml.checkpoint.survey").BESIDE_A_MODEL)
+        lines.append(
+            f"* {newest.folder.name} holds the model alone: '--resume auto' ends with an error, and takes it with "
+            f"--allow-missing {parts}, which begin anew"
+        )
     else:
         lines.append(f"* '--resume auto' takes {newest.folder.name}, once it has read every byte of it ('ckpt verify')")
     return "\n".join(lines)
+
+
+def _loss(found: Any) -> str:
+    loss, step = found.progress.loss, found.progress.loss_step
+    if loss is None:
+        return "-"
+    return f"{loss:.4f}" if step in (-1, found.step) else f"{loss:.4f} ({step})"
+
+
+def _notes(survey: Any, found: Any) -> list[str]:
+    """Returns which of the best ones it is, of those that the run keeps, and whether no run can go on from it."""
+    best = survey.best_steps
+    notes = []
+    if found.problem is None and found.step in best:
+        place = best.index(found.step)
+        notes.append("best" if place == 0 else f"best #{place + 1}")
+    return [*notes, *(["model only"] if found.is_model_alone else [])]
 
 
 def surveyed_fact(found: Any) -> dict[str, Any]:
@@ -58,8 +83,10 @@ def surveyed_fact(found: Any) -> dict[str, Any]:
         "written": found.origin.written,
         "bytes": found.size,
         "loss": progress.loss,
+        "loss_step": None if progress.loss_step < 0 else progress.loss_step,
         "metric": None if progress.metric is None else {"name": progress.metric[0], "value": progress.metric[1]},
         "is_best": progress.is_best,
+        "model_only": found.is_model_alone,
         "problem": None if found.problem is None else fact_of(found.problem),
     }
 
@@ -71,10 +98,10 @@ def fact_of(error: ForgatherError) -> dict[str, Any]:
 
 def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
     """Returns which checkpoints go and which stay, and why."""
-    newest, best = survey.newest, survey.best
+    newest = survey.newest
     lines = [near_path(str(survey.folder))]
     for found in survey.checkpoints:
-        reasons = [word for word, of in (("newest", newest), ("best", best)) if of is found]
+        reasons = [*(["newest"] if found is newest else []), *_notes(survey, found)]
         if found.problem:
             reasons = [f"not complete, and left alone: {found.problem.message}"]
         word = "goes" if found in gone else "stays"
@@ -116,7 +143,7 @@ def contents_text(folder: Path, found: Any) -> str:
         "step": _step(found),
         "run": f"{found.origin.run or 'unknown'}, written {moment(found.origin.written)}",
         "size": f"{_size(found.manifest.size)} in {plural(len(found.manifest.files), 'file')}",
-        "loss": None if progress.loss is None else f"{progress.loss:.6g}",
+        "loss": None if progress.loss is None else f"{progress.loss:.6g}{_of_step(progress, found.manifest.step)}",
         "metric": None if progress.metric is None else f"{progress.metric[0]} {progress.metric[1]:.6g}",
         "versions": _pairs(facts.get("versions")),
         "layout": _pairs(facts.get("layout")),
@@ -126,11 +153,15 @@ def contents_text(folder: Path, found: Any) -> str:
         "position": _pairs(found.position),
     }
     if not found.settings:
-        rows["optimizer"] = "none: the model alone was saved, and no run can go on from here"
+        rows["optimizer"] = "none: the model alone was saved"
     lines = [f"{label:<10}  {value}" for label, value in rows.items() if value]
     for name, tensors in found.tensors.items():
         lines += ["", *_tensors(name, tensors)]
     return "\n".join(lines)
+
+
+def _of_step(progress: Any, step: int) -> str:
+    return "" if progress.loss_step in (-1, step) else f", the last that was logged, at step {progress.loss_step}"
 
 
 def _step(found: Any) -> str:

@@ -19,9 +19,19 @@ def tensor_bytes(tensors):
     return len(text).to_bytes(8, "little") + text + bytes(end)
 
 
-def make_checkpoint(output_dir, step, *, run="aaaa", best=None, metric=None, loss=2.0, **facts):
-    """Writes a checkpoint of a run; `best` is the best step so far, `metric` the value at this one."""
-    history = [{"step": step, "loss": loss}]
+def make_checkpoint(
+    output_dir, step, *, run="aaaa", best=None, metric=None, loss=2.0, loss_step=None, alone=False, top_k=None, **facts
+):
+    """Writes a checkpoint of a run.
+
+    Args:
+        best: the best step so far.
+        metric: the value at this step.
+        loss, loss_step: the last line of the log that has one; of this step by default.
+        alone: of the model alone.
+        top_k: how many of the best the run keeps.
+    """
+    history = [{"step": loss_step or step, "loss": loss}]
     if metric is not None:
         history.append({"step": step, "eval_loss": metric})
     state = {
@@ -31,17 +41,18 @@ def make_checkpoint(output_dir, step, *, run="aaaa", best=None, metric=None, los
         "log_history": history,
         "best_global_step": best,
     }
-    group = {"lr": 0.01, "betas": [0.9, 0.95], "params": ["weight"]}
+    group = {"lr": 0.01, "betas": {"$tuple": [0.9, 0.95]}, "params": ["weight"]}
+    args = {"metric_for_best_model": metric and "loss", "seed": 1, "save_top_k": top_k}
 
     def fill(draft):
         draft.write("model.safetensors", [tensor_bytes({"weight": (2, 3), "bias": (1, 3)})])
-        draft.write_json("optimizer.json", {"state": {}, "param_groups": [group]})
-        draft.write("optimizer.safetensors", [tensor_bytes({"state.weight.exp_avg": (2, 3)})])
-        draft.write_json(
-            "training_state.json", {"classes": {"optimizer": "AdamW"}, "data": {"epoch": 0, "batch": step}}
-        )
+        if not alone:
+            draft.write_json("optimizer.json", {"state": {}, "param_groups": [group]})
+            draft.write("optimizer.safetensors", [tensor_bytes({"state.weight.exp_avg": (2, 3)})])
+            classes, position = {"optimizer": "AdamW"}, {"epoch": 0, "batch": step}
+            draft.write_json("training_state.json", {"classes": classes, "data": position})
         draft.write_json("trainer_state.json", state)
-        draft.write_json("training_args.json", {"metric_for_best_model": metric and "loss", "seed": 1})
+        draft.write_json("training_args.json", args)
 
     origin = next_origin(output_dir, run, 100)
     return write_checkpoint(output_dir, step, fill, facts={**facts, "run": origin})

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from forgather.cli.main import main
+from forgather.ml.trainer.parts import WITHOUT
 from tests.cli.checkpoint_folders import make_checkpoint, rewrite_manifest
 
 HEAVY = ("torch", "numpy", "transformers", "safetensors", "jinja2", "ruamel")
@@ -48,6 +49,44 @@ def test_a_checkpoint_that_is_not_complete_is_listed_with_its_reason(folder, cap
     assert (1, "FG604") == (status, found["checkpoints"][2]["problem"]["code"])
     assert found["resume_auto"].endswith("checkpoint-20")
     assert "! checkpoint-30: [FG604]" in told(capsys, "ls", folder)[1].out
+
+
+def test_a_model_alone_is_listed_as_such_and_not_promised_to_an_automatic_resume(folder, capsys):
+    make_checkpoint(folder, 40, alone=True)
+    said = told(capsys, "ls", folder)[1].out
+    assert [False, False, False, True] == ["model only" in line for line in said.splitlines()[2:6]]
+    parts = [part for part in WITHOUT if part != "progress"]
+    assert f"takes it with --allow-missing {','.join(parts)}, which begin anew" in said
+    assert "takes checkpoint-40" not in said
+    found = facts(capsys, "ls", folder)[1]
+    assert (None, [False, False, False, True]) == (
+        found["resume_auto"],
+        [it["model_only"] for it in found["checkpoints"]],
+    )
+
+
+def test_a_loss_of_an_earlier_step_is_listed_with_its_step(folder, capsys):
+    assert "logged" not in told(capsys, "ls", folder)[1].out
+    make_checkpoint(folder, 40, loss=1.5, loss_step=35)
+    said = told(capsys, "ls", folder)[1].out
+    assert "1.5000 (35)" in said and "loss is the last one that was logged" in said and 1 == said.count("(35)")
+    assert 35 == facts(capsys, "ls", folder)[1]["checkpoints"][3]["loss_step"]
+    assert "1.5, the last that was logged, at step 35" in told(capsys, "show", folder / "checkpoint-40")[1].out
+
+
+def test_as_many_are_marked_as_the_best_as_the_run_keeps(folder, capsys):
+    make_checkpoint(folder, 40, best=20, metric=9.0, top_k=2)
+    lines = told(capsys, "ls", folder)[1].out.splitlines()[2:6]
+    assert ["2.5000", "2.1000 best", "2.3000 best #2", "9.0000"] == [line.split("  ")[-1] for line in lines]
+
+
+def test_what_does_not_tell_when_it_was_written_is_listed_after_the_step_before(folder, capsys):
+    make_checkpoint(folder, 40)
+    (folder / "checkpoint-20/manifest.json").write_text("{")
+    (folder / "checkpoint-40/manifest.json").unlink()
+    status, found = facts(capsys, "ls", folder)
+    assert [10, 20, 30, 40] == [it["step"] for it in found["checkpoints"]]
+    assert 1 == status and found["resume_auto"].endswith("checkpoint-30")
 
 
 def test_another_run_in_the_folder_is_the_newest_whatever_its_steps_and_times(folder, capsys):
@@ -108,7 +147,12 @@ def test_show_tells_what_is_in_a_checkpoint(folder, capsys):
     status, said = told(capsys, "show", folder)
     assert 0 == status
     assert "the newest of out: checkpoint-40" in said.err
-    for text in ("40 of 100", "world_size 4, strategy Sharded", "AdamW: 1 weight at lr 0.01", "epoch 0, batch 40"):
+    for text in (
+        "40 of 100",
+        "world_size 4, strategy Sharded",
+        "AdamW: 1 weight at lr 0.01, betas (0.9, 0.95)",
+        "epoch 0, batch 40",
+    ):
         assert text in said.out
     assert ["weight", "F32", "2x3"] in [line.split() for line in said.out.splitlines()]
 

@@ -154,7 +154,7 @@ def _ls(invocation: Invocation) -> int:
         write_json(
             {
                 "output_dir": str(survey.folder),
-                "resume_auto": None if newest is None else str(newest.folder),
+                "resume_auto": None if newest is None or newest.is_model_alone else str(newest.folder),
                 "checkpoints": [surveyed_fact(found) for found in survey.checkpoints],
             }
         )

@@ -22,6 +22,9 @@ from forgather.ml.checkpoint.tensor_header import TensorFact, read_header
 _TRAINER_STATE = "trainer_state.json"
 _TRAINING_ARGS = "training_args.json"
 _MOST_BYTES = 64 << 20
+_TO_GO_ON = ("optimizer", "training_state.")
+BESIDE_A_MODEL = ("optimizer", "schedule", "data", "rng", "meter")
+"""The parts that a checkpoint of the model alone lacks, as `--allow-missing` names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +34,22 @@ class Progress:
     Args:
         step, max_steps, epoch: where it was.
         loss: of the last line of the log that has one.
+        loss_step: the step of that line; -1 where it does not say.
         metric: name and value of what decides which checkpoint is the best, where this step was evaluated.
         is_best: True where no step before was better.
         greater_is_better: of the metric.
+        top_k: how many of the best the run was to keep.
     """
 
     step: int = -1
     max_steps: int = 0
     epoch: float = math.nan
     loss: float | None = None
+    loss_step: int = -1
     metric: tuple[str, float] | None = None
     is_best: bool = False
     greater_is_better: bool = False
+    top_k: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Surveyed:
         size: in bytes, as the manifest says.
         progress: of its run.
         problem: why it is not complete; None where manifest and sizes are as they were written.
+        is_model_alone: True where it lacks what a run needs to go on, as `save_only_model` leaves it.
     """
 
     folder: Path
@@ -62,6 +70,7 @@ class Surveyed:
     size: int
     progress: Progress
     problem: CheckpointError | None
+    is_model_alone: bool = False
 
     @property
     def step(self) -> int:
@@ -93,6 +102,12 @@ class Survey:
         return known[-1] if known else None
 
     @property
+    def best_steps(self) -> list[int]:
+        """Steps of the best ones, the best first, as many as the newest complete one says that the run keeps."""
+        newest = self.newest
+        return [] if newest is None else self.ranked[: newest.progress.top_k]
+
+    @property
     def ranked(self) -> list[int]:
         """Steps of complete checkpoints that were evaluated, the best first."""
         known = [found for found in self.checkpoints if found.problem is None and found.progress.metric]
@@ -105,19 +120,31 @@ class Survey:
 
 def survey(output_dir: Path) -> Survey:
     """Returns what is known of the checkpoints of a folder."""
-    return Survey(output_dir, tuple(_surveyed(folder, origin) for folder, origin in in_order(output_dir)))
+    found = [_surveyed(folder, origin) for folder, origin in in_order(output_dir)]
+    return Survey(output_dir, tuple(_by_step_where_unknown(found)))
+
+
+def _by_step_where_unknown(found: list[Surveyed]) -> list[Surveyed]:
+    """Returns checkpoints in order; what has no manifest that says when it was written follows the step before it."""
+    lost = [one for one in found if one.problem is not None and one.origin == Origin()]
+    ordered = [one for one in found if one not in lost]
+    for one in lost:
+        place = max((number for number, other in enumerate(ordered, 1) if other.step < one.step), default=0)
+        ordered.insert(place, one)
+    return ordered
 
 
 def _surveyed(folder: Path, origin: Origin) -> Surveyed:
     problem: CheckpointError | None = None
-    size = 0
+    size, is_model_alone = 0, False
     try:
         manifest = read_manifest(folder)
         size = manifest.size
+        is_model_alone = not any(name.startswith(_TO_GO_ON) for name in manifest.files)
         problem = next(changes(folder, manifest, read=False), None)
     except CheckpointError as error:
         problem = error
-    return Surveyed(folder, origin, size, progress_of(folder), problem)
+    return Surveyed(folder, origin, size, progress_of(folder), problem, is_model_alone)
 
 
 def progress_of(folder: Path) -> Progress:
@@ -126,14 +153,14 @@ def progress_of(folder: Path) -> Progress:
     step = state.get("global_step", -1)
     name = args.get("metric_for_best_model")
     name = name if name is None or str(name).startswith("eval_") else f"eval_{name}"
-    loss: float | None = None
+    loss, loss_step = None, -1
     value: float | None = None
     lines = state.get("log_history")
     for line in reversed(lines if isinstance(lines, list) else []):
         if not isinstance(line, dict):
             continue
         if loss is None and _is_number(line.get("loss")):
-            loss = line["loss"]
+            loss, loss_step = line["loss"], said if isinstance(said := line.get("step"), int) else -1
         if name is not None and value is None and line.get("step") == step and _is_number(line.get(name)):
             value = line[name]
         if loss is not None and (name is None or value is not None or line.get("step") != step):
@@ -143,9 +170,11 @@ def progress_of(folder: Path) -> Progress:
         max_steps=state.get("max_steps", 0),
         epoch=state.get("epoch") or 0.0,
         loss=loss,
+        loss_step=loss_step,
         metric=None if name is None or value is None else (name, value),
         is_best=step > 0 and state.get("best_global_step") == step,
         greater_is_better=args.get("greater_is_better") is True,
+        top_k=max(1, top_k) if isinstance(top_k := args.get("save_top_k"), int) else 1,
     )
 
 
@@ -226,12 +255,18 @@ def contents(folder: Path) -> Contents:
         origin_of(folder),
         progress_of(folder),
         tensors,
-        settings=[{name: value for name, value in group.items() if name != "params"} for group in groups],
+        settings=[{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups],
         num_parameters=[len(_listed(group, "params")) for group in groups],
         position={name: value for name, value in _table(training, "data").items() if _is_shown(value)},
         classes=_table(training, "classes"),
         arguments=_json(folder / _TRAINING_ARGS),
     )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of a group as it was before it was written as JSON, where it is a tuple."""
+    is_tuple = isinstance(value, dict) and list(value) == ["$tuple"] and isinstance(value["$tuple"], list)
+    return tuple(value["$tuple"]) if is_tuple else value
 
 
 def _is_shown(value: Any) -> bool:
