@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml ckpt verify                       every byte of every checkpoint against its digest
   fgcli ckpt show output_models/tiny_llama/checkpoint-500
   fgcli ckpt export output_models/tiny_llama/checkpoint-500 exported --dtype bfloat16
-  fgcli ckpt prune output_models/tiny_llama --keep-last 2 --keep-best 1 --dry-run
+  fgcli ckpt prune output_models/tiny_llama --keep-last 2 --dry-run
 
 'fgcli ckpt ACTION --help' says more of one."""
 _ACTIONS = {
