@@ -154,7 +154,7 @@ class Interrupt:
         # The signal may have come in the middle of a line to the same stream, which takes no second one then.
         with suppress(RuntimeError):
             if self.speaks:
-                _log.warning("stopping after this step; %s to stop at once", again)
+                _log.warning("stopping; %s to stop at once", again)
 
     def _listen(self) -> None:
         """Hears signals beside the main thread, too, where handlers wait until native code has ended."""

@@ -117,7 +117,7 @@ def test_too_little_room_is_an_error_before_the_first_step(settings, tmp_path):
         (2 * one + model + 2000, None, "none is needed"),
         (one + 2000, 1, "save_only_model: true"),
         (2 * one + 2000, 1, "none is needed"),
-        (model // 2, 1, "free space, give another output_dir, or set save_strategy"),
+        (model // 2, 1, "more, or give another output_dir, or set save_strategy"),
         (None, None, "none is needed"),
     ]:
         folder = tmp_path / f"{free} {limit}"
@@ -162,6 +162,22 @@ def test_what_would_fit_is_named():
     with pytest.raises(CheckpointError) as refused:
         refuse_too_much(need, Retention(), Path("out"), 720)
     assert "save_total_limit: 6 would fit" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("limit", "model", "told", "freed"),
+    [
+        (2, 40, "300 B in 'out', where 90 B are free: 3 checkpoints of 100 B at one time", "free 210 B more"),
+        (2, 120, "320 B in 'out', where 90 B are free: 2 checkpoints of 100 B, and the model of 120 B", "230 B more"),
+        (None, 10, "310 B in 'out', where 90 B are free: 3 checkpoints of 100 B, and the model of 10 B", "220 B more"),
+    ],
+)
+def test_the_parts_that_are_told_give_the_sum(limit, model, told, freed):
+    need = Need(checkpoint=100, model=model, steps=[10, 20, 30])
+    with pytest.raises(CheckpointError) as refused:
+        refuse_too_much(need, Retention(last=limit), Path("out"), 90)
+    assert told in refused.value.message
+    assert freed in refused.value.hint
 
 
 def test_a_run_of_very_many_saves_is_judged_at_once():

@@ -210,7 +210,10 @@ def _extent(summary: Mapping[str, Any]) -> str:
     own = f"{taken} step{'' if taken == 1 else 's'}" + (f" ({which})" if first_step else "")
     speed = summary.get("tokens_per_second")
     kind = "median " if "tokens_per_second" in summary["final"] else ""
-    return f"{own} in {duration(summary['seconds'])}" + (f" ({kind}{count(speed)} tokens/s)" if speed else "")
+    skipped = summary["final"].get("train_skipped_steps")
+    left_out = f"; {skipped} step{'' if skipped == 1 else 's'} of the run left out as bad" if skipped else ""
+    speed_told = f" ({kind}{count(speed)} tokens/s)" if speed else ""
+    return f"{own} in {duration(summary['seconds'])}{speed_told}{left_out}"
 
 
 def written_model(args: Any) -> tuple[int, int] | None:

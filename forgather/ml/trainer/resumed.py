@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from forgather.errors import CheckpointError
-from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.folders import list_checkpoints
 from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.manifest import MANIFEST
+from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 
@@ -30,16 +29,17 @@ _MOVING = frozenset({"base_lrs", "best", "cooldown_counter", "last_epoch", "last
 _CYCLING = frozenset({"betas", "momentum"})
 
 
-def announce(folder: Path, state: TrainerState, *, finished: bool) -> None:
+def announce(folder: Path, max_steps: int) -> None:
     """Says, in one line, which checkpoint a run goes on from, or that nothing is left to train."""
-    if finished:
-        _log.warning("%s is already at max_steps=%d: nothing to train", folder, state.max_steps)
+    step = read_manifest(folder).step
+    if step >= max_steps:
+        _log.warning("%s is already at max_steps=%d: nothing to train", folder, max_steps)
         return
     written = origin_of(folder).written or (folder / MANIFEST).stat().st_mtime
     moment = time.localtime(written)
     is_today = moment[:3] == time.localtime()[:3]
     when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
-    _log.warning("resuming from %s (step %d of %d, written %s)", folder, state.global_step, state.max_steps, when)
+    _log.warning("resuming from %s (step %d of %d, written %s)", folder, step, max_steps, when)
 
 
 def refuse_unseen(folder: Path) -> None:
@@ -80,7 +80,11 @@ def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) ->
         if name in restored and restored[name] != value
     ]
     if lost:
-        _log.warning("resuming with the settings of the checkpoint: %s", ", ".join(lost))
+        _log.warning(
+            "resuming with the settings of the checkpoint: %s; to change them, begin a new run from its model "
+            "('fgcli ckpt export' writes it)",
+            ", ".join(lost),
+        )
 
 
 def refuse_other(what: str, present: Any, written_by: str) -> None:

@@ -66,14 +66,22 @@ def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | 
     needed = need.bytes(retention)
     if free is None or not need.steps or needed <= free:
         return
-    most, _ = need.at_once(retention)
-    several = f"{most} checkpoints of {size(need.checkpoint)} at one time" if most > 1 else "a checkpoint"
     raise CheckpointError(
-        f"the run will need {size(needed)} in {str(folder)!r}, where {size(free)} are free: {several}, and the model "
-        f"of {size(need.model)}",
+        f"the run will need {size(needed)} in {str(folder)!r}, where {size(free)} are free: {_told(need, retention)}",
         code="FG630",
         hint=_what_fits(need, retention, free),
     ).about("args.output_dir")
+
+
+def _told(need: Need, retention: Retention) -> str:
+    """Returns what lies there when most does: checkpoints alone, or, at the end, fewer of them and the model."""
+    most, last = need.at_once(retention)
+    ends_with_most = need.bytes(retention) > most * need.checkpoint
+    count = last if ends_with_most else most
+    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'} of {size(need.checkpoint)}"
+    if ends_with_most:
+        return f"{checkpoints}, and the model of {size(need.model)}" if count else f"the model of {size(need.model)}"
+    return f"{checkpoints} at one time" if count > 1 else checkpoints
 
 
 def _what_fits(need: Need, retention: Retention, free: int) -> str:
@@ -81,11 +89,15 @@ def _what_fits(need: Need, retention: Retention, free: int) -> str:
     for last in limits if len(limits) < 100 else (16, 8, 4, 3, 2, 1):
         if need.bytes(dataclasses.replace(retention, last=last, every=None)) <= free:
             beside = ", without keep_every_n_steps" if retention.every else ""
-            return f"save_total_limit: {last} would fit{beside}; or free space, or give another output_dir"
+            return f"save_total_limit: {last} would fit{beside}; or {_others(need, retention, free)}"
     alone = dataclasses.replace(need, checkpoint=need.model)
     if alone.bytes(dataclasses.replace(retention, last=1, every=None)) <= free:
-        return "save_only_model: true with save_total_limit: 1 would fit; or free space, or give another output_dir"
-    return 'free space, give another output_dir, or set save_strategy: "no"'
+        return f"save_only_model: true with save_total_limit: 1 would fit; or {_others(need, retention, free)}"
+    return f'{_others(need, retention, free)}, or set save_strategy: "no"'
+
+
+def _others(need: Need, retention: Retention, free: int) -> str:
+    return f"free {size(need.bytes(retention) - free)} more, or give another output_dir"
 
 
 def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoch: int | None) -> list[int]:

@@ -223,10 +223,9 @@ class Trainer:
         with heard(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
+                resumed.announce(folder, self.state.max_steps)
                 run.load(folder)
             session.control.should_training_stop = False
-            if folder is not None:
-                resumed.announce(folder, self.state, finished=run.finished)
             run.saves.refuse_too_little_space(run.data.updates_per_epoch)
             try:
                 session.send("on_train_begin")
