@@ -14,6 +14,7 @@ from forgather.config.follow import path_text
 from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.traverse import places
 from forgather.errors import CheckpointError, ProjectError
+from forgather.project.tolerance import fault_tolerance
 
 RESUME, ALLOW_MISSING = "resume_from_checkpoint", "allow_missing"
 
@@ -41,7 +42,8 @@ def resume_assignments(
         allow_missing: parts of a checkpoint that a run may do without; None leaves what the config says.
 
     Raises:
-        ProjectError: FG676, the config has no such arguments.
+        ProjectError: FG676, the config has no such arguments, or the run goes on from no checkpoint that could lack
+            a part, neither now nor after a failure.
         CheckpointError: FG601, the folder does not exist.
     """
     wanted: dict[str, str] = {}
@@ -59,9 +61,23 @@ def resume_assignments(
             hint="--resume and --allow-missing are for trainers; give the callable an option of its own",
             path="main",
         )
+    if allow_missing and resume is None and _begins_anew(graph, arguments):
+        raise ProjectError(
+            "--allow-missing says what a checkpoint may lack, and the run goes on from none",
+            code="FG676",
+            hint="add --resume, or leave --allow-missing out to begin anew",
+            path="main",
+        )
     path = next(path_text(place) for place, node in places(graph) if node is arguments)
     present = {entry.key for entry in arguments.kwargs}
     return tuple((f"{'' if name in present else '+'}{path}.{name}", text) for name, text in wanted.items())
+
+
+def _begins_anew(graph: Graph, arguments: Call) -> bool:
+    tolerance = fault_tolerance(graph)
+    said = next((entry.value for entry in arguments.kwargs if entry.key == RESUME), None)
+    says_none = said is None or (isinstance(said, Scalar) and said.value in (None, False))
+    return says_none and (tolerance is None or not tolerance.auto_resume)
 
 
 def _arguments(graph: Graph) -> Call | None:

@@ -69,6 +69,10 @@ def test_the_trainer_is_told(bench, capfd, config, given, expected):
     assert [expected] == told(capfd, "-t", config, "train", *given)
 
 
+def test_what_may_be_missing_goes_with_a_config_that_resumes(bench, capfd):
+    assert [["auto", ["rng"]]] == told(capfd, "-t", "says", "train", "--allow-missing", "rng")
+
+
 def test_a_folder_is_told_as_an_absolute_path_whatever_its_name(bench, capfd):
     odd = bench / 'out/check: "point" \n\t{{ x }} é #1'
     odd.mkdir()
@@ -95,6 +99,8 @@ def test_it_works_in_several_processes(bench):
     [
         (["train", "--resume", "out/checkpoint-6"], "FG601"),
         (["-t", "callable", "train", "--resume"], "FG676"),
+        (["-t", "callable", "train", "--allow-missing", "rng"], "FG676"),
+        (["-t", "plain", "train", "--allow-missing", "rng"], "FG676"),
         (["-t", "option", "train", "--resume", "auto", "--resume-from-checkpoint", "auto"], "FG676"),
     ],
 )
@@ -120,7 +126,7 @@ def test_the_way_to_go_on_is_printed_with_the_same_option(bench):
 def test_a_part_that_does_not_exist_is_found_before_the_run(tmp_path, capsys, monkeypatch):
     config = "args: &args !singleton:forgather.ml:TrainingArguments\n  output_dir: out\n" + MAIN
     monkeypatch.chdir(make_project(tmp_path / "bench", {"toy.py": TOY, "templates/configs/a.yaml": config}))
-    assert 1 == main(["train", "--allow-missing", "optimiser"])
+    assert 1 == main(["train", "--resume", "--allow-missing", "optimiser"])
     said = capsys.readouterr().err
     assert "FG813" in said and "a list of: optimizer, schedule, data, rng, meter, progress" in said
     assert not (tmp_path / "bench/out").exists()

@@ -185,7 +185,8 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     """Returns the project with what `--resume` and `--allow-missing` say.
 
     Raises:
-        ProjectError: FG676, the config has no arguments that could take it, or its own option says it, too.
+        ProjectError: FG676, the config has no arguments that could take it, its own option says it, too, or
+            the run goes on from nothing.
         CheckpointError: FG601, the checkpoint does not exist.
     """
     options = invocation.options
