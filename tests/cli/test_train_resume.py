@@ -11,7 +11,9 @@ from forgather.project.resuming import resume_assignments
 from tests.project.workbench import fgcli, make_project
 
 TOY = """\
-import json, os
+import json, os, signal
+from forgather.errors import TrainingError
+from forgather.interrupt import heard
 
 class Arguments:
     def __init__(self, output_dir, resume_from_checkpoint=None, allow_missing=None):
@@ -22,6 +24,11 @@ class Trainer:
         self.args = args
 
     def train(self):
+        if code := os.environ.get("ENDS"):
+            raise TrainingError("it ended", code=code, hint="see to it")
+        if "SIGNAL" in os.environ:
+            with heard():
+                os.kill(os.getpid(), signal.SIGTERM)
         print("TOLD", os.environ.get("RANK", "0"), json.dumps(self.args.told), flush=True)
 """
 ARGUMENTS = "args: &args !singleton:toy.py:Arguments\n  output_dir: out\n"
@@ -85,6 +92,44 @@ def test_it_stands_in_the_record_of_the_run_and_is_repeated(bench, capfd):
     assert "args.resume_from_checkpoint" in (run / "overrides.yaml").read_text()
     assert "--resume" in json.loads((run / "run.json").read_text())["command"]
     assert [["auto", ["data"]]] == told(capfd, "rerun", str(run), "--anyway")
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "expected"),
+    [
+        ("plain", "FG609", "see to it; to go on:  fgcli -t plain train --resume auto\n"),
+        (
+            "plain",
+            "FG818",
+            "see to it; to go on:  fgcli -t plain train --resume auto --set args.bad_step_policy=skip\n",
+        ),
+        ("inside", "FG650", "train --resume auto --set main.args.bad_step_policy=skip\n"),
+        ("plain", "FG651", "see to it\n"),
+        ("plain", "FG817", "see to it\n"),
+    ],
+)
+def test_an_error_that_a_run_can_go_on_after_says_how(bench, capfd, monkeypatch, config, code, expected):
+    monkeypatch.setenv("ENDS", code)
+    assert 1 == main(["-t", config, "train", "--resume", "out/checkpoint-5"])
+    assert expected in capfd.readouterr().err
+    (bench / "out/checkpoint-5").rmdir()
+    assert 1 == main(["-t", config, "train"])
+    assert "see to it\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nothing was trained yet, so there is nothing to save\n"),
+        (["--resume"], "out/checkpoint-5 stays as it is\nto go on:  fgcli train --resume\n"),
+        (["--resume", "odd"], "odd stays as it is\nto go on:  fgcli train --resume odd\n"),
+    ],
+)
+def test_a_signal_before_the_first_step_of_a_resumed_run_leaves_its_checkpoint(bench, capfd, monkeypatch, words, told):
+    (bench / "odd").mkdir()
+    monkeypatch.setenv("SIGNAL", "1")
+    assert 143 == main(["train", *words])
+    assert told in capfd.readouterr().err
 
 
 def test_it_works_in_several_processes(bench):

@@ -8,16 +8,17 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from functools import partial
 from typing import Any
 
+from forgather.cli.going_on import RESUME_OPTION, command_to_go_on, resuming_words, stays, tell_next_step
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
-from forgather.errors import Diagnostic, ProjectError
+from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
@@ -37,7 +38,6 @@ from forgather.launch.several import (
     start,
 )
 from forgather.processes import is_accelerate, is_worker, node_facts
-from forgather.project.declared import declared_options
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
@@ -47,7 +47,6 @@ CONFIG_OPTIONS = True
 HANDS_THROUGH = True
 EXECUTES = True
 TRAINS = True
-_RESUME = "--resume-from-checkpoint"
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder.
 The config is checked first, as 'fgcli check' does it; a config with errors is not run."""
@@ -135,8 +134,8 @@ def run(invocation: Invocation) -> int:
     with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
         print_note(f"run folder {near_path(run_dir)}")
-        outcome = run_plan(plan, run_dir)
-    return _told(outcome, project, command, as_json=options.json)
+        outcome = _ran(plan, run_dir, command)
+    return _told(outcome, plan, command, as_json=options.json)
 
 
 def _again(plan: RunPlan, asked: Asked) -> Again:
@@ -167,7 +166,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     if not member.speaks:
         member.begins(run_dir := member.share("run")["run_dir"])
         with aside:
-            return run_plan(plan, run_dir, built=lambda _: member.built()).status
+            return _ran(plan, run_dir, command, lambda _: member.built()).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
     with alone_in(plan.output_dir), aside:
@@ -175,10 +174,10 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
-        outcome = run_plan(plan, run_dir, built=functools.partial(_begin, member))
+        outcome = _ran(plan, run_dir, command, functools.partial(_begin, member))
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
-    return _told(outcome, project, command, as_json=options.json)
+    return _told(outcome, plan, command, as_json=options.json)
 
 
 def _resumed(project: Project, invocation: Invocation) -> Project:
@@ -197,7 +196,7 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     said = invocation.variables.get(RESUME)
     if options.resume is not None and said is not None:
         raise ProjectError(
-            f"both --resume {options.resume} and {_RESUME} {said} say what the run goes on from",
+            f"both --resume {options.resume} and {RESUME_OPTION} {said} say what the run goes on from",
             code="FG676",
             hint="leave one of them out",
         )
@@ -220,7 +219,7 @@ def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -
         name=job_name(project.config_name),
         folder=os.getcwd(),
         devices=invocation.options.devices,
-        resume=_going_on(project),
+        resume=resuming_words(project),
     )
 
 
@@ -242,11 +241,29 @@ def _print_what_accelerate_adds() -> None:
         )
 
 
-def _told(outcome: Outcome, project: Project, command: Sequence[str], *, as_json: bool) -> int:
+def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], built: Callable[[Any], None] | None = None) -> Outcome:
+    """Runs `main`; an error that a run can go on from after it tells how.
+
+    Raises:
+        Exception: whatever construction or the run itself raises.
+    """
+    try:
+        return run_plan(plan, run_dir, built=built)
+    except ForgatherError as error:
+        tell_next_step(error, plan.project, command, plan.output_dir)
+        raise
+
+
+def _told(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: bool) -> int:
     """Prints how a run ended and returns its status."""
-    _print_outcome(outcome, as_json=as_json)
-    if outcome.interrupted and outcome.checkpoint and not as_json:
-        _print_how_to_go_on(project, command)
+    project = plan.project
+    staying = stays(project, plan.output_dir) if outcome.nothing_trained else None
+    _print_outcome(outcome, staying, as_json=as_json)
+    if outcome.interrupted and not as_json:
+        # What begins from a folder that was named does so again.
+        going_on = shlex.join(command) if staying else outcome.checkpoint and command_to_go_on(project, command)
+        if going_on:
+            print_note(f"to go on:  {going_on}")
     if (told := requeued(outcome, os.environ, goes_on=_goes_on_later(project))) is not None:
         print_note(told)
     return outcome.status
@@ -326,7 +343,7 @@ def _processes(asked: Asked) -> str:
     return f"{here or asked.per_node}{each}  ({asked.source})"
 
 
-def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> None:
     ending = _told_ending(outcome.run_dir)
     if as_json:
         write_json(
@@ -344,6 +361,9 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         return
     if outcome.interrupted and (ending.get("status") != "interrupted" or "checkpoint" not in ending["places"]):
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
+        if staying:
+            print_note(f"interrupted; nothing was trained yet, and {near_path(staying)} stays as it is")
+            return
         told = NOTHING_TRAINED if outcome.nothing_trained else f"interrupted; {saved or 'nothing was saved'}"
         print_note(told)
     if outcome.model_dir and "model" not in ending["places"]:
@@ -359,31 +379,3 @@ def _told_ending(run_dir: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return nothing
     return told if isinstance(told, dict) and isinstance(told.get("places"), dict) else nothing
-
-
-def _print_how_to_go_on(project: Project, command: Sequence[str]) -> None:
-    """Prints the command that resumes, where there is one."""
-    if words := _going_on(project):
-        for name in ("--resume", _RESUME):
-            command = _without_option(command, name)
-        print_note(f"to go on:  {shlex.join([*command, *words])}")
-
-
-def _going_on(project: Project) -> tuple[str, ...]:
-    """Returns the option that resumes; nothing where the config has none, and no trainer either."""
-    from forgather.project.resuming import takes_resume
-
-    if takes_resume(project.graph):
-        return ("--resume", "auto")
-    declared = any(_RESUME in option.names for option in declared_options(project.graph))
-    return (_RESUME, "auto") if declared else ()
-
-
-def _without_option(command: Sequence[str], name: str) -> list[str]:
-    kept: list[str] = []
-    is_value = False
-    for word in command:
-        if not (is_value or word == name or word.startswith(f"{name}=")):
-            kept.append(word)
-        is_value = word == name
-    return kept

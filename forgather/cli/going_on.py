@@ -1,0 +1,76 @@
+"""What to type next where a training has ended before its end.
+
+Takes a config, the command that was typed, and how the run ended; gives a command. Keeps true: where it would only meet
+the same end again, there is none.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from forgather.errors import ForgatherError
+from forgather.project.declared import declared_options
+from forgather.project.project import Project
+from forgather.project.resuming import RESUME, resume_assignments, resumes_from, takes_resume
+
+RESUME_OPTION = "--resume-from-checkpoint"
+_FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
+
+
+def resuming_words(project: Project) -> tuple[str, ...]:
+    """Returns the option that resumes; nothing where the config has none, and no trainer either."""
+    if takes_resume(project.graph):
+        return ("--resume", "auto")
+    declared = any(RESUME_OPTION in option.names for option in declared_options(project.graph))
+    return (RESUME_OPTION, "auto") if declared else ()
+
+
+def command_to_go_on(project: Project, command: Sequence[str]) -> str | None:
+    """Returns the command that resumes from the newest checkpoint; None where the config cannot."""
+    words = resuming_words(project)
+    for name in ("--resume", RESUME_OPTION):
+        command = _without_option(command, name)
+    return shlex.join([*command, *words]) if words else None
+
+
+def _without_option(command: Sequence[str], name: str) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for word in command:
+        if not (is_value or word == name or word.startswith(f"{name}=")):
+            kept.append(word)
+        is_value = word == name
+    return kept
+
+
+def newest_checkpoint(output_dir: str) -> Path | None:
+    """Returns the newest checkpoint of an output folder."""
+    found = import_module("forgather.ml.checkpoint.folders").list_checkpoints(Path(output_dir))
+    return found[-1][1] if found else None
+
+
+def stays(project: Project, output_dir: str) -> str | None:
+    """Returns the checkpoint that a run, which trained nothing yet, was to go on from; None where it began anew."""
+    said = resumes_from(project.graph)
+    if said is True or said == "auto":
+        newest = newest_checkpoint(output_dir)
+        return None if newest is None else str(newest)
+    return said if isinstance(said, str) else None
+
+
+def tell_next_step(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
+    """Has the hint of an error that ended a run end with the command that goes on, once its cause is seen to."""
+    is_step = error.code in _BAD_STEP
+    if not (is_step or error.code in _FULL_DISK) or newest_checkpoint(output_dir) is None:
+        return
+    going_on = command_to_go_on(project, command)
+    if going_on is None or (is_step and not takes_resume(project.graph)):
+        return
+    if is_step:
+        # As it was, the run would meet the same step.
+        ((path, _),) = resume_assignments(project.graph, "auto", None)
+        going_on += f" --set {path.removesuffix(RESUME)}bad_step_policy=skip"
+    error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))
