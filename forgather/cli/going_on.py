@@ -14,7 +14,7 @@ from pathlib import Path
 from forgather.errors import ForgatherError
 from forgather.project.declared import declared_options
 from forgather.project.project import Project
-from forgather.project.resuming import RESUME, resume_assignments, resumes_from, takes_resume
+from forgather.project.resuming import argument_path, resumes_from, takes_resume
 
 RESUME_OPTION = "--resume-from-checkpoint"
 _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
@@ -71,6 +71,5 @@ def tell_next_step(error: ForgatherError, project: Project, command: Sequence[st
         return
     if is_step:
         # As it was, the run would meet the same step.
-        ((path, _),) = resume_assignments(project.graph, "auto", None)
-        going_on += f" --set {path.removesuffix(RESUME)}bad_step_policy=skip"
+        going_on += f" --set {argument_path(project.graph, 'bad_step_policy')}=skip"
     error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))

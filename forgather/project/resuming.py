@@ -68,9 +68,19 @@ def resume_assignments(
             hint="add --resume, or leave --allow-missing out to begin anew",
             path="main",
         )
+    return tuple((_path(graph, arguments, name), text) for name, text in wanted.items())
+
+
+def argument_path(graph: Graph, name: str) -> str | None:
+    """Returns what `--set` calls an argument of `main`, there or not; None where it is called without arguments."""
+    arguments = _arguments(graph)
+    return None if arguments is None else _path(graph, arguments, name)
+
+
+def _path(graph: Graph, arguments: Call, name: str) -> str:
     path = next(path_text(place) for place, node in places(graph) if node is arguments)
-    present = {entry.key for entry in arguments.kwargs}
-    return tuple((f"{'' if name in present else '+'}{path}.{name}", text) for name, text in wanted.items())
+    is_there = any(entry.key == name for entry in arguments.kwargs)
+    return f"{'' if is_there else '+'}{path}.{name}"
 
 
 def _begins_anew(graph: Graph, arguments: Call) -> bool:

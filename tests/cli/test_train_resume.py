@@ -101,9 +101,9 @@ def test_it_stands_in_the_record_of_the_run_and_is_repeated(bench, capfd):
         (
             "plain",
             "FG818",
-            "see to it; to go on:  fgcli -t plain train --resume auto --set args.bad_step_policy=skip\n",
+            "see to it; to go on:  fgcli -t plain train --resume auto --set +args.bad_step_policy=skip\n",
         ),
-        ("inside", "FG650", "train --resume auto --set main.args.bad_step_policy=skip\n"),
+        ("inside", "FG650", "train --resume auto --set +main.args.bad_step_policy=skip\n"),
         ("plain", "FG651", "see to it\n"),
         ("plain", "FG817", "see to it\n"),
     ],
