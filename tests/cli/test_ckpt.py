@@ -10,7 +10,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.ml.trainer.parts import WITHOUT
-from tests.cli.checkpoint_folders import make_checkpoint, rewrite_manifest
+from tests.cli.checkpoint_folders import forge, make_checkpoint, rewrite_manifest
 
 HEAVY = ("torch", "numpy", "transformers", "safetensors", "jinja2", "ruamel")
 
@@ -72,6 +72,13 @@ def test_a_loss_of_an_earlier_step_is_listed_with_its_step(folder, capsys):
     assert "1.5000 (35)" in said and "loss is the last one that was logged" in said and 1 == said.count("(35)")
     assert 35 == facts(capsys, "ls", folder)[1]["checkpoints"][3]["loss_step"]
     assert "1.5, the last that was logged, at step 35" in told(capsys, "show", folder / "checkpoint-40")[1].out
+
+
+def test_numbers_that_are_none_are_passed_over(folder, capsys):
+    nonsense = {"global_step": "30", "max_steps": [], "epoch": "x", "log_history": 7}
+    forge(folder / "checkpoint-30", "trainer_state.json", json.dumps(nonsense).encode())
+    status, found = facts(capsys, "ls", folder)
+    assert (0, None) == (status, found["checkpoints"][2]["loss"])
 
 
 def test_as_many_are_marked_as_the_best_as_the_run_keeps(folder, capsys):

@@ -150,7 +150,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
 def progress_of(folder: Path) -> Progress:
     """Returns how far the run of a checkpoint was; an empty answer where its files do not say."""
     state, args = _json(folder / _TRAINER_STATE), _json(folder / _TRAINING_ARGS)
-    step = state.get("global_step", -1)
+    step = said if isinstance(said := state.get("global_step"), int) else -1
     name = args.get("metric_for_best_model")
     name = name if name is None or str(name).startswith("eval_") else f"eval_{name}"
     loss, loss_step = None, -1
@@ -167,8 +167,8 @@ def progress_of(folder: Path) -> Progress:
             break
     return Progress(
         step=step,
-        max_steps=state.get("max_steps", 0),
-        epoch=state.get("epoch") or 0.0,
+        max_steps=said if isinstance(said := state.get("max_steps"), int) else 0,
+        epoch=epoch if isinstance(epoch := state.get("epoch"), int | float) else 0.0,
         loss=loss,
         loss_step=loss_step,
         metric=None if name is None or value is None else (name, value),
