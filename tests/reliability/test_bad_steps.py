@@ -132,7 +132,7 @@ def test_a_run_that_went_back_passes_over_the_rows_of_the_bad_step(tmp_path, ful
     """Nothing here draws random numbers: to compute up to the step again and pass over it is to leave it out."""
     tried = list(KINDS) if full else ["one process x1", "DDP x2", "GPipe x2"]
     for number, kind in enumerate(tried):
-        fault = list(FAULTS)[number % len(FAULTS)]
+        fault = "loss inf" if kind == "fp16 x2" else list(FAULTS)[number % len(FAULTS)]
         folder = tmp_path / str(number)
         back, left_out = rewound(kind, fault, folder), faulty(kind, fault, SKIP)
         for one, other in zip(back, left_out, strict=True):
