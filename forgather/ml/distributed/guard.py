@@ -60,6 +60,11 @@ class Guard:
         """Tells the others where this process is, and begins to look after them."""
         place = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store.set(f"place/{self._facts.rank}", json.dumps(place))
+        # Known before anything can fail: with the keeper of the store, nobody could be asked any more.
+        deadline = time.monotonic() + _PERIOD_SECONDS
+        while (peers := self._find_peers()) is None and time.monotonic() < deadline:
+            time.sleep(_PERIOD_SECONDS / 100)
+        self._peers = peers
         self._thread.start()
 
     def stop(self) -> None:
@@ -121,7 +126,8 @@ class Guard:
 
     def _dead_peer(self) -> int | None:
         if self._peers is None:
-            self._peers = self._find_peers()
+            with suppress(RuntimeError):  # the keeper of the store is gone
+                self._peers = self._find_peers()
         for rank, process in (self._peers or {}).items():
             if _lives(process):
                 continue
