@@ -221,11 +221,12 @@ class Member:
                 self.status = int(self.store.get(STOPPED))
                 return False
             # One that has gone without telling anything will not tell it any more.
+            # A launcher of ours knows how it ended.
             is_gone = self._guard is not None and self._guard.dead_peer() is not None
             if self.store.check([TOLD]):
                 return False
             if is_gone:
-                return True
+                return self.folder is None
             time.sleep(_POLL_SECONDS)
         return True
 
