@@ -45,7 +45,7 @@ def survey_text(survey: Any) -> str:
     if newest is None:
         lines.append("'--resume auto' would take none of them, and end with an error")
     elif newest.is_model_alone:
-        parts = ",".join(import_module("forgather.ml.checkpoint.survey").BESIDE_A_MODEL)
+        parts = ",".join(import_module("forgather.ml.checkpoint.files").BESIDE_A_MODEL)
         lines.append(
             f"* {newest.folder.name} holds the model alone: '--resume auto' ends with an error, and takes it with "
             f"--allow-missing {parts}, which begin anew"

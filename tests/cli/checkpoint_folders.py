@@ -4,6 +4,7 @@ import json
 
 import xxhash
 
+from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.checkpoint.manifest import MANIFEST
@@ -47,12 +48,12 @@ def make_checkpoint(
     def fill(draft):
         draft.write("model.safetensors", [tensor_bytes({"weight": (2, 3), "bias": (1, 3)})])
         if not alone:
-            draft.write_json("optimizer.json", {"state": {}, "param_groups": [group]})
+            draft.write("optimizer.json", [as_json({"state": {}, "param_groups": [group]})])
             draft.write("optimizer.safetensors", [tensor_bytes({"state.weight.exp_avg": (2, 3)})])
             classes, position = {"optimizer": "AdamW"}, {"epoch": 0, "batch": step}
-            draft.write_json("training_state.json", {"classes": classes, "data": position})
-        draft.write_json("trainer_state.json", state)
-        draft.write_json("training_args.json", args)
+            draft.write("training_state.json", [as_json({"classes": classes, "data": position})])
+        draft.write("trainer_state.json", [as_json(state)])
+        draft.write("training_args.json", [as_json(args)])
 
     origin = next_origin(output_dir, run, 100)
     return write_checkpoint(output_dir, step, fill, facts={**facts, "run": origin})

@@ -32,6 +32,7 @@ from forgather.ml.checkpoint import (
     write_checkpoint,
     write_state,
 )
+from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import Draft, step_of
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.trainer.beginning import begin_from
@@ -41,7 +42,7 @@ from tests.reliability.faults import Faulty
 
 def fill(draft):
     draft.write("a.bin", [bytes(range(256)) * 8])
-    draft.write_json("b.json", {"step": 1})
+    draft.write("b.json", [as_json({"step": 1})])
     draft.write("sub/c.txt", [b"c" * 50, b"c" * 50])
 
 

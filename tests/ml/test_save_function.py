@@ -74,6 +74,20 @@ def test_its_failure_ends_the_run_and_leaves_nothing_half_made(beside, settings,
     assert ["checkpoint-2"] == sorted(entry.name for entry in Path(args.output_dir).glob("*checkpoint*"))
 
 
+def test_nothing_is_left_where_there_is_no_memory_for_a_copy(settings, scratch, monkeypatch):
+    def fails(*shape, **options):
+        raise RuntimeError("out of memory")
+
+    def function(model, step, path):
+        a_folder(model, step, path)
+        monkeypatch.setattr(torch, "empty", fails)
+
+    args = settings(**EVERY_TWO, async_save=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Trainer(tiny_llama(), args, train_dataset=rows(), save_function=function).train()
+    assert [] == list(Path(args.output_dir).glob("*checkpoint*"))
+
+
 def _with_a_function(folder, fails_on):
     def function(model, step, path):
         rank = torch.distributed.get_rank()

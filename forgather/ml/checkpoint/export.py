@@ -21,17 +21,28 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.files import (
+    CONFIG,
+    CUSTOM,
+    EXTRA_STATE,
+    INDEX,
+    MODEL,
+    OPTIMIZER,
+    SLICES,
+    TRAINER_STATE,
+    TRAINING_ARGS,
+    TRAINING_STATE,
+)
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, split
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest, changes, corrupt_file, read_manifest
-from forgather.ml.checkpoint.model_folder import CONFIG, write_model
+from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.saved import whole_weights
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
 
 SUMS = "SHA256SUMS"
-_OF_THE_RUN = ("index.json", "trainer_state.json", "training_args.json")
-_STATE_OF_THE_RUN = ("optimizer", "training_state", "custom/")
-_WEIGHTS = ("model", "weights")
+_OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
+_STATE_OF_THE_RUN = (OPTIMIZER, TRAINING_STATE, f"{CUSTOM}/")
 _PIECE = 1 << 22
 
 
@@ -80,11 +91,11 @@ def export_checkpoint(
 
 
 def _is_of_the_run(name: str) -> bool:
-    return name in (*_OF_THE_RUN, MANIFEST) or name.startswith(_STATE_OF_THE_RUN)
+    return name in _OF_THE_RUN or name.startswith(_STATE_OF_THE_RUN)
 
 
 def _is_of_weights(name: str) -> bool:
-    return name.startswith(_WEIGHTS) and ".safetensors" in name and not name.startswith("model_extra_state")
+    return name.startswith((MODEL, SLICES)) and ".safetensors" in name and not name.startswith(EXTRA_STATE)
 
 
 def _refuse_changed(source: Path, manifest: Manifest) -> None:

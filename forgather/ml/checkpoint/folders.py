@@ -9,12 +9,10 @@ replaced by one of the same step stays until the new one has its place.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
 _PIECE = 8 << 20
 _WORTH_A_THREAD = 1 << 20
-_BEHIND = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -74,38 +71,37 @@ class Draft:
         """
         file = self.folder / name
         make_folders(self.storage, file.parent)
-        hasher, size = xxhash.xxh3_128(), 0
+        hashed = _Hashed(chunks)
+        write_file(self.storage, file, hashed)
+        self.files[name] = hashed.fact
 
-        def hashed(beside: ThreadPoolExecutor) -> Iterator[Bytes]:
-            nonlocal size
-            hashing: deque[Future[None]] = deque()
-            for piece in _pieces(chunks):
-                size += len(piece)
-                # Neither hashing nor writing holds the interpreter, so one goes on beside the other.
-                if hashing or len(piece) >= _WORTH_A_THREAD:
-                    hashing.append(beside.submit(hasher.update, piece))
-                else:
-                    hasher.update(piece)
-                yield piece
-                if len(hashing) > _BEHIND:
-                    hashing.popleft().result()
-            for last in hashing:
-                last.result()
 
+class _Hashed:
+    """The content of a file, in pieces; what they make is known after the last."""
+
+    def __init__(self, chunks: Iterable[Bytes]) -> None:
+        self._chunks = chunks
+        self._hasher = xxhash.xxh3_128()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[Bytes]:
         with ThreadPoolExecutor(1) as beside:  # it makes its thread when it is first asked
-            write_file(self.storage, file, hashed(beside))
-        self.files[name] = FileFact(size, hasher.hexdigest())
+            for chunk in self._chunks:
+                whole = memoryview(chunk).cast("B")
+                for start in range(0, len(whole), _PIECE):
+                    piece = whole[start : start + _PIECE]
+                    self._size += len(piece)
+                    if len(piece) < _WORTH_A_THREAD:
+                        self._hasher.update(piece)
+                        yield piece
+                    else:  # neither hashing nor writing holds the interpreter, so one goes on beside the other
+                        hashing = beside.submit(self._hasher.update, piece)
+                        yield piece
+                        hashing.result()
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes plain data as JSON."""
-        self.write(name, [(json.dumps(value, indent=1) + "\n").encode()])
-
-
-def _pieces(chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-    for chunk in chunks:
-        whole = memoryview(chunk).cast("B")
-        for start in range(0, len(whole), _PIECE):
-            yield whole[start : start + _PIECE]
+    @property
+    def fact(self) -> FileFact:
+        return FileFact(self._size, self._hasher.hexdigest())
 
 
 def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from forgather.ml.checkpoint.files import WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.folders import Draft
-from forgather.ml.checkpoint.model_folder import INDEX, WEIGHTS
 from forgather.ml.checkpoint.tensor_file import file_chunks
 
 SHARD_SIZE = "50GB"
@@ -105,5 +105,5 @@ def split(
     texts: dict[str, bytes] = {}
     if plan.is_sharded:
         index = {"metadata": {**(facts or {}), **plan.metadata}, "weight_map": plan.tensor_to_filename}
-        texts[INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+        texts[WEIGHTS_INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
     return Layout(tensors, texts, metadata or {})

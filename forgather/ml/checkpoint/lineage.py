@@ -17,7 +17,7 @@ from typing import Any
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import bring_back, half_replaced, list_checkpoints, step_of
-from forgather.ml.checkpoint.manifest import read_manifest, verify
+from forgather.ml.checkpoint.manifest import first_intact, read_manifest
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 NONE_INTACT = (
@@ -98,18 +98,13 @@ def newest_verified(
         without: names of files that may be missing, see `verify`.
         storage: gives back its name to a checkpoint that was about to be replaced; the file system by default.
     """
-    skipped: dict[Path, CheckpointError] = {}
     # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
     with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
         bring_back(storage or LocalStorage(), output_dir)
-    for folder, _ in reversed(in_order(output_dir)):
-        try:
-            verify(folder, without=without)
-        except CheckpointError as error:
-            skipped[folder] = error
-        else:
-            return folder, list((_without_order(output_dir, folder) | skipped).values())
-    return None, list(skipped.values())
+    newest, skipped = first_intact((folder for folder, _ in reversed(in_order(output_dir))), without=without)
+    if newest is not None:
+        skipped = _without_order(output_dir, newest) | skipped
+    return newest, list(skipped.values())
 
 
 def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.foreign import not_ours, refuse_no_folder
 
 MANIFEST = "manifest.json"
@@ -61,7 +62,7 @@ class Manifest:
         """Returns the text of the manifest's file."""
         files = {name: {"bytes": fact.size, "xxh3": fact.digest} for name, fact in sorted(self.files.items())}
         body = {**self.facts, "format": FORMAT, "step": self.step, "files": files}
-        return (json.dumps({**body, "xxh3": _digest_of(body)}, indent=1) + "\n").encode()
+        return as_json({**body, "xxh3": _digest_of(body)})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -182,6 +183,26 @@ def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
         if not (error.code == "FG604" and error.found in without):
             raise error
     return manifest
+
+
+def first_intact(
+    folders: Iterable[Path], *, without: Container[str] = ()
+) -> tuple[Path | None, dict[Path, CheckpointError]]:
+    """Returns the first of some checkpoints that is as it was written (None for none), and what is wrong with others.
+
+    Args:
+        folders: of checkpoints; those after the first intact one are not read.
+        without: names of files that may be missing.
+    """
+    wrong: dict[Path, CheckpointError] = {}
+    for folder in folders:
+        try:
+            verify(folder, without=without)
+        except CheckpointError as error:
+            wrong[folder] = error
+        else:
+            return folder, wrong
+    return None, wrong
 
 
 def changes(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from forgather.ml.checkpoint.files import CONFIG, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.folders import Draft, drop_draft, is_running, own_mark
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _PREFIX = ".saving-model-"
 _LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
 
@@ -60,9 +60,9 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder / name))
     older = {entry.name for entry in folder.iterdir() if _LAYOUT.match(entry.name)}
     has_weights = any(_LAYOUT.match(name) for name in names)
-    shards = {name for name in names if _LAYOUT.match(name)} - {WEIGHTS, INDEX}
-    if INDEX in older and shards & older and WEIGHTS not in older:
-        storage.remove_file(folder / INDEX)
+    shards = {name for name in names if _LAYOUT.match(name)} - {WEIGHTS, WEIGHTS_INDEX}
+    if WEIGHTS_INDEX in older and shards & older and WEIGHTS not in older:
+        storage.remove_file(folder / WEIGHTS_INDEX)
         storage.sync_folder(folder)
     for _, together in itertools.groupby(names, key=lambda name: _turn(name)[0]):
         parents = set()
@@ -72,7 +72,7 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
             parents.add((folder / name).parent)
         for parent in sorted(parents):  # a name that says what others hold must not outlive theirs
             storage.sync_folder(parent)
-    stale = sorted(older - set(names) - ({INDEX} if shards & older else set())) if has_weights else []
+    stale = sorted(older - set(names) - ({WEIGHTS_INDEX} if shards & older else set())) if has_weights else []
     for name in sorted(stale, key=lambda name: name != WEIGHTS):
         with suppress(FileNotFoundError):
             storage.remove_file(folder / name)
@@ -82,4 +82,4 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
 
 def _turn(name: str) -> tuple[int, str]:
     """Weights first, what names them last: until then the older ones count."""
-    return (3 if name == CONFIG else 2 if name == INDEX else 0 if _LAYOUT.match(name) else 1, name)
+    return (3 if name == CONFIG else 2 if name == WEIGHTS_INDEX else 0 if _LAYOUT.match(name) else 1, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import discard_folder
-from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.checkpoint.survey import Survey, Surveyed
@@ -46,20 +46,14 @@ def refuse_to_leave_none(survey: Survey, gone: list[Surveyed]) -> None:
     Raises:
         CheckpointError: FG678.
     """
-    first: CheckpointError | None = None
-    for found in reversed(survey.checkpoints):
-        if found in gone or found.problem is not None:
-            continue
-        try:
-            verify(found.folder)
-        except CheckpointError as error:
-            first = first or error
-        else:
-            return
-    if gone:
+    if not gone:
+        return
+    staying = [found for found in reversed(survey.checkpoints) if found not in gone and found.problem is None]
+    intact, wrong = first_intact(found.folder for found in staying)
+    if intact is None:
         raise CheckpointError(
             f"nothing is removed from {str(survey.folder)!r}: no checkpoint that would stay is intact"
-            + (f"; {first.message}" if first else ""),
+            + "".join(f"; {error.message}" for error in [*wrong.values()][:1]),
             code="FG678",
             hint=f"'fgcli ckpt verify {survey.folder}' tells what is wrong with each; keep more of them",
         )

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.folders import discard_folder, step_of
 from forgather.ml.checkpoint.lineage import in_order
-from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 # Reading and pruning need no torch, which knows the rank: only one process prunes.
@@ -83,21 +82,14 @@ def prune(
     if newest is not None and step_of(newest) in folders:
         folders[step_of(newest)] = folders.pop(step_of(newest))
     gone = [folders[step] for step in retention.surplus(list(folders), ranked)]
-    if gone and newest is None and not _one_is_whole([folder for folder in folders.values() if folder not in gone]):
-        _log.warning("no checkpoint was removed from %s: none of those that would stay is intact", output_dir)
-        return []
-    return [folder for folder in gone if _is_removed(folder, storage or LocalStorage())]
-
-
-def _one_is_whole(folders: Sequence[Path]) -> bool:
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-        except CheckpointError as error:
+    if gone and newest is None:
+        intact, wrong = first_intact(folder for folder in reversed(folders.values()) if folder not in gone)
+        for error in wrong.values():
             _log.warning("%s", error.message)
-        else:
-            return True
-    return False
+        if intact is None:
+            _log.warning("no checkpoint was removed from %s: none of those that would stay is intact", output_dir)
+            return []
+    return [folder for folder in gone if _is_removed(folder, storage or LocalStorage())]
 
 
 def _is_removed(folder: Path, storage: Storage) -> bool:

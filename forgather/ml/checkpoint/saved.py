@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
 from forgather.ml.checkpoint.manifest import corrupt_file, is_regular, missing_file
-from forgather.ml.checkpoint.shards import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
 from forgather.ml.checkpoint.state import unpacked
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF
 

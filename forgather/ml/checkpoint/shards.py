@@ -24,13 +24,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from forgather.ml.checkpoint.state import as_json, packed
+from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, as_json
+from forgather.ml.checkpoint.state import packed
 from forgather.ml.checkpoint.tensor_file import DTYPES, refuse_unknown_type
 from forgather.ml.distributed import agreement
-
-INDEX = "index.json"
-HF_INDEX = "model.safetensors.index.json"
-MODEL, EXTRA_STATE, OPTIMIZER = "model", "model_extra_state", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +149,7 @@ def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int
             writers.setdefault(section, []).append(rank)
     names = {}
     for section, ranks in writers.items():
-        stem = "weights" if section == MODEL and not _is_whole(metadata) else section
+        stem = SLICES if section == MODEL and not _is_whole(metadata) else section
         for number, rank in enumerate(ranks, 1):
             suffix = f"-{number:05d}-of-{len(ranks):05d}" if len(ranks) > 1 else ""
             names[rank, section] = f"{stem}{suffix}.safetensors"
@@ -196,7 +193,7 @@ def _texts(
             facts["chunks"].append(chunk)
     texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
-        texts[HF_INDEX] = as_json(_hf_index(index[MODEL], plans))
+        texts[WEIGHTS_INDEX] = as_json(_hf_index(index[MODEL], plans))
         assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
     for section, merge in ((EXTRA_STATE, _merged_extra), (OPTIMIZER, merged_optimizers)):
         found = [tree[section] for tree in trees if section in tree]

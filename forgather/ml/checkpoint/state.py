@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF, DTYPES, file_chunks, read_tensors
@@ -38,7 +39,7 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
         CheckpointError: FG606 for a value that neither format holds.
     """
     plain, tensors = packed(tree, name)
-    draft.write_json(f"{name}.json", plain)
+    draft.write(f"{name}.json", [as_json(plain)])
     write_tensors(draft, f"{name}.safetensors", tensors)
 
 
@@ -70,11 +71,6 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
         raise missing_file(file) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt_file(file, f"it cannot be read ({type(error).__name__}: {error})") from None
-
-
-def as_json(value: Any) -> bytes:
-    """Returns plain data as the text of a file."""
-    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def write_tensors(

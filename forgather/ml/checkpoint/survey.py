@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.files import (
+    BESIDE_A_MODEL,
+    OPTIMIZER,
+    TRAINER_STATE,
+    TRAINING_ARGS,
+    TRAINING_STATE,
+    parts_in,
+)
 from forgather.ml.checkpoint.folders import step_of
 from forgather.ml.checkpoint.lineage import Origin, in_order, origin_of
 from forgather.ml.checkpoint.manifest import Manifest, changes, extra_files, is_regular, read_manifest
 from forgather.ml.checkpoint.tensor_header import TensorFact, read_header
 
-_TRAINER_STATE = "trainer_state.json"
-_TRAINING_ARGS = "training_args.json"
 _MOST_BYTES = 64 << 20
-_TO_GO_ON = ("optimizer", "training_state.")
-BESIDE_A_MODEL = ("optimizer", "schedule", "data", "rng", "meter")
-"""The parts that a checkpoint of the model alone lacks, as `--allow-missing` names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
     try:
         manifest = read_manifest(folder)
         size = manifest.size
-        is_model_alone = not any(name.startswith(_TO_GO_ON) for name in manifest.files)
+        is_model_alone = not any(set(parts_in(name)) & set(BESIDE_A_MODEL) for name in manifest.files)
         problem = next(changes(folder, manifest, read=False), None)
     except CheckpointError as error:
         problem = error
@@ -149,7 +152,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
 
 def progress_of(folder: Path) -> Progress:
     """Returns how far the run of a checkpoint was; an empty answer where its files do not say."""
-    state, args = _json(folder / _TRAINER_STATE), _json(folder / _TRAINING_ARGS)
+    state, args = _json(folder / TRAINER_STATE), _json(folder / TRAINING_ARGS)
     step = said if isinstance(said := state.get("global_step"), int) else -1
     name = args.get("metric_for_best_model")
     name = name if name is None or str(name).startswith("eval_") else f"eval_{name}"
@@ -248,7 +251,7 @@ def contents(folder: Path) -> Contents:
     for error in changes(folder, manifest, read=False):
         raise error
     tensors = {name: read_header(folder / name)[0] for name in manifest.files if name.endswith(".safetensors")}
-    optimizer, training = _json(folder / "optimizer.json"), _json(folder / "training_state.json")
+    optimizer, training = _json(folder / f"{OPTIMIZER}.json"), _json(folder / f"{TRAINING_STATE}.json")
     groups = [group for group in _listed(optimizer, "param_groups") if isinstance(group, dict)]
     return Contents(
         manifest,
@@ -259,7 +262,7 @@ def contents(folder: Path) -> Contents:
         num_parameters=[len(_listed(group, "params")) for group in groups],
         position={name: value for name, value in _table(training, "data").items() if _is_shown(value)},
         classes=_table(training, "classes"),
-        arguments=_json(folder / _TRAINING_ARGS),
+        arguments=_json(folder / TRAINING_ARGS),
     )
 
 

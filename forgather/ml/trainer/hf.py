@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from forgather.errors import CheckpointError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
+from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm
@@ -29,7 +30,6 @@ from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
-from forgather.ml.trainer.snapshot import TRAINER_STATE
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
 _RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")

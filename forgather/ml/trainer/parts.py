@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError, ForgatherError
+from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINING_STATE, parts_in
 from forgather.ml.checkpoint.state import read_state
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_STATE
 
 _log = get_logger(__name__)
 
-OPTIMIZER, SCHEDULE, DATA, RNG, METER, PROGRESS = "optimizer", "schedule", "data", "rng", "meter", "progress"
-IN_TRAINING_STATE = (SCHEDULE, DATA, RNG, METER)
 WITHOUT = {
     OPTIMIZER: "the optimizer begins anew, without its moments",
     SCHEDULE: "the learning rate follows the plan of the config",
@@ -30,20 +28,6 @@ WITHOUT = {
     PROGRESS: "the log and the best metric begin anew",
 }
 """Each part, with what a run that goes on without it does."""
-
-
-def parts_in(name: str) -> tuple[str, ...]:
-    """Returns the parts that lie in a file of a checkpoint; none for one that a run cannot do without.
-
-    Example:
-        >>> parts_in("optimizer.json"), parts_in("trainer_state.json"), parts_in("model.safetensors")
-        (('optimizer',), ('progress',), ())
-    """
-    if name == TRAINER_STATE:
-        return (PROGRESS,)
-    if name.startswith(f"{TRAINING_STATE}."):
-        return IN_TRAINING_STATE
-    return (OPTIMIZER,) if name.startswith(OPTIMIZER) else ()
 
 
 class Spared:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import try_rng
 from forgather.ml.checkpoint.saved import Saved
@@ -20,19 +21,7 @@ from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.meter import Meter
-from forgather.ml.trainer.parts import (
-    DATA,
-    METER,
-    OPTIMIZER,
-    PROGRESS,
-    RNG,
-    SCHEDULE,
-    numbers,
-    read_parts,
-    schedule_state,
-    used,
-    words,
-)
+from forgather.ml.trainer.parts import numbers, read_parts, schedule_state, used, words
 from forgather.ml.trainer.randomness import own_rng
 from forgather.ml.trainer.skip_list import LeftOut
 

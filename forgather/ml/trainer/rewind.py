@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.ml.checkpoint.manifest import verify
+from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import Storage, make_folders, write_file
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
@@ -111,15 +112,11 @@ def newest_sound(behind: Sequence[Path], step: int) -> int:
     Raises:
         TrainingError: FG652 where there is none.
     """
-    for place, folder in reversed(list(enumerate(behind))):
-        if not folder.is_dir():
-            continue
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            _log.warning("skipped a checkpoint: %s", error.message)
-        else:
-            return place
+    newest, skipped = first_intact(folder for folder in reversed(behind) if folder.is_dir())
+    for error in skipped.values():
+        _log.warning("skipped a checkpoint: %s", error.message)
+    if newest is not None:
+        return behind.index(newest)
     raise TrainingError(
         f"step {step} is bad, and there is no intact checkpoint of this run to go back to",
         code="FG652",
@@ -133,11 +130,10 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
     Raises:
         CheckpointError: FG609 where the disk refuses.
     """
-    text = json.dumps({"run": run, "steps": skips.state()}, indent=1) + "\n"
     beside = output_dir / f".{SKIPPED}"  # one run at a time writes into the folder, and what is left is written over
     try:
         make_folders(storage, output_dir)
-        write_file(storage, beside, [text.encode()])
+        write_file(storage, beside, [as_json({"run": run, "steps": skips.state()})])
         storage.rename(beside, output_dir / SKIPPED)
         storage.sync_folder(output_dir)
     except OSError as error:

@@ -157,9 +157,13 @@ class Saves:
         write = functools.partial(self._write_and_remove, ranked=self._ranking(), scratch=scratch)
         if self._background is None:
             write(snapshot)
-        else:
+            return
+        try:
             self._background.write(snapshot, write)
-            self._state_saved = dataclasses.replace(state, log_history=[*state.log_history])
+        except BaseException:  # nothing was begun
+            scratch.remove()
+            raise
+        self._state_saved = dataclasses.replace(state, log_history=[*state.log_history])
 
     def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch) -> None:
         try:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.files import PROGRESS, TRAINER_STATE
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, passed_over
@@ -25,13 +26,8 @@ from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
-from forgather.ml.trainer.parts import PROGRESS, Spared, explained, used
-from forgather.ml.trainer.snapshot import (
-    TRAINER_STATE,
-    described_files,
-    self_described_files,
-    write_weights,
-)
+from forgather.ml.trainer.parts import Spared, explained, used
+from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
 
 _log = get_logger(__name__)
 

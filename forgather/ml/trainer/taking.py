@@ -11,13 +11,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forgather.ml.checkpoint.files import MODEL, SLICES, TRAINER_STATE, TRAINING_ARGS
 from forgather.ml.checkpoint.shards import Planning
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.optimizer_size import optimizer_bytes
 from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.snapshot import TRAINER_STATE, TRAINING_ARGS, Snapshot, described_files, snapshot
+from forgather.ml.trainer.snapshot import Snapshot, described_files, snapshot
 
 
 class Camera:
@@ -45,7 +46,7 @@ class Camera:
         weights = sum(
             tensor.nbytes
             for file, tensors in taken.tensors.items()
-            if file.startswith(("model", "weights"))
+            if file.startswith((MODEL, SLICES))
             for tensor in tensors.values()
         )
         return taken.size + headers, weights

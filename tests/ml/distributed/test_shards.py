@@ -13,6 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError, ForgatherError
+from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.saved import Saved, whole_weights
@@ -340,7 +341,7 @@ def test_an_index_that_does_not_fit_the_files_is_corrupt(change, tmp_path):
     _writes_model(tmp_path, Two())
     index = json.loads((tmp_path / "index.json").read_text())
     change(index)
-    Draft(LocalStorage(), tmp_path).write_json("index.json", index)
+    Draft(LocalStorage(), tmp_path).write("index.json", [as_json(index)])
     with pytest.raises(CheckpointError) as caught:
         Saved(tmp_path)
     assert "FG603" == caught.value.code
