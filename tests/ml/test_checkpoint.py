@@ -1,9 +1,12 @@
 """Checkpoints are complete or invisible, verified, free of pickle, and kept when they matter."""
 
+import contextlib
+import errno
 import json
 import os
 import random
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +40,7 @@ from forgather.ml.checkpoint.folders import Draft, step_of
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.trainer.beginning import begin_from
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
-from tests.reliability.faults import Faulty
+from tests.reliability.faults import Faulty, Refusal
 
 
 def fill(draft):
@@ -332,6 +335,35 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     write_checkpoint(tmp_path, 1, lambda draft: draft.write("new", [b"new"]))
     assert ["manifest.json", "new"] == sorted(file.name for file in (tmp_path / "checkpoint-1").iterdir())
     assert ["checkpoint-1"] == [entry.name for entry in tmp_path.iterdir()]
+
+
+def _others(place):
+    """Makes a folder of another program that has the name of a checkpoint."""
+    (place / "checkpoint-1").mkdir(parents=True)
+    (place / "checkpoint-1" / "pytorch_model.bin").write_bytes(b"theirs")
+
+
+def test_a_folder_that_is_no_checkpoint_of_ours_is_put_aside(tmp_path, caplog):
+    for name in ("checkpoint-1.aside", "checkpoint-1.aside1"):
+        _others(tmp_path)
+        write_checkpoint(tmp_path, 1, fill)
+        verify(tmp_path / "checkpoint-1")
+        assert ["pytorch_model.bin"] == [file.name for file in (tmp_path / name).iterdir()]
+        assert f"it is {name} now" in caplog.messages[-1]
+        shutil.rmtree(tmp_path / "checkpoint-1")
+    assert [] == list_checkpoints(tmp_path)
+
+
+def test_a_folder_that_is_no_checkpoint_of_ours_outlives_a_refusal_at_any_act(tmp_path):
+    def written(place, storage):
+        _others(place)
+        write_checkpoint(place, 1, fill, storage=storage)
+
+    written(tmp_path / "whole", counting := Faulty())
+    for at in range(1, len(counting.operations) + 1):
+        with contextlib.suppress(CheckpointError):
+            written(tmp_path / str(at), Faulty(Refusal(errno.EIO), at))
+        assert [b"theirs"] == [file.read_bytes() for file in (tmp_path / str(at)).rglob("pytorch_model.bin")]
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

@@ -99,6 +99,7 @@ def test_a_model_is_whole_also_where_the_state_of_the_optimizer_is_damaged_or_lo
         ("inside", []),
         ("new", ["--max-shard-size", "huge"]),
         ("new", ["--max-shard-size", "0GB"]),
+        ("new", ["--max-shard-size", f"1{18 * '0'}GB"]),
     ],
 )
 def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, into, more):

@@ -105,6 +105,7 @@ def test_the_best_the_newest_and_every_so_many_stay(settings, given, saved, kept
     ("given", "code", "message"),
     [
         ({"save_minutes": 0}, "FG814", "save_minutes is 0"),
+        ({"save_minutes": float("inf")}, "FG813", "save_minutes is inf"),
         ({"save_minutes": "often"}, "FG813", "save_minutes is 'often'"),
         ({"save_on_best": True}, "FG814", "save_on_best needs evaluations"),
         ({"save_top_k": 2}, "FG814", "save_top_k 2 needs evaluations"),

@@ -127,11 +127,11 @@ def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[s
 
 
 def _bytes_of(size: str | int) -> int:
-    found = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) *([KMGT])B", str(size).strip().upper())
+    found = re.fullmatch(r"([0-9]{1,12}(?:[.][0-9]{1,12})?) *([KMGT])B", str(size).strip().upper())
     number = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2]))) if found else size
     if not isinstance(number, int) or number < 1:
         raise CheckpointError(
-            f"the model cannot be exported: {size!r} is no size of a file",
+            f"the model cannot be exported: {size!r:.40} is no size of a file",
             code="FG677",
             hint="give a number and KB, MB, GB or TB, as in --max-shard-size 5GB",
         )

@@ -3,12 +3,14 @@
 Takes an output folder and a storage; gives drafts that processes fill, and the folder of a checkpoint under its final
 name. Keeps true: files are written beside and synced, the manifest comes last, and the folder is renamed after all of
 that, so a crash or a loss of power at any point leaves either the whole checkpoint or none. A checkpoint that is
-replaced by one of the same step stays until the new one has its place.
+replaced by one of the same step stays until the new one has its place; a folder of its name that is none is put aside.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +24,9 @@ import xxhash
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest, check_complete, is_regular
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree, write_file
+
+# Folders are looked at without torch, which knows the rank: only one process puts one in place.
+_log = logging.getLogger(__name__)
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
@@ -144,6 +149,8 @@ def finish_draft(
 
 
 def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
+    if final.exists() and not os.path.lexists(final / MANIFEST):
+        _put_aside(storage, final)
     if not final.exists():
         storage.rename(draft, final)
         storage.sync_folder(final.parent)
@@ -160,6 +167,15 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
     storage.sync_folder(final.parent)
     with suppress(OSError):  # the next save removes what is left
         remove_tree(storage, replaced)
+
+
+def _put_aside(storage: Storage, folder: Path) -> None:
+    """Gives another name to a folder that nobody has written here, and that is in the way of a checkpoint."""
+    names = (folder.with_name(f"{folder.name}.aside{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not os.path.lexists(name))
+    storage.rename(folder, aside)
+    storage.sync_folder(folder.parent)
+    _log.warning("%s is no checkpoint of a run of ours, and in the way of one: it is %s now", folder, aside.name)
 
 
 def drop_draft(draft: Draft) -> None:
