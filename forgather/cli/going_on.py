@@ -14,7 +14,8 @@ from pathlib import Path
 from forgather.errors import ForgatherError
 from forgather.project.declared import declared_options
 from forgather.project.project import Project
-from forgather.project.resuming import argument_path, resumes_from, takes_resume
+from forgather.project.resuming import resumes_from, takes_resume
+from forgather.project.trainer_arguments import trainer_arguments
 
 RESUME_OPTION = "--resume-from-checkpoint"
 _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
@@ -67,9 +68,10 @@ def tell_next_step(error: ForgatherError, project: Project, command: Sequence[st
     if not (is_step or error.code in _FULL_DISK) or newest_checkpoint(output_dir) is None:
         return
     going_on = command_to_go_on(project, command)
-    if going_on is None or (is_step and not takes_resume(project.graph)):
+    arguments = trainer_arguments(project.graph)
+    if going_on is None or (is_step and arguments is None):
         return
-    if is_step:
+    if is_step and arguments is not None:
         # As it was, the run would meet the same step.
-        going_on += f" --set {argument_path(project.graph, 'bad_step_policy')}=skip"
+        going_on += f" --set {arguments.path('bad_step_policy')}=skip"
     error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))

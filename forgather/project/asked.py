@@ -9,26 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 from forgather.conditions import UNKNOWN
-from forgather.config.graph import Call, Graph, Mapped, Node, Scalar
+from forgather.config.graph import Graph, Mapped, Node, Scalar
 from forgather.project.settings import shipped_rules
+from forgather.project.trainer_arguments import trainer_arguments
 
 
 def processes_asked_for(graph: Graph) -> int | None:
     """Returns the number of processes that the arguments of `main` multiply to."""
-    main = graph.targets.get("main")
-    arguments = _keyword(main.value, "args") if main else None
-    rules = shipped_rules().get(arguments.constructor, ()) if isinstance(arguments, Call) else ()
-    for known in rules:
-        if "layout" in known.computed and isinstance(arguments, Call):
-            written = {str(entry.key): _plain(entry.value) for entry in arguments.kwargs}
+    arguments = trainer_arguments(graph)
+    if arguments is None:
+        return None
+    for known in shipped_rules().get(arguments.call.constructor, ()):
+        if "layout" in known.computed:
+            written = {str(entry.key): _plain(entry.value) for entry in arguments.call.kwargs}
             asked = known.complete(written)["processes"]
             return asked if isinstance(asked, int) else None
     return None
-
-
-def _keyword(node: Node, name: str) -> Node | None:
-    entries = node.kwargs if isinstance(node, Call) else ()
-    return next((entry.value for entry in entries if entry.key == name), None)
 
 
 def _plain(node: Node) -> Any:

@@ -10,25 +10,23 @@ import json
 import os
 from collections.abc import Sequence
 
-from forgather.config.follow import path_text
-from forgather.config.graph import Call, Graph, Scalar
-from forgather.config.traverse import places
+from forgather.config.graph import Graph, Scalar
 from forgather.errors import CheckpointError, ProjectError
 from forgather.project.tolerance import fault_tolerance
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
 RESUME, ALLOW_MISSING = "resume_from_checkpoint", "allow_missing"
 
 
 def takes_resume(graph: Graph) -> bool:
     """Tells whether `main` is called with arguments that say what a run goes on from."""
-    return _arguments(graph) is not None
+    return trainer_arguments(graph) is not None
 
 
 def resumes_from(graph: Graph) -> object:
     """Returns what the arguments of `main` say that the run goes on from; None where they say nothing."""
-    arguments = _arguments(graph)
-    said = next((entry.value for entry in arguments.kwargs if entry.key == RESUME), None) if arguments else None
-    return said.value if isinstance(said, Scalar) else None
+    arguments = trainer_arguments(graph)
+    return arguments.plain(RESUME) if arguments else None
 
 
 def resume_assignments(
@@ -53,7 +51,7 @@ def resume_assignments(
         wanted[ALLOW_MISSING] = json.dumps(list(allow_missing))
     if not wanted:
         return ()
-    arguments = _arguments(graph)
+    arguments = trainer_arguments(graph)
     if arguments is None:
         raise ProjectError(
             "'main' is called without arguments ('args') that could say what the run goes on from",
@@ -61,41 +59,21 @@ def resume_assignments(
             hint="--resume and --allow-missing are for trainers; give the callable an option of its own",
             path="main",
         )
-    if allow_missing and resume is None and _begins_anew(graph, arguments):
+    if allow_missing and resume is None and _begins_anew(arguments):
         raise ProjectError(
             "--allow-missing says what a checkpoint may lack, and the run goes on from none",
             code="FG676",
             hint="add --resume, or leave --allow-missing out to begin anew",
             path="main",
         )
-    return tuple((_path(graph, arguments, name), text) for name, text in wanted.items())
+    return tuple((arguments.path(name), text) for name, text in wanted.items())
 
 
-def argument_path(graph: Graph, name: str) -> str | None:
-    """Returns what `--set` calls an argument of `main`, there or not; None where it is called without arguments."""
-    arguments = _arguments(graph)
-    return None if arguments is None else _path(graph, arguments, name)
-
-
-def _path(graph: Graph, arguments: Call, name: str) -> str:
-    path = next(path_text(place) for place, node in places(graph) if node is arguments)
-    is_there = any(entry.key == name for entry in arguments.kwargs)
-    return f"{'' if is_there else '+'}{path}.{name}"
-
-
-def _begins_anew(graph: Graph, arguments: Call) -> bool:
-    tolerance = fault_tolerance(graph)
-    said = next((entry.value for entry in arguments.kwargs if entry.key == RESUME), None)
+def _begins_anew(arguments: TrainerArguments) -> bool:
+    tolerance = fault_tolerance(arguments.graph)
+    said = arguments.get(RESUME)
     says_none = said is None or (isinstance(said, Scalar) and said.value in (None, False))
     return says_none and (tolerance is None or not tolerance.auto_resume)
-
-
-def _arguments(graph: Graph) -> Call | None:
-    main = graph.targets.get("main")
-    if main is None or not isinstance(main.value, Call):
-        return None
-    found = next((entry.value for entry in main.value.kwargs if entry.key == "args"), None)
-    return found if isinstance(found, Call) else None
 
 
 def _folder(text: str) -> str:

@@ -12,6 +12,7 @@ from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.errors import ProjectError
 from forgather.project.plain import plain_entries, string_entries
+from forgather.project.trainer_arguments import trainer_arguments
 from forgather.source import Span
 
 
@@ -119,15 +120,9 @@ def trainer_output_dir(graph: Graph) -> str | None:
 
     This is where a trainer saves, whatever `meta` says: a `--set` of it moves the run's folder too.
     """
-    main = graph.targets.get("main")
-    arguments = _keyword(main.value, "args") if main else None
-    folder = _keyword(arguments, "output_dir") if arguments else None
-    return folder.value if isinstance(folder, Scalar) and isinstance(folder.value, str) and folder.value else None
-
-
-def _keyword(node: Node, name: str) -> Node | None:
-    entries = node.kwargs if isinstance(node, Call) else ()
-    return next((entry.value for entry in entries if entry.key == name), None)
+    arguments = trainer_arguments(graph)
+    folder = arguments.plain("output_dir") if arguments else None
+    return folder if isinstance(folder, str) and folder else None
 
 
 def target_facts(graph: Graph) -> list[TargetFacts]:

@@ -6,16 +6,14 @@ the graph like any other, so they are checked, and kept in the run's folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from forgather.config.follow import path_text
 from forgather.config.forms import describe
-from forgather.config.graph import Call, Graph, Mapped, Node, Scalar
-from forgather.config.traverse import places
+from forgather.config.graph import Graph, Mapped, Node, Scalar
 from forgather.errors import ProjectError, nearest
 from forgather.project.plain import string_entries
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
 KEY = "fault_tolerance"
 MOST_ATTEMPTS = 1000
@@ -86,24 +84,19 @@ def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool
         tolerance: of the config; None where it says nothing.
         goes_on: whether this is a further attempt, which goes on from the newest checkpoint.
     """
-    main = graph.targets.get("main")
-    if main is None or not isinstance(main.value, Call):
+    arguments = trainer_arguments(graph)
+    if arguments is None:
         return ()
-    arguments = next((entry.value for entry in main.value.kwargs if entry.key == "args"), None)
-    if not isinstance(arguments, Call):
-        return ()
-    present = {str(entry.key): entry.value for entry in arguments.kwargs}
     interval = None if tolerance is None else tolerance.checkpoint_interval
-    wanted = {} if interval is None else _missing(present, interval)
+    wanted = {} if interval is None else _missing(arguments, interval)
     if goes_on:
         wanted["resume_from_checkpoint"] = '"auto"'
-    path = next(path_text(place) for place, node in places(graph) if node is arguments)
-    return tuple((f"{'' if name in present else '+'}{path}.{name}", text) for name, text in wanted.items())
+    return tuple((arguments.path(name), text) for name, text in wanted.items())
 
 
-def _missing(present: Mapping[str, Node], interval: int) -> dict[str, str]:
-    strategy = present.get("save_strategy")
+def _missing(arguments: TrainerArguments, interval: int) -> dict[str, str]:
+    strategy = arguments.get("save_strategy")
     says = strategy.value if isinstance(strategy, Scalar) else "no" if strategy is None else "steps"
     if says in ("no", None):
         return {"save_strategy": '"steps"', "save_steps": str(interval)}
-    return {"save_steps": str(interval)} if says == "steps" and "save_steps" not in present else {}
+    return {"save_steps": str(interval)} if says == "steps" and arguments.get("save_steps") is None else {}

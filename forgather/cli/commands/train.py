@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import shlex
@@ -41,6 +40,7 @@ from forgather.processes import is_accelerate, is_worker, node_facts
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
+from forgather.project.resuming import RESUME, resume_assignments, resumes_from, takes_resume
 from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
 
 CONFIG_OPTIONS = True
@@ -139,8 +139,6 @@ def run(invocation: Invocation) -> int:
 
 
 def _again(plan: RunPlan, asked: Asked) -> Again:
-    from forgather.project.resuming import resumes_from
-
     graph = plan.project.graph
     tolerance = fault_tolerance(graph) or FaultTolerance(auto_resume=False)
     return Again(
@@ -174,7 +172,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
-        outcome = _ran(plan, run_dir, command, functools.partial(_begin, member))
+        outcome = _ran(plan, run_dir, command, partial(_begin, member))
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
     return _told(outcome, plan, command, as_json=options.json)
@@ -191,8 +189,6 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     options = invocation.options
     if options.resume is None and options.allow_missing is None:
         return project
-    from forgather.project.resuming import RESUME, resume_assignments
-
     said = invocation.variables.get(RESUME)
     if options.resume is not None and said is not None:
         raise ProjectError(
@@ -271,8 +267,6 @@ def _told(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: b
 
 def _goes_on_later(project: Project) -> bool:
     """Tells whether a job that is queued again goes on from what was saved."""
-    from forgather.project.resuming import takes_resume
-
     tolerance = fault_tolerance(project.graph)
     return takes_resume(project.graph) and (tolerance is None or tolerance.auto_resume)
 
