@@ -231,9 +231,7 @@ class DataParallel:
 
     def capture(self) -> Held:
         """Returns the state; every process has all of it, but for buffers, which are those of the first."""
-        optimizer = held_optimizer(self.model, self.optimizer)
-        if self.precision.scales and optimizer is not None:
-            optimizer["scaler"] = self.precision.state_dict()
+        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
         return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: Saved) -> None:
@@ -250,8 +248,7 @@ class DataParallel:
         Raises:
             CheckpointError: FG605, on every process, where it is the state of another one.
         """
-        restore_optimizer(self.model, self.optimizer, saved)
-        self.precision.load_state_dict((saved.optimizer or {}).get("scaler") or {})
+        restore_optimizer(self.model, self.optimizer, saved, self.precision)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name."""

@@ -43,7 +43,7 @@ from forgather.ml.strategy.state import (
 )
 from forgather.ml.strategy.sums import sum_gradients, summed
 from forgather.ml.strategy.tensor_parallel import cut
-from forgather.ml.strategy.wrapping import recompute, shard, units_of
+from forgather.ml.strategy.wrapping import move_buffers, recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
 
 
@@ -121,7 +121,7 @@ class Sharded:
         offloads = self._sharding is not None and self._sharding.cpu_offload
         weights.fill(self.model, device="cpu" if offloads else self.topology.device)
         if offloads:
-            self._move_buffers()
+            move_buffers(self.model, self.topology.device)
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # Ranks hold different gradients: an overflow of one is one of all.
         self.precision = Precision(
@@ -142,13 +142,6 @@ class Sharded:
                 code="FG734",
                 hint="remove one of them",
             ).about("fsdp_config")
-
-    def _move_buffers(self) -> None:
-        """Moves what is no parameter to where the computation is: only parameters are offloaded."""
-        for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = buffer.to(self.topology.device)
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the model as it was built."""
@@ -244,9 +237,7 @@ class Sharded:
     def capture(self) -> Held:
         """Returns what of the state lies here."""
         self._reshard()
-        optimizer = held_optimizer(self.model, self.optimizer)
-        if self.precision.scales and optimizer is not None:
-            optimizer["scaler"] = self.precision.state_dict()
+        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
         return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: Saved) -> None:
@@ -264,8 +255,7 @@ class Sharded:
         Raises:
             CheckpointError: FG605, on every process, where it is the state of another one.
         """
-        restore_optimizer(self.model, self.optimizer, saved)
-        self.precision.load_state_dict((saved.optimizer or {}).get("scaler") or {})
+        restore_optimizer(self.model, self.optimizer, saved, self.precision)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""

@@ -24,6 +24,7 @@ from forgather.ml.checkpoint.saved import Saved, Stored
 from forgather.ml.checkpoint.shards import Held
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import agreement
+from forgather.ml.strategy.autocast import Precision
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -188,7 +189,9 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def held_optimizer(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any] | None:
+def held_optimizer(
+    model: nn.Module, optimizer: Optimizer | None, precision: Precision | None = None
+) -> dict[str, Any] | None:
     """Returns {"state": {name: {...}}, "param_groups": [{"params": names, ...}]} of what lies here.
 
     What no process alone can tell (a sum over processes that is not taken yet) is made whole: collective over the
@@ -197,6 +200,7 @@ def held_optimizer(model: nn.Module, optimizer: Optimizer | None) -> dict[str, A
     Args:
         model: tells the names.
         optimizer: of parameters of the model; None for none.
+        precision: whose scale of losses goes with it, as "scaler"; None where nothing is scaled.
     """
     if optimizer is None:
         return None
@@ -207,7 +211,8 @@ def held_optimizer(model: nn.Module, optimizer: Optimizer | None) -> dict[str, A
     name_of = dict(zip(number, order, strict=True))
     state = {name_of[index]: _known(packed["state"][index]) for index in number if index in packed["state"]}
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in packed["param_groups"]]
-    return {"state": state, "param_groups": groups}
+    scale = {"scaler": precision.state_dict()} if precision is not None and precision.scales else {}
+    return {"state": state, "param_groups": groups, **scale}
 
 
 def _known(value: Any) -> Any:
@@ -220,11 +225,19 @@ def _known(value: Any) -> Any:
     return value
 
 
-def restore_optimizer(model: nn.Module, optimizer: Optimizer | None, saved: Saved) -> None:
+def restore_optimizer(
+    model: nn.Module, optimizer: Optimizer | None, saved: Saved, precision: Precision | None = None
+) -> None:
     """Gives an optimizer its state out of a checkpoint, as far as it lies here; every process calls it.
 
     Settings of a group come from the saved group that holds its first parameter, but for those that say how a step is
     computed: one fused operation takes no whole weights beside sliced ones.
+
+    Args:
+        model: tells the names.
+        optimizer: of parameters of the model; None for none.
+        saved: the checkpoint.
+        precision: whose scale of losses goes on with it; None where nothing is scaled.
 
     Raises:
         CheckpointError: FG605, on every process, where it is the state of another optimizer, or of other parameters.
@@ -237,6 +250,8 @@ def restore_optimizer(model: nn.Module, optimizer: Optimizer | None, saved: Save
     every = {name for rank in agreement.gathered(here) for name in rank}
     agreement.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
     agreement.together(lambda: _read_optimizer(names, optimizer, tree, saved))
+    if precision is not None:
+        precision.load_state_dict(tree.get("scaler") or {})
 
 
 def refuse_other_parameters(kind: str, names: Iterable[str], tree: Mapping[str, Any]) -> None:

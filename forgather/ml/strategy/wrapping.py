@@ -77,6 +77,14 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
             unit.set_modules_to_backward_prefetch(before[::-1])  # type: ignore[operator]
 
 
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Moves what is no parameter to where the computation is: only parameters are offloaded."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
 def recompute(units: list[nn.Module], sharding: Sharding) -> None:
     """Has the backward pass compute the units anew; gradients stay the same, memory shrinks."""
     settings: dict[str, Any] = {"use_reentrant": False}

@@ -47,7 +47,7 @@ from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.strategy.sums import sum_gradients
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
-from forgather.ml.strategy.wrapping import recompute, shard, units_of
+from forgather.ml.strategy.wrapping import move_buffers, recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
@@ -162,7 +162,7 @@ class Pipeline:
             self._prepare(stage)
             offloads = self._sharding is not None and self._sharding.cpu_offload
             initial.fill(stage, device="cpu" if offloads else self.topology.device)
-            _move_buffers(stage, self.topology.device)
+            move_buffers(stage, self.topology.device)
         self._join(skeleton, plan, stages)
         self._summed = [
             parameter
@@ -371,14 +371,6 @@ def _compile_blocks(stage: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Compiles the blocks of a stage in place, each by itself."""
     for block in present_blocks(stage).values():
         block.compile(*args, **kwargs)
-
-
-def _move_buffers(stage: nn.Module, device: torch.device) -> None:
-    """Moves what is no parameter to where the computation is: only parameters are offloaded."""
-    for module in stage.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
