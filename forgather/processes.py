@@ -85,18 +85,15 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
     world_size = _number(values, "WORLD_SIZE", 1)
     # A pod knows of itself alone: what runs elsewhere is on other machines.
     here = 1 if launcher == "Kubeflow" else world_size
+    attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None
     facts = ProcessFacts(
         rank=_number(values, "RANK", 0),
         local_rank=_number(values, "LOCAL_RANK", 0),
         world_size=world_size,
         local_world_size=_number(values, "LOCAL_WORLD_SIZE", here),
         master=_master(values),
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None,
-        attempts_left=max(
-            0, _number(environ, "TORCHELASTIC_MAX_RESTARTS", 0) - _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
-        )
-        if "TORCHELASTIC_RUN_ID" in environ
-        else 0,
+        attempt=attempt,
+        attempts_left=0 if attempt is None else max(0, _number(environ, "TORCHELASTIC_MAX_RESTARTS", 0) - attempt),
         agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         launcher=launcher,
     )

@@ -36,13 +36,16 @@ def _hosts() -> Any:
     """Returns the group through which hosts speak: the one of all processes where that is gloo, else one beside it."""
     if (channel := _channel.get()) is not None:
         return channel
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
+    return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_beside)
+
+
+def _gloo_group(kept: dict[Any, Any]) -> Any:
+    """Returns a group of all hosts, made once for each group of all processes."""
     key = dist.group.WORLD
-    if key not in _beside:
-        _beside.clear()
-        _beside[key] = dist.new_group(backend="gloo", timeout=training_timeout())
-    return _beside[key]
+    if key not in kept:
+        kept.clear()
+        kept[key] = dist.new_group(backend="gloo", timeout=training_timeout())
+    return kept[key]
 
 
 _beside: dict[Any, Any] = {}
@@ -55,13 +58,7 @@ def second_channel() -> Any:
 
     Every process calls it, and gets the same one each time.
     """
-    if not several():
-        return None
-    key = dist.group.WORLD
-    if key not in _second:
-        _second.clear()
-        _second[key] = dist.new_group(backend="gloo", timeout=training_timeout())
-    return _second[key]
+    return _gloo_group(_second) if several() else None
 
 
 @contextmanager
@@ -131,12 +128,11 @@ def together(act: Callable[[], T]) -> T:
         failure = error
         told = error if isinstance(error, ForgatherError) else _of_rank(dist.get_rank(), error)
     errors = gathered(told)
-    rank = next((rank for rank, error in enumerate(errors) if error is not None), None)
-    if rank is None:
+    failed = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
+    if failed is None:
         found: T = answer
         return found
-    first = errors[rank]
-    assert first is not None  # noqa: S101 - it was looked for
+    rank, first = failed
     if rank == dist.get_rank() and failure is not None and not isinstance(failure, ForgatherError):
         raise failure
     if isinstance(first, ForgatherError) and any(str(error) != str(first) for error in errors):

@@ -15,9 +15,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 import torch
 from torch.distributed import run as torchrun
@@ -30,7 +31,7 @@ from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
-from forgather.interrupt import STATUS
+from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
 from forgather.ml.distributed.failure import Kind, Record, read_crash, read_record
 from forgather.ml.distributed.whereabouts import shown_in
 
@@ -64,14 +65,11 @@ class Ended:
     """
 
     failures: tuple[Failure, ...] = ()
-    stopped_by: int | None = field(default=None)
+    stopped_by: int | None = None
 
 
 # After Ctrl-C or a scheduler's SIGTERM a step is finished and saved, however long that takes.
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
-
-
-_SAME_WITHIN = 1.0  # seconds
 
 
 def launch(
@@ -199,7 +197,16 @@ class _Attempts:
 
 
 @contextlib.contextmanager
-def _agents_that_ask(attempts: _Attempts) -> Iterator[None]:
+def _in_place_of(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    usual = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, usual)
+
+
+def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
     """Has torchrun's agent ask before it starts processes again: it has no other place for that."""
 
     class Agent(LocalElasticAgent):
@@ -209,33 +216,21 @@ def _agents_that_ask(attempts: _Attempts) -> Iterator[None]:
                 attempts.failed(result)
             return result
 
-    name = "LocalElasticAgent"
-    usual = getattr(launcher_api, name)
-    setattr(launcher_api, name, Agent)
-    try:
-        yield
-    finally:
-        setattr(launcher_api, name, usual)
+    return _in_place_of(launcher_api, "LocalElasticAgent", Agent)
 
 
-@contextlib.contextmanager
-def _bursts_of_one_signal() -> Iterator[None]:
-    """Has torchrun take signals of one second for one: the next would break off how it ends the processes."""
-    name = "_terminate_process_handler"
-    usual = getattr(processes_api, name)
-    heard = -_SAME_WITHIN
+def _bursts_of_one_signal() -> AbstractContextManager[None]:
+    """Has torchrun take signals of one moment for one: the next would break off how it ends the processes."""
+    usual = processes_api._terminate_process_handler
+    heard = -SAME_OF_SEVERAL_SECONDS
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal heard
-        if time.monotonic() - heard >= _SAME_WITHIN:
+        if time.monotonic() - heard >= SAME_OF_SEVERAL_SECONDS:
             heard = time.monotonic()
             usual(number, frame)
 
-    setattr(processes_api, name, handler)
-    try:
-        yield
-    finally:
-        setattr(processes_api, name, usual)
+    return _in_place_of(processes_api, "_terminate_process_handler", handler)
 
 
 def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
