@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 # Each more than there are processes with the one before, and small enough to be added up in float32.
 _WISHES = {signal.SIGINT: 1.0, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
-_HEARD = (
-    (signal.SIGINT, signal.default_int_handler),
-    (signal.SIGTERM, signal.SIG_DFL),
-    (signal.SIGUSR1, signal.SIG_DFL),
-)
+_USUAL: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGUSR1: signal.SIG_DFL,
+}
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that a scheduler's signal ended, whichever of the two it was."""
 DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
@@ -88,7 +88,7 @@ class Interrupt:
         _active.append(self)
         if threading.current_thread() is threading.main_thread():
             # A program that ignores a signal, or handles it in its own way, goes on doing so.
-            for number, usual in _HEARD:
+            for number, usual in _USUAL.items():
                 if signal.getsignal(number) is usual:
                     self._previous[number] = signal.signal(number, self._remember)
             if self._insists:
@@ -113,7 +113,7 @@ class Interrupt:
                 signal.signal(number, handler)
         self._previous.clear()
 
-    def leave_to_parent(self) -> None:
+    def forget(self) -> None:
         """Lets a process that was made by fork end as any other does: what it hears is not for its parent."""
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
@@ -198,7 +198,7 @@ _heard: list[Interrupt] = []
 
 def _in_child() -> None:
     for interrupt in _active:
-        interrupt.leave_to_parent()
+        interrupt.forget()
     _active.clear()
     _heard.clear()
 

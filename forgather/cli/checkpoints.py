@@ -30,13 +30,13 @@ def survey_text(survey: Any) -> str:
                 "!" if found.problem else "*" if found is newest else " ",
                 str(found.step),
                 found.origin.run[:6] or "-",
-                moment(found.origin.written),
+                _moment(found.origin.written),
                 _size(found.size) if found.size else "-",
                 _loss(found),
                 " ".join(["-" if value is None else f"{value[1]:.4f}", *_notes(survey, found)]),
             )
         )
-    lines = [near_path(str(survey.folder)), *table(rows, right={1, 4, 5})]
+    lines = [near_path(str(survey.folder)), *_table(rows, right={1, 4, 5})]
     for found in survey.checkpoints:
         if found.problem:
             lines.append(f"! {found.folder.name}: [{found.problem.code}] {found.problem.message}")
@@ -113,7 +113,7 @@ def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
+def _table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
     """Returns rows as lines, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
@@ -125,7 +125,7 @@ def table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
     ]
 
 
-def moment(seconds: float) -> str:
+def _moment(seconds: float) -> str:
     """Returns a moment in local time; "-" where it is not known."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
 
@@ -141,7 +141,7 @@ def contents_text(folder: Path, found: Any) -> str:
     rows = {
         "checkpoint": near_path(str(folder)),
         "step": _step(found),
-        "run": f"{found.origin.run or 'unknown'}, written {moment(found.origin.written)}",
+        "run": f"{found.origin.run or 'unknown'}, written {_moment(found.origin.written)}",
         "size": f"{_size(found.manifest.size)} in {plural(len(found.manifest.files), 'file')}",
         "loss": None if progress.loss is None else f"{progress.loss:.6g}{_of_step(progress, found.manifest.step)}",
         "metric": None if progress.metric is None else f"{progress.metric[0]} {progress.metric[1]:.6g}",
@@ -190,7 +190,7 @@ def _tensors(name: str, tensors: Sequence[Any]) -> list[str]:
     lines = [f"{name}: {plural(len(tensors), 'tensor')}, {numel:,} values, {', '.join(types)}"]
     rows = [(f"  {it.name}", it.dtype, "x".join(map(str, it.shape)) or "scalar") for it in tensors[:_LISTED]]
     if rows:
-        lines += table(rows, right=set())
+        lines += _table(rows, right=set())
     if len(tensors) > _LISTED:
         lines.append(f"  ... and {len(tensors) - _LISTED} more: '--json' lists all")
     return lines
@@ -204,7 +204,7 @@ def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
         for name in [*left, *(name for name in right if name not in left)]
         if left.get(name) != right.get(name)
     ]
-    lines = table([("", *(near_path(str(folder)) for folder in folders)), *rows], right=set())
+    lines = _table([("", *(near_path(str(folder)) for folder in folders)), *rows], right=set())
     same = sum(left[name] == right.get(name) for name in left if name.startswith("file "))
     lines.append(f"{plural(same, 'file')} of the same bytes, {plural(len(rows), 'difference')}")
     return "\n".join(lines)
@@ -213,10 +213,10 @@ def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
 def _flat(found: Any) -> dict[str, str]:
     config = found.manifest.facts.get("config", "-")
     flat = {"step": str(found.manifest.step), "run": found.origin.run, "config": str(config)}
-    for table_name in ("versions", "layout"):
-        values = found.manifest.facts.get(table_name)
+    for fact in ("versions", "layout"):
+        values = found.manifest.facts.get(fact)
         for name, value in (values if isinstance(values, Mapping) else {}).items():
-            flat[f"{table_name} {name}"] = str(value)
+            flat[f"{fact} {name}"] = str(value)
     flat |= {f"argument {name}": f"{value}" for name, value in found.arguments.items() if name != "logging_dir"}
     flat |= {f"position {name}": str(value) for name, value in found.position.items()}
     for number, group in enumerate(found.settings):

@@ -40,8 +40,6 @@ _EXAMPLES = {
     "verify": "example:\n  fgcli ckpt verify output_models/tiny_llama/checkpoint-500",
     "show": "examples:\n  fgcli ckpt show output_models/tiny_llama/checkpoint-500\n"
     "  fgcli ckpt show output_models/tiny_llama/checkpoint-500 output_models/tiny_llama/checkpoint-400",
-}
-_EXAMPLES |= {
     "export": "example:\n  fgcli ckpt export output_models/tiny_llama/checkpoint-500 exported --max-shard-size 2GB",
     "prune": "example:\n  fgcli ckpt prune output_models/tiny_llama --keep-last 2 --keep-every 1000 --dry-run",
 }
@@ -54,9 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, summary in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         action.epilog = _EXAMPLES[name]
-        many = {"nargs": "*" if name in ("verify", "show") else "?"} if name != "export" else {}
+        how_many = {"verify": "*", "show": "*", "export": None}.get(name, "?")
         what = "output folder" if name in ("ls", "prune") else "checkpoint or output folder"
-        action.add_argument("folder", metavar="FOLDER", help=what, **many)  # type: ignore[arg-type]
+        action.add_argument("folder", metavar="FOLDER", help=what, nargs=how_many)
         if name in _OPTIONS:
             _OPTIONS[name](action)
         add_json(action)
@@ -133,7 +131,7 @@ def _survey(invocation: Invocation, folder: str | None) -> Any:
     found = _named(invocation, folder)
     survey = _ml("survey").survey(found)
     if not survey.checkpoints:
-        if (found / "manifest.json").is_file() or found.name.startswith("checkpoint-"):
+        if _is_checkpoint(found) or found.name.startswith("checkpoint-"):
             raise ProjectError(
                 f"{str(found)!r} is one checkpoint, and no folder of checkpoints",
                 code="FG674",
@@ -168,9 +166,17 @@ def _checkpoints(invocation: Invocation) -> list[Path]:
     found: list[Path] = []
     for name in invocation.options.folder or [None]:
         folder = _named(invocation, name)
-        inside = [path for _, path in _ml("folders").list_checkpoints(folder)]
-        found += [folder] if (folder / "manifest.json").is_file() or not inside else inside
+        found += _inside(folder) or [folder]
     return found
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Returns the checkpoints of an output folder; none where it is a checkpoint itself."""
+    return [] if _is_checkpoint(folder) else [path for _, path in _ml("folders").list_checkpoints(folder)]
 
 
 def _verify(invocation: Invocation) -> int:
@@ -247,7 +253,7 @@ def _content_fact(folder: Path, found: Any) -> dict[str, Any]:
 def _one(invocation: Invocation, name: str | None) -> Path:
     """Returns one checkpoint: the named one, or the newest complete one of an output folder."""
     folder = _named(invocation, name)
-    if (folder / "manifest.json").is_file() or not _ml("folders").list_checkpoints(folder):
+    if not _inside(folder):
         return folder
     newest = _ml("survey").survey(folder).newest
     if newest is None:

@@ -12,6 +12,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ class DeepSpeedZero:
         )
         self._facts = environment.facts_on(device)
         self.config = config
-        self.layout = layout
+        self.layout = replace(layout, shard_size=layout.data_parallel_size)
         self._record_in = record_in
         self._engine: Any = None
         self._state: EngineState | None = None

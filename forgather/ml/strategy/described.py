@@ -26,16 +26,12 @@ def layout_of(strategy: Strategy) -> Layout:
 
 
 def axes_of(strategy: Strategy) -> dict[str, int]:
-    """Returns the sizes of the axes by name.
-
-    ZeRO shares among all replicas, which its layout does not say.
-    """
+    """Returns the sizes of the axes by name."""
     layout = layout_of(strategy)
-    shard = layout.data_parallel_size if hasattr(strategy, "config") else layout.shard_size
     return {
         "pipeline": layout.pipeline_parallel_size,
-        "replicate": layout.data_parallel_size // shard,
-        "shard": shard,
+        "replicate": layout.data_parallel_size // layout.shard_size,
+        "shard": layout.shard_size,
         "tensor": layout.tensor_parallel_size,
     }
 
@@ -43,7 +39,7 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
 def description(strategy: Strategy) -> list[str]:
     """Returns the lines that a run of several processes begins with; none for one process.
 
-    Example: `2 processes on cpu: replicate 2  (DDP)`; a pipeline has a line for each stage.
+    As in `processes  2 on cpu: replicate 2  (DDP)`; a pipeline has a line for each stage.
     """
     topology = strategy.topology
     if topology.world_size == 1:
@@ -58,7 +54,8 @@ def description(strategy: Strategy) -> list[str]:
 
 
 def _stages(strategy: Any) -> list[str]:
-    ranks = range(layout_of(strategy).pipeline_parallel_size)
+    layout = layout_of(strategy)
+    ranks = range(layout.pipeline_parallel_size)
     holders = {stage: rank for rank in ranks for stage in strategy.placement.stages_of(rank)}
-    of = "of each pipeline" if axes_of(strategy)["replicate"] * axes_of(strategy)["shard"] > 1 else "of the pipeline"
+    of = "of each pipeline" if layout.data_parallel_size > 1 else "of the pipeline"
     return [f"  {line}  (rank {holders[stage]} {of})" for stage, line in enumerate(strategy.plan.describe())]
