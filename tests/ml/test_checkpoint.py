@@ -311,6 +311,13 @@ def test_looking_for_a_checkpoint_brings_back_a_half_replaced_one_and_removes_no
     assert draft.exists()
 
 
+def test_a_run_that_begins_anew_brings_it_back_before_it_removes_what_dead_ones_left(tmp_path):
+    write_checkpoint(tmp_path, 5, fill).rename(tmp_path / ".replaced-checkpoint-5-999999999")
+    write_checkpoint(tmp_path, 6, fill)
+    assert ["checkpoint-5", "checkpoint-6"] == sorted(entry.name for entry in tmp_path.iterdir())
+    assert 5 == verify(tmp_path / "checkpoint-5").step
+
+
 def test_a_run_that_goes_on_brings_it_back_through_its_storage(settings, tmp_path):
     write_checkpoint(tmp_path, 5, fill).rename(tmp_path / ".replaced-checkpoint-5-999999999")
     storage = Faulty()

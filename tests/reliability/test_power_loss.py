@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
+from forgather.ml.checkpoint import verify
+from forgather.ml.checkpoint.folders import list_checkpoints
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
@@ -57,6 +59,8 @@ def trial(case, digests, place):
     number, kind, loss, step_before = case
     folder = place / f"{kind}-{number}" / "out"
     build(folder, loss.files)
+    for _, checkpoint in list_checkpoints(folder):
+        verify(checkpoint)  # what can be seen is whole
     step = job.resumes_at(folder)
     last = step_before if loss.saved is None else loss.saved
     following = 3 if loss.saved is None else min(loss.saved + 3, job.STEPS)

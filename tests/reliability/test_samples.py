@@ -13,6 +13,9 @@ from forgather.ml.trainer.draws import Apart, seed_of
 from tests.reliability.data_sets import KINDS, Numbered, Reader, Shuffled, data_of, drawn, numbers, row
 from tests.reliability.forks import spread
 
+# torch advises against more workers than there are processors; here they are to be three wherever the tests run.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 ROWS = 17  # nine micro-batches of two, the last one short; with three in an update, three updates
 EPOCHS = 3
 

@@ -82,16 +82,21 @@ def is_begin(name, file):
 
 
 def cases_of(clean, full):
-    points = [
-        (strategy, rank, at)
-        for strategy, (_, operations) in clean.items()
-        for rank in range(2)
-        for at in points_of(operations[rank])
-    ]
-    killed = [(*point, faults.Kill()) for point in points]
-    refused = [(*point, faults.Refusal(faults.REFUSALS[number % 3])) for number, point in enumerate(points)]
-    every = [case for both in zip(killed, refused, strict=True) for case in both]
-    return every if full else [every[number * len(every) // QUICK + number % 2] for number in range(QUICK)]
+    cases = []
+    for number, ((strategy, (_, operations)), rank) in enumerate(itertools.product(clean.items(), range(2))):
+        points = points_of(operations[rank])
+        if full:
+            faults_of = [(faults.Kill(), faults.Refusal(faults.REFUSALS[place % 3])) for place in range(len(points))]
+        else:
+            # The same share for each rank of each strategy: the beginning, the middle and the end of its part.
+            count = QUICK // (2 * len(clean))
+            points = [points[(2 * place + 1) * len(points) // (2 * count)] for place in range(count)]
+            refusal = faults.Refusal(faults.REFUSALS[number % 3])
+            faults_of = [(refusal if (number // 2 + rank + place) % 2 else faults.Kill(),) for place in range(count)]
+        cases += [
+            (strategy, rank, at, fault) for at, of_point in zip(points, faults_of, strict=True) for fault in of_point
+        ]
+    return cases
 
 
 @pytest.mark.timeout(3600)
