@@ -29,21 +29,32 @@ def resuming_words(project: Project) -> tuple[str, ...]:
     return (RESUME_OPTION, "auto") if declared else ()
 
 
-def command_to_go_on(project: Project, command: Sequence[str]) -> str | None:
-    """Returns the command that resumes from the newest checkpoint; None where the config cannot."""
+def command_to_go_on(project: Project, command: Sequence[str], *also: str) -> str | None:
+    """Returns the command that resumes from the newest checkpoint; None where the config cannot.
+
+    Args:
+        project: the config.
+        command: that was typed.
+        also: further words of it.
+    """
     words = resuming_words(project)
+    if not words:
+        return None
+    end = command.index("--") if "--" in command else len(command)
+    own, handed = command[:end], command[end:]
     for name in ("--resume", RESUME_OPTION):
-        command = _without_option(command, name)
-    return shlex.join([*command, *words]) if words else None
+        own = _without_option(own, name)
+    return shlex.join([*own, *words, *also, *handed])
 
 
 def _without_option(command: Sequence[str], name: str) -> list[str]:
     kept: list[str] = []
-    is_value = False
+    may_be_value = False
     for word in command:
-        if not (is_value or word == name or word.startswith(f"{name}=")):
+        is_option = word == name or word.startswith(f"{name}=")
+        if not is_option and (not may_be_value or word.startswith("-")):
             kept.append(word)
-        is_value = word == name
+        may_be_value = word == name
     return kept
 
 
@@ -64,14 +75,13 @@ def stays(project: Project, output_dir: str) -> str | None:
 
 def tell_next_step(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
     """Has the hint of an error that ended a run end with the command that goes on, once its cause is seen to."""
-    is_step = error.code in _BAD_STEP
-    if not (is_step or error.code in _FULL_DISK) or newest_checkpoint(output_dir) is None:
+    if error.code not in (*_FULL_DISK, *_BAD_STEP) or newest_checkpoint(output_dir) is None:
         return
-    going_on = command_to_go_on(project, command)
-    arguments = trainer_arguments(project.graph)
-    if going_on is None or (is_step and arguments is None):
-        return
-    if is_step and arguments is not None:
+    also: tuple[str, ...] = ()
+    if error.code in _BAD_STEP:
+        if (arguments := trainer_arguments(project.graph)) is None:
+            return
         # As it was, the run would meet the same step.
-        going_on += f" --set {arguments.path('bad_step_policy')}=skip"
-    error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))
+        also = ("--set", f"{arguments.path('bad_step_policy')}=skip")
+    if (going_on := command_to_go_on(project, command, *also)) is not None:
+        error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))

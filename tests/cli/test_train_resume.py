@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from forgather.cli.going_on import command_to_go_on
 from forgather.cli.main import main
 from forgather.project.project import Project
 from forgather.project.resuming import resume_assignments
@@ -130,6 +131,21 @@ def test_a_signal_before_the_first_step_of_a_resumed_run_leaves_its_checkpoint(b
     monkeypatch.setenv("SIGNAL", "1")
     assert 143 == main(["train", *words])
     assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--resume --set args.output_dir=out", "--set args.output_dir=out --resume auto"),
+        ("--set args.output_dir=out --resume", "--set args.output_dir=out --resume auto"),
+        ("--resume=never --json", "--json --resume auto"),
+        ("--nproc-per-node 2 -- --tee 3", "--nproc-per-node 2 --resume auto -- --tee 3"),
+        ("--resume -- --tee 3", "--resume auto -- --tee 3"),
+    ],
+)
+def test_the_command_that_goes_on_keeps_all_other_words_where_they_belong(bench, words, expected):
+    command = ["fgcli", "train", *words.split()]
+    assert f"fgcli train {expected}" == command_to_go_on(Project("plain", bench), command)
 
 
 def test_it_works_in_several_processes(bench):
