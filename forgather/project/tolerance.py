@@ -6,7 +6,8 @@ the graph like any other, so they are checked, and kept in the run's folder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from forgather.config.forms import describe
@@ -14,9 +15,20 @@ from forgather.config.graph import Graph, Mapped, Node, Scalar
 from forgather.errors import ProjectError, nearest
 from forgather.project.plain import string_entries
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.rules import misfit
 
 KEY = "fault_tolerance"
-MOST_ATTEMPTS = 1000
+_RULES: dict[str, Mapping[str, Any]] = {
+    "auto_resume": {"type": "flag"},
+    "max_retry_attempts": {"type": "whole", "minimum": 0, "maximum": 1000},
+    "checkpoint_interval": {
+        "type": "whole",
+        "minimum": 1,
+        "maximum": 10**12,
+        "optional": True,
+        "expected": "a whole number from 1",
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +58,15 @@ def fault_tolerance(graph: Graph) -> FaultTolerance | None:
         return None
     if not isinstance(entry.value, Mapped):
         raise _wrong(f"is {_shown(entry.value)}", entry.span, "write a mapping, as in {max_retry_attempts: 3}")
-    known = [field.name for field in fields(FaultTolerance)]
     values: dict[str, Any] = {}
     for one in entry.value.entries:
-        if one.key not in known:
-            raise _wrong(f"has no setting {one.key!r}", one.span, nearest(str(one.key), known))
-        value = one.value.value if isinstance(one.value, Scalar) else one.value
-        if problem := _problem(str(one.key), value):
-            raise _wrong(f"has {one.key}: {_shown(one.value)}", one.span, problem)
-        values[str(one.key)] = value
+        name = str(one.key)
+        if one.key not in _RULES:
+            raise _wrong(f"has no setting {one.key!r}", one.span, nearest(name, list(_RULES)))
+        values[name] = one.value.value if isinstance(one.value, Scalar) else one.value
+        if expected := misfit(values[name], _RULES[name]):
+            raise _wrong(f"has {name}: {_shown(one.value)}", one.span, f"write {expected}")
     return FaultTolerance(**values)
-
-
-def _problem(name: str, value: Any) -> str:
-    if name == "auto_resume":
-        return "" if isinstance(value, bool) else "write true or false"
-    if name == "checkpoint_interval" and value is None:
-        return ""
-    least, most = (0, MOST_ATTEMPTS) if name == "max_retry_attempts" else (1, 10**12)
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return "" if is_whole and least <= value <= most else f"write a whole number from {least}"
 
 
 def _shown(node: Node) -> str:

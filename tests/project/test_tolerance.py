@@ -56,6 +56,21 @@ def test_what_makes_no_sense_is_refused_by_the_run_and_by_the_check(tmp_path, te
 
 
 @pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("{auto_resume: 1}", "write true or false"),
+        ("{max_retry_attempts: 1001}", "write a whole number from 0 to 1000"),
+        ("{checkpoint_interval: 0}", "write a whole number from 1"),
+        ("{max_retry_attempts: [3]}", "write a whole number from 0 to 1000"),
+    ],
+)
+def test_what_may_be_written_is_told(tmp_path, text, hint):
+    with pytest.raises(ProjectError) as caught:
+        fault_tolerance(graph(tmp_path, text))
+    assert hint == caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("saves", "expected"),
     [
         ("", [("+main.args.save_strategy", '"steps"'), ("+main.args.save_steps", "5")]),
