@@ -77,13 +77,14 @@ def _begins_anew(arguments: TrainerArguments) -> bool:
 
 
 def _folder(text: str) -> str:
-    folder = os.path.abspath(os.path.expanduser(text))
-    if not os.path.exists(folder):
-        what = "is a link to nothing" if os.path.islink(folder) else "does not exist"
+    # An empty text, as of a variable of a shell that is not set, is not the working folder.
+    named = os.path.expanduser(text)
+    if not os.path.exists(named):
+        what = "is a link to nothing" if os.path.islink(named) else "does not exist"
         raise CheckpointError(
             f"the checkpoint {text!r} {what}",
             code="FG601",
             hint="give a folder named checkpoint-<step>, 'auto' for the newest intact one of the output folder, or "
             "'never'; 'fgcli ckpt ls' lists them",
         )
-    return json.dumps(folder)
+    return json.dumps(os.path.abspath(named))

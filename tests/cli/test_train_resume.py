@@ -159,6 +159,7 @@ def test_it_works_in_several_processes(bench):
     ("arguments", "code"),
     [
         (["train", "--resume", "out/checkpoint-6"], "FG601"),
+        (["train", "--resume", ""], "FG601"),
         (["-t", "callable", "train", "--resume"], "FG676"),
         (["-t", "callable", "train", "--allow-missing", "rng"], "FG676"),
         (["-t", "plain", "train", "--allow-missing", "rng"], "FG676"),
