@@ -266,6 +266,16 @@ def test_prune_removes_what_is_not_asked_for(folder, capsys, asked, stay):
     assert [] == [entry.name for entry in folder.iterdir() if entry.name.startswith(".")]
 
 
+@pytest.mark.parametrize("words", [["ls", ""], ["prune", "", "--keep-last", "1", "--yes"], ["export", "out", ""]])
+def test_an_empty_name_is_not_the_working_folder(folder, capsys, monkeypatch, words):
+    if words[0] != "export":
+        monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["ckpt", *words])
+    assert 2 == ended.value.code and "'' names no folder" in capsys.readouterr().err
+    assert 3 == len(list(folder.glob("checkpoint-*")))
+
+
 def test_prune_asks_and_removes_nothing_where_nobody_answers(folder, capsys, monkeypatch):
     status, said = told(capsys, "prune", folder, "--keep-last", "1")
     assert (1, [10, 20, 30]) == (status, left(folder))

@@ -54,14 +54,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.epilog = _EXAMPLES[name]
         how_many = {"verify": "*", "show": "*", "export": None}.get(name, "?")
         what = "output folder" if name in ("ls", "prune") else "checkpoint or output folder"
-        action.add_argument("folder", metavar="FOLDER", help=what, nargs=how_many)
+        action.add_argument("folder", metavar="FOLDER", help=what, nargs=how_many, type=_name)
         if name in _OPTIONS:
             _OPTIONS[name](action)
         add_json(action)
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("into", metavar="INTO", help="folder for the model; it is not there yet, or empty")
+    what = "folder for the model; it is not there yet, or empty"
+    parser.add_argument("into", metavar="INTO", help=what, type=_name)
     parser.add_argument("--max-shard-size", default="50GB", metavar="SIZE", help="of one file, as 5GB (default: 50GB)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
 
@@ -74,6 +75,13 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-every", type=_count, metavar="M", help="those of every Mth step stay")
     parser.add_argument("--dry-run", action="store_true", help="tell what would be removed, and remove nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _name(text: str) -> str:
+    """Returns the name of a folder; an empty one, as of a variable of a shell that is not set, is none."""
+    if text:
+        return text
+    raise argparse.ArgumentTypeError("'' names no folder")
 
 
 def _count(text: str) -> int:
