@@ -59,9 +59,9 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
 
 
 def newest_checkpoint(output_dir: str) -> Path | None:
-    """Returns the newest checkpoint of an output folder."""
-    found = import_module("forgather.ml.checkpoint.folders").list_checkpoints(Path(output_dir))
-    return found[-1][1] if found else None
+    """Returns the newest checkpoint of an output folder: the last one of the run that wrote last."""
+    found = import_module("forgather.ml.checkpoint.lineage").in_order(Path(output_dir))
+    return found[-1][0] if found else None
 
 
 def stays(project: Project, output_dir: str) -> str | None:

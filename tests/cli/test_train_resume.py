@@ -9,6 +9,7 @@ from forgather.cli.going_on import command_to_go_on
 from forgather.cli.main import main
 from forgather.project.project import Project
 from forgather.project.resuming import resume_assignments
+from tests.cli.checkpoint_folders import make_checkpoint
 from tests.project.workbench import fgcli, make_project
 
 TOY = """\
@@ -131,6 +132,14 @@ def test_a_signal_before_the_first_step_of_a_resumed_run_leaves_its_checkpoint(b
     monkeypatch.setenv("SIGNAL", "1")
     assert 143 == main(["train", *words])
     assert told in capfd.readouterr().err
+
+
+def test_the_checkpoint_that_stays_is_that_of_the_last_run_whatever_its_step(bench, capfd, monkeypatch):
+    make_checkpoint(bench / "out", 100, run="aaaa")
+    make_checkpoint(bench / "out", 50, run="bbbb")
+    monkeypatch.setenv("SIGNAL", "1")
+    assert 143 == main(["train", "--resume"])
+    assert "out/checkpoint-50 stays as it is" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
