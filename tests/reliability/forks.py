@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+_HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+
 
 class Stuck(AssertionError):
     """A process did not end in time."""
@@ -42,10 +44,13 @@ class Child:
         with warnings.catch_warnings():
             # The threads that the libraries keep are idle, and hold no lock that the child would wait for.
             warnings.simplefilter("ignore", DeprecationWarning)
+            # What libraries do in a new process takes no exception: a signal that came meanwhile would be lost.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
             self.pid = os.fork()
         if self.pid == 0:
             os.close(self._here)
-            _work(there, function, args)
+            _work(there, before, function, args)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(there)
 
     def kill(self):
@@ -83,9 +88,10 @@ def in_child(function, *args, timeout=60.0):
     return Child(function, *args).ended(timeout)
 
 
-def _work(there, function, args):
+def _work(there, mask, function, args):
     status = 0
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         answer = (function(*args), "")
     except BaseException:  # noqa: BLE001 - the border of a test's child process
         answer, status = (None, traceback.format_exc()), 1

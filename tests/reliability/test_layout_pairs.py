@@ -15,6 +15,12 @@ from tests.reliability.layouts import LAYOUTS, largest_differences, leave, take_
 WITHIN = 1e-6
 
 
+@pytest.fixture(autouse=True)
+def beside(tmp_path, monkeypatch):
+    """An engine leaves its settings in the output folder of its arguments: not in that of the project."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
     """Returns, for a layout, the folder of a training that was left in the middle and one that was not."""

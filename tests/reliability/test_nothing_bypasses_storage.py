@@ -20,11 +20,12 @@ from forgather.ml import Trainer, TrainingArguments
 from tests.ml.fixtures import tiny_llama
 from tests.reliability import faults, job
 
-out, notes, kind = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+out, notes, kinds = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
 out.mkdir()
 storage = faults.Faulty()
-job.trainer(out, kind, storage).train()
-job.trainer(out, kind, storage).train()  # anew: it replaces checkpoints
+for kind in kinds:
+    job.trainer(out / kind, kind, storage).train()
+    job.trainer(out / kind, kind, storage).train()  # anew: it replaces checkpoints
 args = TrainingArguments(str(out / "exported"), use_cpu=True, report_to="none")
 Trainer(tiny_llama(), args, storage=storage).save_model()
 notes.write_text(json.dumps([(name, str(file)) for name, file in storage.operations]))
@@ -36,12 +37,11 @@ _ANNOUNCED = {"remove_file": "remove", "remove_folder": "remove"}
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed (apt-get install strace)")
-@pytest.mark.parametrize("kind", ["retention"])
-def test_every_change_below_the_output_folder_was_asked_of_the_storage(kind, tmp_path):
+def test_every_change_below_the_output_folder_was_asked_of_the_storage(tmp_path):
     out, notes, log = tmp_path / "out", tmp_path / "notes.json", tmp_path / "log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = ["strace", "-f", "-q", "-y", "-e", f"trace={CALLS}", "-o", str(log)]
-    command = [*words, sys.executable, "-c", SCRIPT, str(out), str(notes), kind]
+    command = [*words, sys.executable, "-c", SCRIPT, str(out), str(notes), "retention", "asynchronous"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     if "ptrace" in done.stderr and not notes.exists():
         pytest.skip(f"this machine lets nobody trace: {done.stderr.strip()[:100]}")

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.folders import list_checkpoints, write_checkpoint
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
@@ -88,6 +89,20 @@ def test_every_state_that_a_loss_of_power_leaves_goes_on(full, figure, tmp_path)
         "R2",
         f"{len(told)} of {len(told)} states go on from the last save or the next; {trained} trained to the end: the same bits ({seconds:.0f} s)",
     )
+
+
+def test_a_checkpoint_is_safe_with_the_folders_that_were_made_for_it(tmp_path):
+    """Those above it, and those within it."""
+    storage = Logged(tmp_path)
+    out, content = Path("new/out"), bytes(range(256)) * 40
+    write_checkpoint(tmp_path / out, 3, lambda draft: draft.write("inner/deep/a.bin", [content]), storage=storage)
+    storage.saved(3)
+    found = losses({}, storage.log)
+    for number, loss in enumerate(found):
+        build(tmp_path / str(number), loss.files)
+        step = job.resumes_at(tmp_path / str(number) / out)
+        assert step in ((0, 3) if loss.saved is None else (3,)), f"after operation {loss.operation}"
+    assert {None, 3} == {loss.saved for loss in found}
 
 
 @pytest.mark.parametrize("careless", [FilesNotSynced, FoldersNotSynced])

@@ -72,19 +72,17 @@ class Week:
         assert stopped or ended.signal in (signal.SIGTERM, signal.SIGINT), ended
 
     def damaged(self):
-        if file := self._file_of_newest():
-            file.write_bytes(self.dice.choice(list(DAMAGES.values()))(file.read_bytes(), self.dice))
+        file = self._file_of_newest()
+        file.write_bytes(self.dice.choice(list(DAMAGES.values()))(file.read_bytes(), self.dice))
 
     def removed(self):
-        if file := self._file_of_newest():
-            file.unlink()
+        self._file_of_newest().unlink()
 
     def _file_of_newest(self):
-        checkpoints = list_checkpoints(self.folder)
-        if len(checkpoints) < 2:
-            return None
-        names = sorted(file.name for file in checkpoints[-1][1].iterdir())
-        return checkpoints[-1][1] / self.dice.choice([*names, MANIFEST])
+        *earlier, (_, newest) = list_checkpoints(self.folder)
+        assert earlier, "nothing would be left to go on from"
+        names = sorted(file.name for file in newest.iterdir())
+        return newest / self.dice.choice([*names, MANIFEST])
 
     def without_power(self):
         before = read_tree(self.folder)
@@ -132,6 +130,9 @@ def test_a_bad_week(full, figure, tmp_path):
     soon = (time.monotonic() - began) / (kinds.count("killed") + kinds.count("signaled"))
     week = Week(command.make(tmp_path / "week", steps=steps, save_steps=2, last=3), steps, dice, soon)
     week.folder.mkdir()
+    # The first checkpoints, so that every fault has something to harm.
+    assert 9 == in_child(failing, week.folder, steps, faults.Kill(), 200).signal
+    assert 2 <= len(list_checkpoints(week.folder))
     began = time.monotonic()
     for number, kind in enumerate(kinds):
         try:
