@@ -62,6 +62,16 @@ class Noisy(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
+class StopAt(TrainerCallback):
+    """Ends the run after a step, in good order."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step == self.step
+
+
 class Recorder(TrainerCallback):
     """Keeps the events it hears, with the step, and the lines that were logged."""
 

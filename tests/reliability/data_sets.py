@@ -107,6 +107,14 @@ def collate(rows):
     return batch
 
 
+def drawn_collate(rows):
+    """A micro-batch whose first tokens are what rows and collator drew."""
+    batch = collate(rows)
+    ids = batch["input_ids"].clone()
+    ids[:, :6] = (batch["draws"] * VOCAB).long()
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
 class Reader:
     """The training data of one replica.
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from forgather.ml import Trainer, TrainingArguments
+from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.folders import checkpoint_folder
 from forgather.ml.checkpoint.manifest import verify
@@ -21,7 +22,8 @@ from forgather.ml.checkpoint.tensor_file import read_tensors
 from tests.ml.fixtures import Regression, regression_rows
 
 STEPS = 9
-_BY_EVAL = {"metric_for_best_model": "loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 3}
+# The loss falls from save to save: the best is to be the first one, so that it is none of those that stay anyhow.
+_BY_EVAL = {"metric_for_best_model": "loss", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 3}
 KINDS = {
     "synchronous": {},
     "asynchronous": {"async_save": True},
@@ -47,6 +49,22 @@ class Noisy(torch.utils.data.Dataset):
         row = self.base[index]
         noise = torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(())), 0.0])
         return {**row, "x": row["x"] + noise}
+
+
+class Acknowledged(TrainerCallback):
+    """Leaves the step of the newest save that was told to have succeeded, where the death of the process leaves it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.file.write_text(str(state.global_step))
+
+
+def acknowledged_in(file):
+    """Returns the step that was left in a file; 0 for none."""
+    return int(file.read_text()) if file.exists() else 0
 
 
 def trainer(folder, kind, storage=None, callbacks=(), **more):

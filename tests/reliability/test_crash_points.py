@@ -8,23 +8,12 @@ from pathlib import Path
 import pytest
 
 from forgather.errors import ForgatherError
-from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
 from forgather.ml.checkpoint.folders import list_checkpoints
 from tests.reliability import faults, job
 from tests.reliability.forks import in_child, spread
 
 QUICK = 150
-
-
-class Acknowledged(TrainerCallback):
-    """Leaves the step of the newest save that was told to have succeeded, where the death of the process leaves it."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def on_save(self, args, state, control, **kwargs):
-        self.file.write_text(str(state.global_step))
 
 
 @dataclass
@@ -54,7 +43,7 @@ def disturb(folder, kind, fault, at, acknowledged):
     storage = faults.Faulty(fault, at)
     code = ""
     try:
-        job.trainer(folder, kind, storage, [Acknowledged(acknowledged)]).train()
+        job.trainer(folder, kind, storage, [job.Acknowledged(acknowledged)]).train()
     except ForgatherError as error:
         code = error.code
     return code, storage.struck
@@ -68,7 +57,7 @@ def trial(case, clean, tmp_path):
     shutil.copytree(clean[kind].before, folder)
     ended = in_child(disturb, folder, kind, fault, at, acknowledged)
     assert "" == ended.error, ended.error
-    saved = int(acknowledged.read_text()) if acknowledged.exists() else 0
+    saved = job.acknowledged_in(acknowledged)
     for _, checkpoint in list_checkpoints(folder):
         verify(checkpoint)  # what can be seen is whole
     assert job.resumes_at(folder) in (saved or clean[kind].step_before, saved + 3), f"step {saved} was saved"

@@ -11,16 +11,14 @@ import torch
 from torch import nn
 
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
-from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.metrics import read_records
 from tests.golden import check_golden
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.fixtures import tiny_llama
-from tests.reliability.data_sets import Numbered, collate
+from tests.ml.fixtures import StopAt, tiny_llama
+from tests.reliability.data_sets import Numbered, collate, drawn_collate
 from tests.reliability.forks import in_child
-from tests.reliability.test_resume_matrix import drawn_collate
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -129,14 +127,6 @@ class Noting:
             stream.write(json.dumps([int(row["number"]) for row in rows]) + "\n")
         batch = collate(rows)
         return {name: batch[name] for name in ("input_ids", "labels")}
-
-
-class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= state.global_step == self.step
 
 
 def part(folder, rank_file, ranks, stop, accumulation):

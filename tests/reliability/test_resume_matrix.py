@@ -14,14 +14,13 @@ import pytest
 import torch
 
 import forgather.ml
-from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.trainer import run as run_module
 from forgather.ml.trainer.batches import TrainBatches
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.fixtures import VOCAB, tiny_llama
+from tests.ml.fixtures import StopAt, tiny_llama
 from tests.reliability import job
-from tests.reliability.data_sets import KINDS, collate, data_of
+from tests.reliability.data_sets import KINDS, data_of, drawn_collate
 from tests.reliability.forks import spread
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -59,22 +58,6 @@ def steps_of(accumulation):
 def stop_of(place, accumulation):
     epoch = updates_per_epoch(accumulation)
     return dict(zip(PLACES, (1, epoch - 1, epoch, epoch + 1, 2 * epoch - 1, 2 * epoch + 1), strict=True))[place]
-
-
-class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= state.global_step == self.step
-
-
-def drawn_collate(rows):
-    """A micro-batch whose first tokens are what rows and collator drew."""
-    batch = collate(rows)
-    ids = batch["input_ids"].clone()
-    ids[:, :6] = (batch["draws"] * VOCAB).long()
-    return {"input_ids": ids, "labels": ids.clone()}
 
 
 def make_model():

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
 from forgather.ml.checkpoint.folders import list_checkpoints
 from tests.reliability import faults, job, two_ranks
@@ -16,15 +15,6 @@ from tests.reliability.forks import spread
 QUICK = 24
 PROMPT = 5.0
 """Seconds within which the other rank must have ended."""
-
-
-class Acknowledged(TrainerCallback):
-    def __init__(self, file):
-        self.file = file
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            self.file.write_text(str(state.global_step))
 
 
 @pytest.fixture
@@ -39,7 +29,7 @@ def trial(case, clean, place):
     folder = place / f"{strategy}-{rank}-{at}-{fault}" / "out"
     folder.parent.mkdir()
     acknowledged = folder.parent / "acknowledged"
-    ended, seconds = two_ranks.disturbed(folder, strategy, fault, at, rank, [Acknowledged(acknowledged)])
+    ended, seconds = two_ranks.disturbed(folder, strategy, fault, at, rank, [job.Acknowledged(acknowledged)])
     assert seconds is not None and seconds < PROMPT, f"the ranks ended {seconds} s after the fault"
     assert [] == [end.error for end in ended if end.error]
     told = [end.value[0] if end.value else f"signal {end.signal}" for end in ended]
@@ -49,7 +39,7 @@ def trial(case, clean, place):
     else:
         struck = ended[rank].value[1]
         assert set(told) in ({"FG609"}, {"FG817"}) or ({""} == set(told) and struck[-1][0].startswith("remove_")), told
-    saved = int(acknowledged.read_text()) if acknowledged.exists() else 0
+    saved = job.acknowledged_in(acknowledged)
     for _, checkpoint in list_checkpoints(folder):
         verify(checkpoint)
     assert job.resumes_at(folder) in (saved, saved + 2)

@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from forgather.ml import Trainer
-from forgather.ml.callbacks import TrainerCallback
-from tests.ml.fixtures import Noisy, Recorder, assert_same_weights, largest_difference, tiny_llama, weights
+from tests.ml.fixtures import Noisy, Recorder, StopAt, assert_same_weights, largest_difference, tiny_llama, weights
 
 STEPS = 9  # two epochs of four updates, and one more
-
-
-class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            control.should_training_stop = True
 
 
 def make(settings, *callbacks, data=None, **given):
