@@ -10,7 +10,7 @@ import signal
 import threading
 from pathlib import Path
 
-from forgather.ml.checkpoint.storage import LocalStorage
+from tests.reliability.wrapped import Wrapped, WrappedFile
 
 REFUSALS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 
@@ -40,13 +40,31 @@ class Refusal:
         return f"Refusal({errno.errorcode[self.number]}{', lasting' * self.lasting})"
 
 
-class Faulty:
+class FaultyFile(WrappedFile):
+    """A file of a `Faulty`: a write that fails has written half, and what cannot be closed is closed."""
+
+    is_open = True
+
+    def write(self, data):
+        half = memoryview(data)[: len(memoryview(data)) // 2]
+        self.storage.meet("write", self.file, lambda: self.inner.write(half))
+        self.inner.write(data)
+
+    def close(self):
+        if self.is_open:
+            self.is_open = False
+            self.storage.meet("close", self.file, self.inner.close)
+        self.inner.close()
+
+
+class Faulty(Wrapped):
     """A storage whose operation number `at` (from 1) meets `fault`; without one it counts and notes."""
 
+    OpenFile = FaultyFile
     TAKES_SPACE = ("create", "write", "make_folder")
 
     def __init__(self, fault=None, at=0, inner=None):
-        self.inner = inner or LocalStorage()
+        super().__init__(inner)
         self.fault = fault
         self.at = at
         self.operations = []
@@ -65,54 +83,6 @@ class Faulty:
         before()
         self.fault.strike(file)
 
-    def create(self, file):
-        self.meet("create", file)
-        return FaultyFile(self, file, self.inner.create(file))
-
-    def make_folder(self, folder):
-        self.meet("make_folder", folder)
-        self.inner.make_folder(folder)
-
-    def rename(self, old, new):
-        self.meet("rename", new)
-        self.inner.rename(old, new)
-
-    def remove_file(self, file):
-        self.meet("remove_file", file)
-        self.inner.remove_file(file)
-
-    def remove_folder(self, folder):
-        self.meet("remove_folder", folder)
-        self.inner.remove_folder(folder)
-
-    def sync_folder(self, folder):
-        self.meet("sync_folder", folder)
-        self.inner.sync_folder(folder)
-
-    def free_bytes(self, folder):
-        return self.inner.free_bytes(folder)
-
-
-class FaultyFile:
-    """A file of a `Faulty`: a write that fails has written half."""
-
-    def __init__(self, storage, file, inner):
-        self._storage = storage
-        self._file = file
-        self._inner = inner
-        self._open = True
-
-    def write(self, data):
-        half = memoryview(data)[: len(memoryview(data)) // 2]
-        self._storage.meet("write", self._file, lambda: self._inner.write(half))
-        self._inner.write(data)
-
-    def sync(self):
-        self._storage.meet("sync", self._file)
-        self._inner.sync()
-
-    def close(self):
-        if self._open:
-            self._open = False
-            self._storage.meet("close", self._file, self._inner.close)
-        self._inner.close()
+    def act(self, name, do, *given):
+        self.meet(name, given[-1])  # of a renaming the new name
+        return do()

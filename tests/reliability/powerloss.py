@@ -9,73 +9,35 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forgather.ml.checkpoint.storage import LocalStorage
+from tests.reliability.wrapped import Wrapped
 
 BLOCK = 4096
 
 
-class Logged:
-    """A storage that notes every operation with its data."""
+class Logged(Wrapped):
+    """A storage that notes every operation with its data, once it is done."""
+
+    NAMES = {"remove_file": "remove", "remove_folder": "remove"}
 
     def __init__(self, root, inner=None):
+        super().__init__(inner)
         self.root = Path(root)
-        self.inner = inner or LocalStorage()
         self.log = []
 
-    def _note(self, name, *arguments):
-        self.log.append((name, *(str(a.relative_to(self.root)) if isinstance(a, Path) else a for a in arguments)))
+    def act(self, name, do, *given):
+        result = do()
+        if name != "close":
+            self._note(self.NAMES.get(name, name), *given)
+        return result
+
+    def _note(self, name, *given):
+        self.log.append(
+            (name, *(str(it.relative_to(self.root)) if isinstance(it, Path) else bytes(it) for it in given))
+        )
 
     def saved(self, step):
         """Notes that the run was told of a save."""
-        self._note("saved", step)
-
-    def create(self, file):
-        inner = self.inner.create(file)
-        self._note("create", file)
-        return LoggedFile(self, file, inner)
-
-    def make_folder(self, folder):
-        self.inner.make_folder(folder)
-        self._note("make_folder", folder)
-
-    def rename(self, old, new):
-        self.inner.rename(old, new)
-        self._note("rename", old, new)
-
-    def remove_file(self, file):
-        self.inner.remove_file(file)
-        self._note("remove", file)
-
-    def remove_folder(self, folder):
-        self.inner.remove_folder(folder)
-        self._note("remove", folder)
-
-    def sync_folder(self, folder):
-        self.inner.sync_folder(folder)
-        self._note("sync_folder", folder)
-
-    def free_bytes(self, folder):
-        return self.inner.free_bytes(folder)
-
-
-class LoggedFile:
-    """A file of a `Logged`."""
-
-    def __init__(self, storage, file, inner):
-        self._storage = storage
-        self._file = file
-        self._inner = inner
-
-    def write(self, data):
-        self._inner.write(data)
-        self._storage._note("write", self._file, bytes(data))
-
-    def sync(self):
-        self._inner.sync()
-        self._storage._note("sync", self._file)
-
-    def close(self):
-        self._inner.close()
+        self.log.append(("saved", step))
 
 
 class PowerIsGone(BaseException):
@@ -87,35 +49,26 @@ class LoggedUntil(Logged):
 
     def __init__(self, root, at):
         super().__init__(root)
-        self.left = at
+        self.at = at
 
-    def _note(self, name, *arguments):
-        super()._note(name, *arguments)
-        self.left -= 1
-        if self.left <= 0:
+    def act(self, name, do, *given):
+        if len(self.log) >= self.at:
             raise PowerIsGone
-
-    def __getattribute__(self, name):
-        if name in ("create", "make_folder", "rename", "remove_file", "remove_folder", "sync_folder"):
-            if object.__getattribute__(self, "left") <= 0:
-                raise PowerIsGone
-        return object.__getattribute__(self, name)
+        return super().act(name, do, *given)
 
 
 class FilesNotSynced(Logged):
     """A storage whose writer trusts the machine with the content of files. A control of the replayer."""
 
-    def create(self, file):
-        stream = super().create(file)
-        stream.sync = lambda: None
-        return stream
+    def act(self, name, do, *given):
+        return None if name == "sync" else super().act(name, do, *given)
 
 
 class FoldersNotSynced(Logged):
     """A storage whose writer trusts the machine with names. A control of the replayer."""
 
-    def sync_folder(self, folder):
-        pass
+    def act(self, name, do, *given):
+        return None if name == "sync_folder" else super().act(name, do, *given)
 
 
 @dataclass(eq=False)
