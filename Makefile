@@ -15,8 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fgcli -p projects/tiny_llama train
 
+# Two processes, however many processors there are: a test may start four more, and some of them have seconds to end.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Every cell of the matrix of strategies (about 600 trainings, about forty minutes); writes the table of docs/parallelism.md.
 test-distributed: $(STAMP)

@@ -215,7 +215,7 @@ def open_to_all(folder):
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     for above in folder.parents:
-        if above.name.startswith("pytest-") or above.parent.name.startswith("pytest-"):
+        if any(place.name.startswith("pytest-") for place in (above, *above.parents)):
             above.chmod(0o755)
 
 
