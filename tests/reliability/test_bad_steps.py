@@ -190,6 +190,19 @@ def test_a_resumed_run_judges_by_the_norms_of_before(tmp_path):
     assert whole["end"] == resumed["end"]
 
 
+def test_the_norm_of_a_spike_judges_no_later_step():
+    """In the window it would make room for the next one."""
+    found = faulty("one process x1", "spike", SKIP, steps=(BAD, BAD + 1))[0]
+    assert [BAD, BAD + 1] == [step for step, line in found["lines"].items() if "skipped_steps" in line]
+
+
+def test_a_resumed_run_counts_the_bad_steps_of_before(tmp_path):
+    settings = {**SKIP, "max_bad_steps": 1, "save_strategy": "steps", "save_steps": 4}
+    assert faulty("one process x1", "loss nan", settings, folder=tmp_path, steps=(4,))[0]["error"] is None
+    resumed = faulty("one process x1", "loss nan", settings, folder=tmp_path, resume=str(tmp_path / "checkpoint-4"))[0]
+    assert resumed["error"].startswith("[FG651] 2 bad steps among 8, and max_bad_steps is 1")
+
+
 def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path, caplog):
     settings = {**REWIND, "save_steps": 1}
     spoiled = tmp_path / "checkpoint-4" / "model.safetensors"

@@ -71,6 +71,13 @@ def test_damage_is_found_and_named(kind, figure, clean, of_two_ranks):
     figure("R6", f"{EACH} of {EACH} {kind}")
 
 
+def test_the_manifest_lists_every_file_of_every_rank(clean, of_two_ranks):
+    for checkpoint in [*checkpoints_of(clean), *of_two_ranks]:
+        assert [] == list(extra_files(checkpoint, verify(checkpoint)))
+    for checkpoint in of_two_ranks:
+        assert any("-00002-of-00002" in name for name in verify(checkpoint).files)
+
+
 def test_a_missing_file_is_named(figure, clean):
     files = [file for checkpoint in checkpoints_of(clean) for file in files_of(checkpoint)]
     for file in files:

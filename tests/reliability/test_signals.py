@@ -73,6 +73,9 @@ class Signals(TrainerCallback):
 
     def on_prediction_step(self, args, state, control, **kwargs):
         reach("eval" if STEP == 4 else "")
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        print(f"evaluated step {state.global_step}", flush=True)
 """
 CONFIG = """\
 meta: {nproc_per_node: 2, output_dir: out}
@@ -166,6 +169,8 @@ def test_a_signal_gives_one_checkpoint_and_the_run_goes_on_exactly(
     assert "error" not in stopped.printed
     seconds = stopped.end - stopped.moments[0]
     assert seconds < 15
+    if phase == "eval":
+        assert "evaluated step 2" in stopped.printed and "evaluated step 4" not in stopped.printed, stopped.printed
     monkeypatch.setenv("WANT", "")
     resumed = trained(bench, "--resume-from-checkpoint", "auto", *words)
     assert [0, 0] == resumed.statuses, resumed.printed

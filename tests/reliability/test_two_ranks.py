@@ -38,6 +38,7 @@ def trial(case, clean, place):
         assert "" != told[1 - rank] or ended_well(folder), told
     else:
         struck = ended[rank].value[1]
+        assert [] == list(folder.glob(".saving-*")), "what was not finished was left"
         assert set(told) in ({"FG609"}, {"FG817"}) or ({""} == set(told) and struck[-1][0].startswith("remove_")), told
     saved = job.acknowledged_in(acknowledged)
     for _, checkpoint in list_checkpoints(folder):
