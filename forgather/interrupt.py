@@ -207,9 +207,20 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
+def _ended_by(interrupt: Interrupt) -> Iterator[None]:
+    """Has what a signal ended at once end as such, whatever native code made of the exception on its way."""
+    try:
+        yield
+    except Exception as error:
+        if interrupt.at_once:
+            raise interrupt.error from error
+        raise
+
+
+@contextmanager
 def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
     """Hears the signals of a whole program, from its start to its end: `heard` finds it."""
-    with interrupt:
+    with interrupt, _ended_by(interrupt):
         _heard.append(interrupt)
         try:
             yield interrupt
@@ -221,13 +232,14 @@ def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
 def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
     """Yields what hears the signals of this process: that of the program around the block, or one for the block."""
     if not _heard:
-        with Interrupt(same_within=same_within, speaks=speaks) as own:
+        with Interrupt(same_within=same_within, speaks=speaks) as own, _ended_by(own):
             yield own
         return
     interrupt = _heard[-1]
     interrupt.is_told = True
     try:
-        yield interrupt
+        with _ended_by(interrupt):
+            yield interrupt
     finally:
         interrupt.defers = False
 

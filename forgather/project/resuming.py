@@ -46,7 +46,7 @@ def resume_assignments(
     """
     wanted: dict[str, str] = {}
     if resume is not None:
-        wanted[RESUME] = {"auto": '"auto"', "never": "false"}.get(resume) or _folder(resume)
+        wanted[RESUME] = {"auto": '"auto"', "never": "false"}.get(resume) or _folder(resume, graph)
     if allow_missing is not None:
         wanted[ALLOW_MISSING] = json.dumps(list(allow_missing))
     if not wanted:
@@ -76,15 +76,19 @@ def _begins_anew(arguments: TrainerArguments) -> bool:
     return says_none and (tolerance is None or not tolerance.auto_resume)
 
 
-def _folder(text: str) -> str:
+def _folder(text: str, graph: Graph) -> str:
     # An empty text, as of a variable of a shell that is not set, is not the working folder.
     named = os.path.expanduser(text)
     if not os.path.exists(named):
         what = "is a link to nothing" if os.path.islink(named) else "does not exist"
+        arguments = trainer_arguments(graph)
+        inside = os.path.join(os.path.expanduser(str(arguments.plain("output_dir"))), text) if arguments else text
         raise CheckpointError(
             f"the checkpoint {text!r} {what}",
             code="FG601",
-            hint="give a folder named checkpoint-<step>, 'auto' for the newest intact one of the output folder, or "
+            hint=f"did you mean {inside!r}?"
+            if text and os.path.isdir(inside)
+            else "give a folder named checkpoint-<step>, 'auto' for the newest intact one of the output folder, or "
             "'never'; 'fgcli ckpt ls' lists them",
         )
     return json.dumps(os.path.abspath(named))

@@ -133,6 +133,13 @@ def test_swapped_files_are_found(folder, capsys):
     assert 2 == len(facts(capsys, "verify", folder / "checkpoint-10")[1]["checkpoints"][0]["problems"])
 
 
+def test_verify_of_a_folder_whose_run_has_saved_nothing_yet_says_so(tmp_path, capsys):
+    (tmp_path / "runs/first").mkdir(parents=True)
+    for act in ("ls", "verify"):
+        status, said = told(capsys, act, tmp_path)
+        assert 1 == status and f"error[FG601]: there is no checkpoint in '{tmp_path}'" in said.err
+
+
 def test_verify_names_what_to_do_with_what_is_bad(folder, capsys):
     (folder / "checkpoint-10/notes.txt").touch()
     assert "next: move what is no part" in told(capsys, "verify", folder)[1].err

@@ -182,6 +182,12 @@ def test_what_cannot_be_gone_on_from_is_refused_before_anything_is_written(bench
     assert not (bench / "out/runs").exists()
 
 
+def test_a_checkpoint_that_is_named_without_its_folder_is_found_for_the_hint(bench, capsys):
+    make_checkpoint(bench / "out", 5)
+    assert 1 == main(["-t", "plain.yaml", "train", "--resume", "checkpoint-5"])
+    assert f"help: did you mean {os.path.join('out', 'checkpoint-5')!r}?" in capsys.readouterr().err
+
+
 def test_a_link_to_nothing_is_named_as_such(bench, capsys):
     os.symlink("nothing", bench / "link")
     assert 1 == main(["train", "--resume", "link"])

@@ -1,6 +1,7 @@
 """What else may lie where checkpoints are written and read: it is told, it stays, and nobody waits for it."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from transformers.trainer_callback import ExportableState
 
 from forgather.cli.main import main
 from forgather.errors import CheckpointError, TrainingError
+from forgather.interrupt import Terminated
+from forgather.ml import Trainer
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.retention import Retention
@@ -17,7 +20,7 @@ from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
 from forgather.ml.trainer.space import Need, refuse_too_much
 from tests.cli.checkpoint_folders import make_checkpoint
-from tests.ml.fixtures import regression_rows
+from tests.ml.fixtures import regression_rows, rows, tiny_llama
 from tests.reliability.job import trainer
 
 KINDS = ("synchronous", "asynchronous")
@@ -141,3 +144,24 @@ def test_rows_that_have_become_a_stream_are_said(tmp_path, caplog):
 def test_values_that_no_machine_takes_are_refused(tmp_path, name, value):
     with pytest.raises(TrainingError, match=f"FG813.*{name}"):
         trainer(tmp_path, "synchronous", **{"spike_threshold": 2.0, name: value})
+
+
+class HearsASignal(torch.optim.lr_scheduler.ConstantLR):
+    """Hears a signal in the middle of being put back, in code that makes another exception of it."""
+
+    def load_state_dict(self, state):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+
+def test_a_signal_while_a_checkpoint_is_read_is_no_fault_of_the_checkpoint(settings):
+    args = settings(max_steps=4, save_strategy="steps", save_steps=2)
+
+    def made():
+        return Trainer(tiny_llama(), args, train_dataset=rows(), lr_scheduler_factory=HearsASignal)
+
+    made().train()
+    with pytest.raises(Terminated):
+        made().train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))

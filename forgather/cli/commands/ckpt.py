@@ -145,12 +145,16 @@ def _survey(invocation: Invocation, folder: str | None) -> Any:
                 code="FG674",
                 hint=f"name the folder above it, or see 'fgcli ckpt show {found}'",
             )
-        raise CheckpointError(
-            f"there is no checkpoint in {str(found)!r}",
-            code="FG601",
-            hint="checkpoints are folders named checkpoint-<step> in output_dir; save_strategy: steps writes them",
-        )
+        raise _holds_none(found)
     return survey
+
+
+def _holds_none(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"there is no checkpoint in {str(folder)!r}",
+        code="FG601",
+        hint="checkpoints are folders named checkpoint-<step> in output_dir; save_strategy: steps writes them",
+    )
 
 
 def _ls(invocation: Invocation) -> int:
@@ -170,11 +174,19 @@ def _ls(invocation: Invocation) -> int:
 
 
 def _checkpoints(invocation: Invocation) -> list[Path]:
-    """Returns the checkpoints that were named; all of an output folder where one is named."""
+    """Returns the checkpoints that were named; all of an output folder where one is named.
+
+    Raises:
+        CheckpointError: FG601, a folder of runs that holds none.
+    """
     found: list[Path] = []
     for name in invocation.options.folder or [None]:
         folder = _named(invocation, name)
-        found += _inside(folder) or [folder]
+        inside = _inside(folder)
+        # A run that was killed before its first save leaves an output folder without checkpoints.
+        if not inside and (folder / "runs").is_dir() and not _is_checkpoint(folder):
+            raise _holds_none(folder)
+        found += inside or [folder]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ def check_writable(storage: Storage, folder: Path) -> None:
     Raises:
         TrainingError: FG817 where nothing can be written into it.
     """
-    probe = folder / f".write-test-{os.getpid()}"
+    probe = folder / ".write-test"  # always the same, so that one which a kill has left goes with the next
     try:
         make_folders(storage, folder)
         storage.create(probe).close()
-        storage.remove_file(probe)
+        with suppress(FileNotFoundError):  # another process may look as well
+            storage.remove_file(probe)
     except OSError as error:
         raise _not_writable(folder, error) from None
 
