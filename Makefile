@@ -24,9 +24,11 @@ test-distributed: $(STAMP)
 	$(BIN)/python -m pytest tests/ml/distributed --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json
 
-# The full sets of the tests of reliability, whose quick sets are part of `make test`; writes the table of docs/guarantees.md.
+# The full sets of the tests of reliability, whose quick sets are part of `make test`, and what a save costs (out of reach is
+# told, and ends nothing: other load on the machine is enough for it); writes the table of docs/guarantees.md.
 test-reliability: $(STAMP)
 	$(BIN)/python -m pytest tests/reliability --full --timeout 3600
+	-$(BIN)/python scripts/bench/checkpoint_save.py --figures build/figures.json
 	$(BIN)/python scripts/write_guarantees.py
 
 lint: $(STAMP)

@@ -2,7 +2,8 @@
 
     python scripts/write_guarantees.py [build/figures.json]
 
-Takes what `pytest tests/reliability --full` noted; `make test-reliability` does both.
+Takes what `pytest tests/reliability --full` and `scripts/bench/checkpoint_save.py --figures` noted;
+`make test-reliability` does all three.
 """
 
 import json
@@ -89,7 +90,9 @@ def _row(name, noted):
     promise, reach = GUARANTEES[name]
     files = sorted({test.partition("::")[0] for test in noted})
     measured = "; ".join(text for _, text in sorted(noted.items()))
-    return f"| {name} | {promise} | {reach} | {measured} | `pytest {' '.join(files)} --full` |"
+    is_bench = all(file.startswith("scripts/") for file in files)
+    command = f"python {' '.join(files)}" if is_bench else f"pytest {' '.join(files)} --full"
+    return f"| {name} | {promise} | {reach} | {measured} | `{command}` |"
 
 
 def replaced(page, content):

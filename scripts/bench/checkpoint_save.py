@@ -1,10 +1,10 @@
 """What a checkpoint costs the run: its stall beside `torch.save`, the steps during its writing, and its digests.
 
 Run it: `python scripts/bench/checkpoint_save.py [--gib 1.4] [--repeats 5] [--folder DIR]`: a table on stderr, rows as
-JSON on stdout. One run trains on one thread of two processors and saves asynchronously; between two checkpoints, when
-nothing is being written, it takes quiet steps and a `torch.save` of the same weights and optimizer state, so that a
-slow moment of the machine hits all alike. Medians count. The folder must lie on the disk that is meant: a folder in
-memory says nothing.
+JSON on stdout; `--figures FILE` notes them for docs/guarantees.md, too. One run trains on one thread of two processors
+and saves asynchronously; between two checkpoints, when nothing is being written, it takes quiet steps and a
+`torch.save` of the same weights and optimizer state, so that a slow moment of the machine hits all alike. Medians
+count. The folder must lie on the disk that is meant: a folder in memory says nothing.
 """
 
 from __future__ import annotations
@@ -166,12 +166,28 @@ def measure_digests(trainer, repeats, folder):
     return found[Draft][1:], found[Plain][1:], time.perf_counter() - began
 
 
+def note(file, gib, seconds, ratios):
+    """Adds the figures to those of the tests of reliability."""
+    told = {
+        "stall": f"{ratios['stall']:.3f} of torch.save of {gib} GiB ({seconds['torch.save']:.1f} s), reach "
+        f"{REACH['stall']}; a step takes {ratios['next step']:.2f} of its time during the writing, reach "
+        f"{REACH['next step']:.2f}",
+        "digests": f"{ratios['digests']:.2f} of the save without, reach {REACH['digests']}; "
+        f"the digests alone take {seconds['digests alone'] / seconds['save without']:.0%} of it",
+    }
+    figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    figures |= {name: {"scripts/bench/checkpoint_save.py": text} for name, text in told.items()}
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(figures, indent=1, sort_keys=True), encoding="utf-8")
+
+
 def main() -> int:
     """Measures, prints, and tells by the exit status whether every figure is within reach."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.4, help="size of a checkpoint")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the disk that is meant")
+    parser.add_argument("--figures", type=Path, help="what scripts/write_guarantees.py reads; the figures are added")
     options = parser.parse_args()
     logging.getLogger("forgather").setLevel(logging.ERROR)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
@@ -203,6 +219,8 @@ def main() -> int:
     for name, value in ratios.items():
         reach = f"   reach {REACH[name]:.2f}" if name in REACH else ""
         sys.stderr.write(f"{name:32} {value:8.3f}  {reach}\n")
+    if options.figures is not None:
+        note(options.figures, options.gib, seconds, ratios)
     sys.stdout.write(json.dumps({"gib": options.gib, "seconds": seconds, "ratios": ratios}) + "\n")
     return 0 if all(ratios[name] <= reach for name, reach in REACH.items()) else 1
 

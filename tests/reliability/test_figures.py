@@ -21,6 +21,11 @@ def test_a_row_joins_what_the_tests_of_a_guarantee_noted():
     assert "| 3 of 3; 4 of 4 | `pytest tests/reliability/test_a.py tests/reliability/test_b.py --full` |" in row
 
 
+def test_what_a_benchmark_noted_is_measured_again_by_it():
+    row = load_script().table({"digests": {"scripts/bench/checkpoint_save.py": "1.01"}}).splitlines()[-1]
+    assert row.endswith("| 1.01 | `python scripts/bench/checkpoint_save.py` |")
+
+
 def test_the_page_has_a_place_for_the_table():
     script = load_script()
     page = script.PAGE.read_text(encoding="utf-8")
