@@ -21,7 +21,7 @@ test: $(STAMP)
 
 # Every cell of the matrix of strategies (about 600 trainings, about forty minutes); writes the table of docs/parallelism.md.
 test-distributed: $(STAMP)
-	$(BIN)/python -m pytest tests/ml/distributed --all-cells --write-results build/results.json
+	$(BIN)/python -m pytest tests/ml/distributed tests/ml/strategy tests/launch --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json
 
 # The full sets of the tests of reliability, whose quick sets are part of `make test`, and what a save costs (out of reach is

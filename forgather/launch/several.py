@@ -82,6 +82,8 @@ def joined() -> Iterator[Any]:
     member.watch()
     try:
         yield member
+    except GeneratorExit:  # the block is given up, as where a signal ends the process on its way out of it
+        raise
     except BaseException as error:
         if member.fails(error):
             raise

@@ -17,6 +17,7 @@ from forgather.ml import (
 from forgather.ml.checkpoint.saved import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.sharded import sharded
+from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import COMMON, Signals, StopAt
 from tests.ml.distributed.test_shares import collate
@@ -116,10 +117,14 @@ def test_a_run_leaves_behind_what_one_process_leaves(layout, alone, tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [
-        ("one", "shards"), ("one", "stages"), ("copies", "copies of stages"), ("shards", "one"), ("shards", "stages"),
-        ("stages", "one"), ("stages", "shards"), ("copies of stages", "copies"), ("copies of stages", "stages"),
-    ],
+    thinned(
+        [
+            ("one", "shards"), ("one", "stages"), ("copies", "copies of stages"), ("shards", "one"),
+            ("shards", "stages"), ("stages", "one"), ("stages", "shards"), ("copies of stages", "copies"),
+            ("copies of stages", "stages"),
+        ],
+        lambda first, then: "one" in (first, then) or first == "copies",
+    ),
 )  # fmt: skip
 def test_a_run_goes_on_in_another_layout(first, then, alone, tmp_path):
     run(tmp_path, first, [StopAt(0, 4)], {"load_best_model_at_end": False, "metric_for_best_model": "loss"})

@@ -1,8 +1,10 @@
 """A run of several processes: one result, one decision, one writer."""
 
+import gc
 import json
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import ForgatherError
+from forgather.launch.several import joined
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
@@ -335,3 +338,17 @@ def test_weights_of_all_processes_are_kept_where_they_are_written():
     temporary = on_host(((str(number), torch.full((2,), float(number))) for number in range(9)), keep=True)
     assert list(range(9)) == [int(value[0]) for value in temporary.values()]
     assert {} == on_host(iter(weights_of_all), keep=False)
+
+
+def _given_up():
+    told = []
+    sys.unraisablehook = told.append
+    context = joined()
+    context.__enter__()
+    del context
+    gc.collect()
+    return [repr(one.exc_value) for one in told]
+
+
+def test_a_block_that_is_given_up_on_the_way_out_of_a_process_says_nothing():
+    assert [[], []] == run_ranks(2, _given_up)
