@@ -18,9 +18,11 @@ from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.saved import Saved
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
+from forgather.ml.trainer.saving import check_writable
 from forgather.ml.trainer.space import Need, refuse_too_much
 from tests.cli.checkpoint_folders import make_checkpoint
 from tests.ml.fixtures import regression_rows, rows, tiny_llama
+from tests.reliability.faults import Faulty
 from tests.reliability.job import trainer
 
 KINDS = ("synchronous", "asynchronous")
@@ -165,3 +167,12 @@ def test_a_signal_while_a_checkpoint_is_read_is_no_fault_of_the_checkpoint(setti
     made().train()
     with pytest.raises(Terminated):
         made().train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))
+
+
+def test_what_a_kill_in_the_look_at_a_folder_has_left_goes_with_the_next_look(tmp_path):
+    look = Faulty()
+    check_writable(look, tmp_path)
+    ((_, probe),) = [act for act in look.operations if act[0] == "create"]
+    probe.touch()
+    check_writable(LocalStorage(), tmp_path)
+    assert [] == list(tmp_path.iterdir())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,7 @@ def check_writable(storage: Storage, folder: Path) -> None:
     try:
         make_folders(storage, folder)
         storage.create(probe).close()
-        with suppress(FileNotFoundError):  # another process may look as well
-            storage.remove_file(probe)
+        storage.remove_file(probe)
     except OSError as error:
         raise _not_writable(folder, error) from None
 
