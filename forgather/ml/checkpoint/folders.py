@@ -13,8 +13,9 @@ import itertools
 import logging
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
 _PIECE = 8 << 20
 _WORTH_A_THREAD = 1 << 20
+_BEHIND = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -90,19 +92,26 @@ class _Hashed:
         self._size = 0
 
     def __iter__(self) -> Iterator[Bytes]:
+        hashing: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1) as beside:  # it makes its thread when it is first asked
-            for chunk in self._chunks:
-                whole = memoryview(chunk).cast("B")
-                for start in range(0, len(whole), _PIECE):
-                    piece = whole[start : start + _PIECE]
-                    self._size += len(piece)
-                    if len(piece) < _WORTH_A_THREAD:
-                        self._hasher.update(piece)
-                        yield piece
-                    else:  # neither hashing nor writing holds the interpreter, so one goes on beside the other
-                        hashing = beside.submit(self._hasher.update, piece)
-                        yield piece
-                        hashing.result()
+            for piece in self._pieces():
+                self._size += len(piece)
+                # Neither hashing nor writing holds the interpreter, so one goes on beside the other.
+                if hashing or len(piece) >= _WORTH_A_THREAD:
+                    hashing.append(beside.submit(self._hasher.update, piece))
+                else:
+                    self._hasher.update(piece)
+                yield piece
+                if len(hashing) > _BEHIND:
+                    hashing.popleft().result()
+            for last in hashing:
+                last.result()
+
+    def _pieces(self) -> Iterator[Bytes]:
+        for chunk in self._chunks:
+            whole = memoryview(chunk).cast("B")
+            for start in range(0, len(whole), _PIECE):
+                yield whole[start : start + _PIECE]
 
     @property
     def fact(self) -> FileFact:
