@@ -103,6 +103,8 @@ class Retained(RuleBasedStateMachine):
             assert "FG609" == error.code
             # Where its place was being taken, the checkpoint is there although the folder's entry may not be safe yet.
             assert before <= self.present()
+            if self.step not in before and self.step in self.present():
+                self.note_saved()
         else:
             self.note_saved()
         self.checkpoints.storage.next(None, 0)
