@@ -1,6 +1,13 @@
-"""Every test finds Ctrl-C as a terminal leaves it: a shell that starts the suite in the background has it ignored."""
+"""Every test finds Ctrl-C as a terminal leaves it: a shell that starts the suite in the background has it ignored.
 
+The projects that tests make, and the suite's own, are trusted as a user trusts his own; tests of trust take it away.
+"""
+
+import os
 import signal
+from pathlib import Path
+
+import pytest
 
 
 def pytest_addoption(parser):
@@ -13,6 +20,14 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trusted_folders(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [tmp_path_factory.getbasetemp(), Path(__file__).parent]
+        patch.setenv("FORGATHER_TRUST", os.pathsep.join(map(str, folders)))
+        yield folders
 
 
 def pytest_collection_modifyitems(config, items):
