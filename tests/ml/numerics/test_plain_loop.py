@@ -44,7 +44,7 @@ def plain_loop(model, data, *, batch_size, accumulation, epochs, lr, seed, shift
             targets = sum(int((batch["labels"][:, shift:] != -100).sum()) for batch in window)
             total = 0.0
             for batch in window:
-                logits = model(input_ids=batch["input_ids"]).logits
+                logits = model(input_ids=batch["input_ids"], use_cache=False).logits
                 flat, labels = logits[:, :-1].reshape(-1, logits.shape[-1]), batch["labels"][:, 1:].reshape(-1)
                 loss = F.cross_entropy(flat, labels, reduction="sum") / targets
                 loss.backward()
@@ -96,17 +96,18 @@ def test_a_plain_module_equals_its_plain_loop_bit_for_bit(settings):
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(2, 4), (4, 2), (1, 8)])
 def test_accumulation_does_not_change_the_weights(settings, batch_size, accumulation):
-    expected, actual = tiny_llama(), tiny_llama()
+    # In float64: sums in another order differ by rounding, which Adam divides by a gradient that may be as small.
+    expected, actual = tiny_llama().double(), tiny_llama().double()
     shared = {"num_train_epochs": 4, "learning_rate": 1e-3}
     split = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
     train(settings, expected, rows(), per_device_train_batch_size=8, **shared)
     train(settings, actual, rows(), **split, **shared)
-    assert largest_difference(weights(expected), weights(actual)) < 1e-6
+    assert largest_difference(weights(expected), weights(actual)) < 1e-9
 
 
 def test_the_short_tail_of_an_epoch_is_exact(settings):
     """Eight micro-batches of one row and five a step: the tail has three, and is not divided by five."""
-    expected, actual = tiny_llama(), tiny_llama()
+    expected, actual = tiny_llama().double(), tiny_llama().double()
     order = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "learning_rate": 1e-3}
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5, "num_train_epochs": 2}
     train(settings, actual, rows(), **split, **order)
@@ -114,19 +115,19 @@ def test_the_short_tail_of_an_epoch_is_exact(settings):
     for _ in range(2):
         for at in (0, 5):
             batch = stack(rows()[at : at + 5])
-            logits = expected.train()(input_ids=batch["input_ids"]).logits[:, :-1]
+            logits = expected.train()(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
             F.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch["labels"][:, 1:].reshape(-1)).backward()
             torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    assert largest_difference(weights(expected), weights(actual)) < 1e-6
+    assert largest_difference(weights(expected), weights(actual)) < 1e-9
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
 def test_the_evaluation_loss_does_not_depend_on_the_batch_size(settings, batch_size):
     model, data = tiny_llama(), rows()
     batch = stack(data)
-    logits = model.eval()(input_ids=batch["input_ids"]).logits[:, :-1]
+    logits = model.eval()(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
     expected = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch["labels"][:, 1:].reshape(-1)).item()
     args = settings(per_device_eval_batch_size=batch_size, gradient_accumulation_steps=batch_size)
     assert expected == pytest.approx(Trainer(model, args, eval_dataset=data).evaluate()["eval_loss"], abs=1e-6)
