@@ -68,7 +68,8 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
         imports.keep(names_read(statements))
     head = signature(parameters.values(), lambda value: body.literal(value, (), 10**6).text)
     imports.own |= {"UNSET"} if any(parameter.unset for parameter in parameters.values()) else set()
-    tail = ending(graph, wanted, parameters.values())
+    tail = ending(graph, wanted, parameters.values(), setting.seed)
+    imports.own |= {"seed_everything"} if tail and setting.seed is not None else set()
     text = module_text(setting, wanted, statements, imports, head, tail)
     known = {variable: parameter.name for variable, parameter in parameters.items()}
     return PythonCode(text, tuple(wanted), known, tuple(imports.facts()))

@@ -3,7 +3,8 @@
 Takes a graph, target names and values for `!var`; gives the built targets. Keeps true: one call is one
 construction; its memory is its own and nothing is written to a node; within it an alias is one object, and
 a factory is called anew at every place; every constructor is found and its arguments are looked at before
-the first one is called, so that a typo does not cost the hour that a data set takes.
+the first one is called, so that a typo does not cost the hour that a data set takes; what a caller does before the
+first call is done before that call, and at no other time.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ from forgather.errors import (
 )
 from forgather.source import Span
 
+BeforeCalls = Callable[[Callable[[Node, GraphPath], Any]], None]
+
 
 def materialize(
     graph: Graph,
@@ -64,6 +67,7 @@ def materialize(
     project_dir: str = ".",
     resolver: Resolver | None = None,
     hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    before_calls: BeforeCalls | None = None,
 ) -> dict[str, object]:
     """Returns the built targets, by name.
 
@@ -74,6 +78,8 @@ def materialize(
         project_dir: folder that file imports are relative to.
         resolver: finds constructors; None makes one for `project_dir`.
         hook: called with each constructor found; what it returns is called in its place.
+        before_calls: called once, before the first constructor is, with a function that gives the object of a node;
+            not called where there is nothing to call.
 
     Raises:
         UnknownTargetError: a target that the graph does not have.
@@ -86,6 +92,7 @@ def materialize(
     wanted = list(graph.targets) if targets is None else list(targets)
     tops = [(name, graph.target(name).value) for name in wanted]
     construction = _Construction(graph, dict(variables or {}), resolver or Resolver(project_dir), hook)
+    construction.before_calls = before_calls
     construction.look_ahead(tops)
     return {name: construction.build(node, (Key(name),)) for name, node in tops}
 
@@ -111,6 +118,7 @@ class _Construction:
         self._fitting: dict[int, Callable[..., Any]] = {}
         self._recipes: dict[int, Any] = {}
         self._live: dict[int, bool] = {}
+        self.before_calls: BeforeCalls | None = None
 
     def build(self, node: Node, path: GraphPath) -> Any:
         """Returns the object of a node."""
@@ -175,6 +183,7 @@ class _Construction:
         fitting = self._fitting.get(id(node))
         function = fitting or self._resolve(node, path)
         place = CallPlace(node.constructor, format_path(path), node.span)
+        self._begin()
         if node.kind is CallKind.META:
             return call_noted(function, node.args, {str(entry.key): entry.value for entry in _keywords(node)}, place)
         of = self._recipe if node.kind is CallKind.PARTIAL else self.build
@@ -192,6 +201,12 @@ class _Construction:
                 error.span = _written(node, error.argument)
                 error.path = error.path if error.span is None else format_path(path)
             raise
+
+    def _begin(self) -> None:
+        # What it asks for may hold calls itself: these come first of all.
+        begin, self.before_calls = self.before_calls, None
+        if begin is not None:
+            begin(self.build)
 
     def _resolve(self, node: Call, path: GraphPath) -> Callable[..., Any]:
         searchpath = self._searchpath(node, path)

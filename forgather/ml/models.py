@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import copy
 import os
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,6 +19,7 @@ from forgather.errors import ForgatherError, TrainingError, nearest
 from forgather.ml.hub import hub_access
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
+from forgather.ml.random_state import forked_random
 
 _log = get_logger(__name__)
 
@@ -161,18 +159,3 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
         floats = ["bfloat16", "float16", "float32", "float64"]
         raise ModelConfigError(f"{dtype!r} is no floating dtype of torch", hint=nearest(str(dtype), floats))
     return found
-
-
-@contextmanager
-def forked_random(seed: int) -> Iterator[None]:
-    """Runs its body with Python, NumPy and torch's CPU generator seeded, and gives the caller's states back."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

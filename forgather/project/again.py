@@ -43,11 +43,18 @@ class Losses:
         same: whether the bytes are the same.
         lines: lines of the first run; None where it kept no such file.
         first: the first line, from 1, that is another one; None where all that both have is the same.
+        goes_on: True where the second run wrote all that the first did, and more.
     """
 
     same: bool
     lines: int | None
     first: int | None = None
+    goes_on: bool = False
+
+    @property
+    def differ(self) -> bool:
+        """True where the second run is not the first one once more; a first run that ended early has only a part."""
+        return self.lines is not None and not (self.same or self.goes_on)
 
 
 def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
@@ -164,7 +171,8 @@ def compare_losses(first: str, second: str) -> Losses:
         return Losses(same=False, lines=None)
     theirs = theirs or []
     differ = (number for number, pair in enumerate(zip(ours, theirs, strict=False), start=1) if pair[0] != pair[1])
-    return Losses(same=ours == theirs, lines=len(ours), first=next(differ, None))
+    line = next(differ, None)
+    return Losses(same=ours == theirs, lines=len(ours), first=line, goes_on=line is None and len(theirs) > len(ours))
 
 
 def _lines(file: str) -> list[bytes] | None:

@@ -213,13 +213,20 @@ class Project:
 
     def _build(self, targets: tuple[str, ...], variables: Mapping[str, Any]) -> dict[str, Any]:
         from forgather.config.materialize import materialize
+        from forgather.project.seeding import seeded
 
         self.refuse_errors()
         for folder in self.meta.system_path:
             if folder not in sys.path:
                 sys.path.append(folder)
-        with self._under_way(targets), self.located():
-            return materialize(self.graph, targets=targets, variables=variables, project_dir=self.meta.project_dir)
+        with self._under_way(targets), self.located(), seeded(self.graph, self.meta) as seed_all:
+            return materialize(
+                self.graph,
+                targets=targets,
+                variables=variables,
+                project_dir=self.meta.project_dir,
+                before_calls=seed_all,
+            )
 
     @contextmanager
     def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:

@@ -43,8 +43,14 @@ class TrainerArguments:
 def trainer_arguments(graph: Graph) -> TrainerArguments | None:
     """Returns the arguments of `main`; None where it is called without any."""
     main = graph.targets.get("main")
-    call = _keyword(main.value, "args") if main else None
+    call = _given(main.value) if main else None
     return TrainerArguments(graph, call) if isinstance(call, Call) else None
+
+
+def _given(main: Node) -> Node | None:
+    # Every trainer has the model first, and its arguments second.
+    by_place = main.args[1] if isinstance(main, Call) and len(main.args) > 1 else None
+    return _keyword(main, "args") or by_place
 
 
 def _keyword(node: Node, name: str) -> Node | None:

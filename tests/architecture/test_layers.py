@@ -50,6 +50,7 @@ ML_LEVELS = {
     "forgather.ml.log": 12,
     "forgather.ml.quiet": 12,
     "forgather.ml.hub": 12,
+    "forgather.ml.random_state": 12,
     "forgather.ml.data": 20,
     "forgather.ml.loss_sums": 19,
     "forgather.ml.losses": 20,

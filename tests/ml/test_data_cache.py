@@ -1,7 +1,11 @@
+import random
 import threading
 
+import numpy
 import pytest
+import torch
 
+from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import cached_folder, content_key
 
 
@@ -83,3 +87,20 @@ def test_a_cache_dir_that_was_asked_for_must_be_writable(tmp_path):
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(OSError, match="cache"):
         cached_folder("things", "key", writer(), tmp_path / "cache")
+
+
+def test_a_run_that_builds_a_folder_and_one_that_finds_it_draw_the_same_numbers(tmp_path):
+    def draws(folder):
+        text = repr([random.random(), numpy.random.rand(), torch.rand(()).item()])
+        (folder / "file.txt").write_text(text)
+
+    def numbers_after(seed, root):
+        seed_everything(seed)
+        text = (cached_folder("things", "key", draws, root) / "file.txt").read_text()
+        return text, random.random(), numpy.random.rand(), torch.rand(()).item()
+
+    cold, warm = numbers_after(3, tmp_path), numbers_after(3, tmp_path)
+    seed_everything(3)
+    untouched = (random.random(), numpy.random.rand(), torch.rand(()).item())
+    assert cold == warm == (cold[0], *untouched)
+    assert cold[0] == numbers_after(4, tmp_path / "another")[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.project.again import compare_losses
 from forgather.project.compared import compare
 from forgather.project.past_run import open_run
 from forgather.project.sides import open_sides
@@ -273,6 +274,34 @@ def test_a_run_that_went_on_from_a_checkpoint_is_told(tmp_path, monkeypatch, cap
 def test_not_a_run(first, capsys):
     assert 1 == main(["rerun", "out"])
     assert f"help: runs there, newest first: out/runs/{first.name}" in capsys.readouterr().err
+
+
+DRAWS = TOY.replace("import json", "import json\nimport random").replace(
+    "loss(self.args.lr, step)", "random.random() if step > 0 else 1"
+)
+
+
+def test_losses_that_differ_end_with_status_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(make_project(tmp_path / "bench", {**FILES, "toy.py": DRAWS}))
+    monkeypatch.setenv("BENCH_SECRET", "hunter2")
+    assert 0 == main(["-t", "a", "train"])
+    (first,) = Path("out/runs").glob("2*")
+
+    assert 1 == again(first.resolve())[0]
+    assert "loss file   differs from line 2 of 3 on" in capsys.readouterr().err
+    assert 1 == main(["rerun", str(first), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (True, False, 2, 0) == tuple(told[key] for key in ("differs", "same_loss", "first_difference", "status"))
+
+
+@pytest.mark.parametrize(("ours", "theirs", "differ"), [("a\nb\n", "a\nb\n", False), ("a\n", "a\nb\n", False),
+    ("a\nb\n", "a\n", True), ("a\n", "b\n", True), (None, "a\n", False), ("a\n", None, True)])  # fmt: skip
+def test_what_counts_as_a_difference(tmp_path, ours, theirs, differ):
+    for name, text in (("first", ours), ("second", theirs)):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "loss.jsonl").write_text(text)
+    assert differ == compare_losses(str(tmp_path / "first"), str(tmp_path / "second")).differ
 
 
 def test_a_run_that_kept_no_losses(first, capsys):

@@ -90,7 +90,24 @@ def test_the_exported_model_is_the_model_of_the_project(project):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_the_exported_script_trains_to_the_same_losses(project):
+OWN_MODEL = """\
+[model]
+    !singleton:own.py:model
+    tokenizer: *tokenizer
+"""
+OWN = """\
+from transformers import LlamaConfig, LlamaForCausalLM
+
+def model(tokenizer):
+    sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+"""
+
+
+def test_the_exported_script_trains_to_the_same_losses_also_with_a_model_that_nobody_seeds(project):
+    (project / "own.py").write_text(OWN)
+    config = project / "templates" / "configs" / "a.yaml"
+    config.write_text(config.read_text() + OWN_MODEL)
     plan = plan_run(Project("a", project))
     assert 0 == run(plan, prepare_run(plan, ["fgcli", "train"])).status
     losses = (project / "losses.txt").read_text()

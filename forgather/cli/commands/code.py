@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Writes the code and returns the exit status."""
     from forgather.codegen.emit_python import Setting, emit_python
+    from forgather.project.seeding import written_seed
 
     options = invocation.options
     if not options.force:
@@ -57,6 +58,7 @@ def run(invocation: Invocation) -> int:
         project_dir=project.meta.project_dir,
         folder=folder,
         system_path=tuple(project.meta.system_path),
+        seed=written_seed(project.graph, project.meta),
     )
     code = emit_python(project.graph, options.targets or ["main"], setting)
     calls = _verified(project, code, folder) if options.verify else None

@@ -35,7 +35,7 @@ TRAINS = True
 DESCRIPTION = """Repeat a past run out of its folder: what it depended on is verified first (its record, code,
 templates, versions, data, environment), what cannot be restored is listed, and then it trains with the graph that was
 built, into another output folder, in as many processes as the first run had. At the end its loss file is compared with
-that of the first run, byte by byte."""
+that of the first run, byte by byte: where they differ, the exit status is 1."""
 EXAMPLES = """examples:
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Verifies, repeats the run in as many processes as it had, and returns its exit status."""
+    """Verifies, repeats the run in as many processes as it had; returns its exit status, 1 where its losses differ."""
     options = invocation.options
     past = open_run(options.run_folder)
     if is_worker(os.environ) and not options.dry_run:
@@ -139,7 +139,7 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
         write_json({**_verified(past, output_dir, rows), **_ending(outcome, losses)})
     else:
         print_note(_verdict(losses))
-    return outcome.status
+    return outcome.status or int(losses.differ)
 
 
 def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, object]:
@@ -197,6 +197,7 @@ def _ending(outcome: Outcome, losses: Losses) -> dict[str, object]:
         "same_loss": losses.same,
         "loss_lines": losses.lines,
         "first_difference": losses.first,
+        "differs": losses.differ,
     }
 
 
@@ -206,5 +207,8 @@ def _verdict(losses: Losses) -> str:
     if losses.same:
         return f"loss file   identical bytes, {plural(losses.lines, 'line')}"
     if losses.first is None:
-        return f"loss file   the same as far as both go; the first run wrote {plural(losses.lines, 'line')}"
+        other = "more" if losses.goes_on else "fewer"
+        return (
+            f"loss file   the same as far as both go; the first run wrote {plural(losses.lines, 'line')}, this {other}"
+        )
     return f"loss file   differs from line {losses.first} of {losses.lines} on"

@@ -23,7 +23,7 @@ _OWN = {
     "math": ("math", None), "os": ("os", None), "sys": ("sys", None), "hashlib": ("hashlib", None),
     "importlib": ("importlib", None), "importlib.machinery": ("importlib.machinery", None),
     "importlib.util": ("importlib.util", None), "cache": ("functools", "cache"), "partial": ("functools", "partial"),
-    "wraps": ("functools", "wraps"),
+    "wraps": ("functools", "wraps"), "seed_everything": ("forgather.ml.checkpoint.rng", "seed_everything"),
 }  # fmt: skip
 OWN_NAMES = frozenset((*_OWN, "PROJECT_DIR", "UNSET", "import_file", "given", "build", "args", "kwargs"))
 _PLAIN_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")

@@ -58,6 +58,7 @@ class Setting:
         project_dir: the project's folder.
         folder: the folder that the module will lie in.
         system_path: folders that the project adds to `sys.path`.
+        seed: what a construction of the config seeds random numbers with; None where it seeds nothing.
     """
 
     config: str = "a config"
@@ -65,6 +66,7 @@ class Setting:
     project_dir: str = "."
     folder: str = "."
     system_path: tuple[str, ...] = ()
+    seed: int | None = None
 
 
 def module_text(
@@ -159,14 +161,14 @@ def _joined(relative: str, folder: str, setting: Setting) -> str:
     return _place(os.path.normpath(os.path.join(relative, below)))
 
 
-def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter]) -> list[str]:
+def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:
     """Returns what running the module does with `main`: it trains a trainer and calls a callable."""
     main = graph.targets.get("main")
     if main is None or targets != ["main"] or not isinstance(main.value, Call):
         return []
     if any(parameter.required for parameter in parameters):
         return []
-    lines = ['if __name__ == "__main__":']
+    lines = ['if __name__ == "__main__":', *([] if seed is None else [f"    seed_everything({seed})"])]
     if main.value.kind is CallKind.PARTIAL:
         return [*lines, "    build()()"]
     if main.value.constructor == _OWN_TRAINER:

@@ -3,7 +3,8 @@
 Takes a key that names everything a folder's content depends on, and a function that fills an empty folder; gives
 a folder that is whole. Keeps true: a folder is complete or it does not count (it is built aside, listed in a
 manifest with sizes and digests, and moved into place); a damaged one is rebuilt; two processes that want the same
-folder build it once; where a kind is pruned, what was used lately stays.
+folder build it once; where a kind is pruned, what was used lately stays; a run that builds a folder and one that finds
+it go on with the same random numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 import platformdirs
 import xxhash
 from filelock import FileLock, Timeout
+
+from forgather.ml.random_state import forked_random
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ def cached_folder(
             raise
         logger.warning("cache folder %s cannot be used (%s); prepared data is not kept", root, error)
         folder = Path(tempfile.mkdtemp(prefix="forgather-"))
-        build(folder)
+        _build(folder, build)
         return folder
     try:
         folder = root / kind / key
@@ -97,6 +100,12 @@ def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.Pa
                 shutil.rmtree(folder)
 
 
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    # What is drawn here is not drawn where the folder is found, and its content must not depend on what was before.
+    with forked_random(0):
+        build(folder)
+
+
 def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
     if folder.exists():
         logger.warning("cache entry %s is damaged and is built again", folder)
@@ -105,7 +114,7 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        build(aside)
+        _build(aside, build)
         files = {file.name: _facts(file) for file in sorted(aside.iterdir())}
         (aside / _MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
         os.replace(aside, folder)

@@ -1,0 +1,115 @@
+"""The random numbers that a construction draws: those of the seed of its trainer.
+
+Takes a graph; gives what `materialize` does before it calls the first constructor. Keeps true: one config builds the
+same objects in every process and at every start; where it says no seed, nothing is seeded; the caller's own random
+numbers go on after the construction as if it had drawn none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+from forgather.config.graph import Call, Graph, Node, Scalar
+from forgather.config.materialize import BeforeCalls
+from forgather.config.path import GraphPath, Key
+from forgather.errors import ForgatherError, GraphError, UnboundVarError
+from forgather.project.meta import ProjectMeta
+from forgather.project.reader import reader_for
+from forgather.project.trainer_arguments import trainer_arguments
+
+USUAL_SEED = 42
+"""The seed that arguments of trainers have where it is left out, those of transformers and ours alike."""
+
+_BITS = 64
+
+
+@contextmanager
+def seeded(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
+    """Gives what seeds Python, NumPy and torch for a construction, and gives their states back after the block."""
+    with ExitStack() as given_back:
+
+        def seed_all(build: Any) -> None:
+            seed = _seed(graph, meta, build)
+            if seed is not None:
+                # The random numbers of torch belong to the other tower; a graph with a seed is built with torch.
+                module = import_module("forgather.ml.random_state")
+                given_back.enter_context(module.seeded_random(seed))
+
+        yield seed_all
+
+
+def written_seed(graph: Graph, meta: ProjectMeta) -> int | None:
+    """Returns the seed that a graph says without being built: a plain number, or the default of its arguments."""
+    call = _arguments(graph)
+    node = _keyword(call, "seed") if call else None
+    default = getattr(node, "default", None)
+    node = default if isinstance(default, Scalar) else node
+    if isinstance(node, Scalar):
+        return _whole(node.value)
+    return _default(call, meta) if call is not None and node is None else None
+
+
+def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
+    call = _arguments(graph)
+    if call is None:
+        return None
+    node = _keyword(call, "seed")
+    if node is None:
+        return _default(call, meta)
+    path: GraphPath = (Key("trainer_args"), Key("seed"))
+    try:
+        seed = build(node, path)
+    except UnboundVarError:
+        # Whoever builds another target need not give what the trainer alone needs, which raises this itself.
+        return _default(call, meta)
+    whole = _whole(seed)
+    if seed is None or whole is not None:
+        return whole
+    raise GraphError(
+        f"the seed of the trainer is {str(seed)[:80]!r}, which is no whole number of {_BITS} bits",
+        code="FG335",
+        span=node.span,
+        hint="give a number such as 42; with seed: ~ of a class of your own nothing is seeded",
+    )
+
+
+def _whole(value: object) -> int | None:
+    """Returns a value that torch takes as a seed; None for any other."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < 2**_BITS else None
+
+
+def _arguments(graph: Graph) -> Call | None:
+    found = trainer_arguments(graph)
+    if found is not None:
+        return found.call
+    target = graph.targets.get("trainer_args")
+    return target.value if target and isinstance(target.value, Call) else None
+
+
+def _keyword(call: Call, name: str) -> Node | None:
+    return next((entry.value for entry in call.kwargs if entry.key == name), None)
+
+
+def _default(call: Call, meta: ProjectMeta) -> int | None:
+    """Returns what the seed is where it is left out; None for a call that has no such parameter."""
+    from forgather.signatures import Callee
+
+    try:
+        callee = reader_for(meta).read(call.constructor)
+    except ForgatherError:
+        return USUAL_SEED
+    if not isinstance(callee, Callee) or len(callee.signatures) != 1:
+        return USUAL_SEED
+    parameters = callee.signatures[0].parameters
+    if "seed" not in parameters:
+        # Keywords that are handed on reach arguments of a trainer, which all have this default.
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        return USUAL_SEED if takes_any else None
+    default = getattr(parameters["seed"].default, "value", None)
+    whole = _whole(default)
+    return USUAL_SEED if whole is None and default is not None else whole
