@@ -1,32 +1,164 @@
-"""Optimizers that torch does not have ready-made.
+"""Optimizers whose weight decay leaves biases and norms out, and Muon with AdamW as one optimizer.
 
-Takes named parameters, gives a `torch.optim.Optimizer`. Keeps true: one `state_dict` and one list of
-parameter groups, so that schedules and checkpoints need not know what is inside.
+Takes a model, gives a `torch.optim.Optimizer` of its trainable parameters. Keeps true: one rule says which parameters
+decay, for every optimizer here and for `optim` of the arguments; one `state_dict` and one list of parameter groups, so
+that schedules and checkpoints need not know what is inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
-from forgather.errors import TrainingError
+from forgather.errors import TrainingError, nearest
+
+NO_DECAY = ("bias", "norm")
+"""The kinds of parameters that weight decay leaves out, as in transformers."""
+
+_BIAS = re.compile("bias")
+# Where a norm is in the name of its weight; `ln_1` is known by its class alone.
+_NORM = re.compile(r"layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+_NORM_CLASSES = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_NORM_CLASS_NAME = re.compile(r"Norm(?![a-z])")
 
 NOT_HIDDEN = ("embed", "wte", "wpe", "lm_head", "classifier", "score", "output_layer")
 """Parts of names that mark two-dimensional weights at the ends of a model, which Muon is not for."""
+
+
+def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str] = NO_DECAY) -> list[dict[str, Any]]:
+    """Returns the trainable parameters as groups for an optimizer: those that decay, and those that do not.
+
+    Args:
+        model: its parameters and the classes of its modules are looked at; a part of a model under the names of the
+            whole gives a part of the same groups.
+        weight_decay: of the first group; 0 gives one group.
+        no_decay: kinds that do not decay: "bias" is every parameter with that word in its name; "norm" is every
+            parameter of a normalization layer, known by its class or its name. [] lets everything decay.
+
+    Raises:
+        TrainingError: FG867 for something that is not a model, or a kind that is not known.
+
+    Source:
+        `transformers.Trainer.get_decay_parameter_names`, which knows no norm but LayerNorm by its class; here those of
+        torch and every class with a name like LlamaRMSNorm count too.
+    """
+    spared = _spared(model, no_decay) if weight_decay else set()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) not in spared], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _spared(model: nn.Module, no_decay: Collection[str]) -> set[int]:
+    """Returns the ids of the parameters that do not decay."""
+    if not isinstance(model, nn.Module):
+        raise TrainingError(
+            f"weight decay by groups needs the model, and got a {type(model).__name__}",
+            code="FG867",
+            hint="call it with the model, which a trainer does by itself",
+        )
+    kinds = [no_decay] if isinstance(no_decay, str) else list(no_decay)
+    for kind in kinds:
+        if kind not in NO_DECAY:
+            raise TrainingError(
+                f"no_decay names {kind!r}, and there is no such kind of parameters",
+                code="FG867",
+                hint=nearest(str(kind), NO_DECAY) or "one of: " + ", ".join(NO_DECAY),
+            ).about("no_decay")
+    named = [(name.lower(), parameter) for name, parameter in model.named_parameters()]
+    found: set[int] = set()
+    if "bias" in kinds:
+        found |= {id(parameter) for name, parameter in named if _BIAS.search(name)}
+    if "norm" in kinds:
+        found |= {id(parameter) for name, parameter in named if _NORM.search(name)}
+        norms = (module for module in model.modules() if _is_norm(module))
+        found |= {id(parameter) for module in norms for parameter in module.parameters(recurse=False)}
+    return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    # Classes change their names where weights are sharded: those that they derive from count too.
+    return isinstance(module, _NORM_CLASSES) or any(
+        _NORM_CLASS_NAME.search(kind.__name__) for kind in type(module).__mro__
+    )
+
+
+def adamw(
+    model: nn.Module,
+    lr: float = 1e-3,
+    weight_decay: float = 0.01,
+    *,
+    no_decay: Collection[str] = NO_DECAY,
+    **settings: Any,
+) -> AdamW:
+    """Returns `torch.optim.AdamW` of the trainable parameters, whose weight decay leaves some kinds out.
+
+    Args:
+        model: what is trained.
+        lr: learning rate.
+        weight_decay: of the parameters that decay.
+        no_decay: kinds that do not, see `decay_groups`.
+        **settings: betas, eps and what else AdamW takes.
+    """
+    return AdamW(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
+
+
+def sgd(
+    model: nn.Module,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    *,
+    no_decay: Collection[str] = NO_DECAY,
+    **settings: Any,
+) -> SGD:
+    """Returns `torch.optim.SGD` of the trainable parameters, whose weight decay leaves some kinds out.
+
+    Args:
+        model: what is trained.
+        lr: learning rate.
+        weight_decay: of the parameters that decay.
+        no_decay: kinds that do not, see `decay_groups`.
+        **settings: momentum, nesterov and what else SGD takes.
+    """
+    return SGD(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
+
+
+def adafactor(
+    model: nn.Module,
+    lr: float = 1e-2,
+    weight_decay: float = 0.0,
+    *,
+    no_decay: Collection[str] = NO_DECAY,
+    **settings: Any,
+) -> Adafactor:
+    """Returns `torch.optim.Adafactor` of the trainable parameters, whose weight decay leaves some kinds out.
+
+    Args:
+        model: what is trained.
+        lr: learning rate.
+        weight_decay: of the parameters that decay.
+        no_decay: kinds that do not, see `decay_groups`.
+        **settings: beta2_decay, eps, d and what else Adafactor takes.
+    """
+    return Adafactor(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
 
 class MuonWithAdamW(Optimizer):
     """Muon for the two-dimensional hidden weights, AdamW for everything else, as one optimizer.
 
     Args:
-        named_parameters: (name, parameter) pairs, as from `model.named_parameters()`.
+        model: what is trained.
         lr: learning rate of Muon.
         adamw_lr: learning rate of AdamW; that of Muon by default.
-        weight_decay: of Muon's weights, and of AdamW's that have two dimensions or more.
+        weight_decay: of the parameters that decay.
         momentum: of Muon.
         nesterov: of Muon.
         ns_steps: Newton-Schulz iterations of Muon.
@@ -34,9 +166,10 @@ class MuonWithAdamW(Optimizer):
         betas: of AdamW.
         eps: of AdamW.
         adamw_names: parts of names whose weights AdamW takes though they have two dimensions.
+        no_decay: kinds of parameters that do not decay, see `decay_groups`.
 
     Raises:
-        TrainingError: FG816 where no weight is left for Muon.
+        TrainingError: FG816 where no weight is left for Muon, FG867 for a kind that is not known.
 
     Source:
         torch.optim.Muon and torch.optim.AdamW, each stepped on its own groups, unchanged.
@@ -44,7 +177,7 @@ class MuonWithAdamW(Optimizer):
 
     def __init__(
         self,
-        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        model: nn.Module,
         lr: float = 1e-3,
         *,
         adamw_lr: float | None = None,
@@ -56,8 +189,10 @@ class MuonWithAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         adamw_names: Iterable[str] = NOT_HIDDEN,
+        no_decay: Collection[str] = NO_DECAY,
     ) -> None:
-        hidden, matrices, vectors = _split(named_parameters, tuple(adamw_names))
+        groups = decay_groups(model, weight_decay, no_decay)
+        hidden, rest = _split(model, groups, tuple(adamw_names))
         muon = Muon(
             hidden,
             lr=lr,
@@ -67,14 +202,9 @@ class MuonWithAdamW(Optimizer):
             ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,
         )
-        groups = [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
         parts: list[Optimizer] = [muon]
-        if groups:
-            parts.append(AdamW(groups, lr=lr if adamw_lr is None else adamw_lr, betas=(betas[0], betas[1]), eps=eps))
+        if rest:
+            parts.append(AdamW(rest, lr=lr if adamw_lr is None else adamw_lr, betas=(betas[0], betas[1]), eps=eps))
         tagged = [{**group, "algorithm": type(part).__name__.lower()} for part in parts for group in part.param_groups]
         super().__init__(tagged, {"lr": lr, "weight_decay": weight_decay})
         self._parts = parts
@@ -105,22 +235,26 @@ class MuonWithAdamW(Optimizer):
 
 
 def _split(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], adamw_names: tuple[str, ...]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    hidden: list[Tensor] = []
-    matrices: list[Tensor] = []
-    vectors: list[Tensor] = []
-    for name, parameter in named_parameters:
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim == 2 and not any(part in name for part in adamw_names):
-            hidden.append(parameter)
-        else:
-            (matrices if parameter.ndim >= 2 else vectors).append(parameter)
+    model: nn.Module, groups: list[dict[str, Any]], adamw_names: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the groups of Muon, and what AdamW takes of each group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def is_hidden(parameter: Tensor) -> bool:
+        return parameter.ndim == 2 and not any(part in names[id(parameter)] for part in adamw_names)
+
+    hidden, rest = [
+        [
+            {**group, "params": found}
+            for group in groups
+            if (found := [parameter for parameter in group["params"] if is_hidden(parameter) == of_muon])
+        ]
+        for of_muon in (True, False)
+    ]
     if not hidden:
         raise TrainingError(
             "no two-dimensional hidden weight was found for Muon",
             code="FG816",
             hint="use AdamW, or change adamw_names: " + ", ".join(adamw_names),
         )
-    return hidden, matrices, vectors
+    return hidden, rest

@@ -12,6 +12,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 12
 MANY_PARAMETERS = {
     "trainer.py:__init__": "the keywords of a trainer are its interface",
     "errors.py:__init__": "the fields of an error",
+    "optim.py:__init__": "the settings of an optimizer are its interface",
 }
 
 

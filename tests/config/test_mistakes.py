@@ -1,5 +1,6 @@
 """The corpus of seeded mistakes, met by this project's own check."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,7 +52,24 @@ def _cases():
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_project_itself_has_no_findings(config):
-    assert [] == _findings(PROJECT, config)
+    assert [] == [describe(item) for item in _findings(PROJECT, config) if item.severity != "note"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "places"),
+    [
+        (None, [("fragments/adam.yaml", 2)]),
+        (("weight_decay: 0.05", "weight_decay: 0.0"), []),
+        (("torch.optim:AdamW", "forgather.ml.optim:adamw"), []),
+    ],
+)
+def test_an_optimizer_of_torch_that_decays_everything_is_a_note(edit, places, tmp_path):
+    shutil.copytree(PROJECT, tmp_path / "project")
+    if edit is not None:
+        file = tmp_path / "project/templates/fragments/adam.yaml"
+        file.write_text(file.read_text().replace(*edit))
+    notes = [item for item in _findings(tmp_path / "project", "baseline") if item.severity == "note"]
+    assert [(f"templates/{file}", line, "FG868") for file, line in places] == [(n.file, n.line, n.code) for n in notes]
 
 
 @pytest.mark.parametrize("mistake", list(_cases()))

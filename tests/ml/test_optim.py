@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon
 
-from forgather.errors import TrainingError
+from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import Trainer
-from forgather.ml.optim import MuonWithAdamW
+from forgather.ml.optim import MuonWithAdamW, adafactor, adamw, decay_groups, sgd
 from forgather.ml.strategy import SingleDevice
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.types import Update
@@ -37,7 +37,7 @@ def test_the_two_parts_step_as_muon_and_adamw_would():
         Muon(hidden, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         AdamW([{"params": ends, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], lr=0.003),
     ]
-    whole = MuonWithAdamW(actual.named_parameters(), lr=0.02, adamw_lr=0.003)
+    whole = MuonWithAdamW(actual, lr=0.02, adamw_lr=0.003)
     for _ in range(3):
         for model, optimizers in ((expected, parts), (actual, [whole])):
             backward(model)
@@ -49,7 +49,7 @@ def test_the_two_parts_step_as_muon_and_adamw_would():
 
 def test_every_parameter_is_in_exactly_one_group():
     model = tiny_llama()
-    optimizer = MuonWithAdamW(model.named_parameters())
+    optimizer = MuonWithAdamW(model)
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
     assert ["muon", "adamw", "adamw"] == [group["algorithm"] for group in optimizer.param_groups]
@@ -63,10 +63,10 @@ def test_one_state_dict_goes_on_exactly():
             optimizer.zero_grad()
 
     expected, actual = tiny_llama(), tiny_llama()
-    first = MuonWithAdamW(expected.named_parameters(), lr=0.01)
+    first = MuonWithAdamW(expected, lr=0.01)
     steps(expected, first, 2)
     actual.load_state_dict(expected.state_dict())
-    second = MuonWithAdamW(actual.named_parameters(), lr=0.5)
+    second = MuonWithAdamW(actual, lr=0.5)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     steps(expected, first, 2)
     steps(actual, second, 2)
@@ -74,7 +74,7 @@ def test_one_state_dict_goes_on_exactly():
 
 
 def test_a_schedule_moves_both_parts():
-    optimizer = MuonWithAdamW(tiny_llama().named_parameters(), lr=0.01)
+    optimizer = MuonWithAdamW(tiny_llama(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     backward_free = [optimizer.step(), schedule.step()]
     assert [None, None] == backward_free
@@ -83,7 +83,7 @@ def test_a_schedule_moves_both_parts():
 
 def test_a_model_without_hidden_matrices_is_refused():
     with pytest.raises(TrainingError, match=r"FG816.*no two-dimensional hidden weight"):
-        MuonWithAdamW(nn.LayerNorm(4).named_parameters())
+        MuonWithAdamW(nn.LayerNorm(4))
 
 
 def test_muon_trains_and_resumes_in_the_trainer(settings):
@@ -230,3 +230,161 @@ def test_a_schedule_that_follows_a_metric_is_stepped_by_evaluations(settings):
     trainer = Trainer(Regression(), args, train_dataset=regression_rows(), eval_dataset=regression_rows())
     trainer.train()
     assert 4 == trainer.lr_scheduler.last_epoch
+
+
+# Which parameters decay.
+
+
+class OwnNorm(nn.LayerNorm):
+    pass
+
+
+class ScaleNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+
+class OwnBlock(nn.Module):
+    """Norms whose names say nothing, a vector that is neither norm nor bias, and a bias of two dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = OwnNorm(4), nn.BatchNorm1d(4), ScaleNorm()
+        self.gate = nn.Parameter(torch.ones(4))
+        self.expert_bias = nn.Parameter(torch.zeros(2, 4))
+        self.linear = nn.Linear(4, 4)
+
+
+def tiny_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=8))
+
+
+def tiny_bert():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=8, max_position_embeddings=8))
+
+
+def names_that_decay(model, groups):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]]
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_bert, Regression])
+def test_what_decays_is_what_transformers_lets_decay(make):
+    import transformers
+
+    model = make()
+    wanted = transformers.Trainer.get_decay_parameter_names(None, model)
+    expected = [name for name, _ in model.named_parameters() if name in wanted]
+    assert expected == names_that_decay(model, decay_groups(model, 0.1))
+    assert 0 < len(expected) < len(list(model.named_parameters()))
+
+
+def test_norms_are_known_by_their_class_and_biases_by_their_name():
+    model = OwnBlock()
+    assert ["gate", "linear.weight"] == names_that_decay(model, decay_groups(model, 0.1))
+    assert "first.weight" in names_that_decay(model, decay_groups(model, 0.1, ["bias"]))
+    assert "linear.bias" in names_that_decay(model, decay_groups(model, 0.1, ["norm"]))
+    everything = [name for name, _ in model.named_parameters()]
+    assert everything == names_that_decay(model, decay_groups(model, 0.1, []))
+
+
+def test_what_is_frozen_is_in_no_group_and_no_decay_makes_one_group():
+    model = tiny_llama()
+    model.get_input_embeddings().requires_grad_(False)
+    groups = decay_groups(model, 0.1)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters())) - 1
+    assert 1 == len(decay_groups(model, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: adamw(tiny_llama(), no_decay=["biases"]), r"FG867.*no_decay names 'biases'.*did you mean 'bias'"),
+        (lambda: adamw(tiny_llama().parameters()), r"FG867.*needs the model, and got a generator"),
+    ],
+)
+def test_a_kind_that_is_not_known_and_parameters_without_their_model_are_refused(call, message):
+    with pytest.raises(TrainingError, match=message):
+        call()
+
+
+def hand_written(groups_of, make, data, steps=4, lr=1e-2):
+    """Trains without a trainer, on all rows at once; `groups_of` says by names what decays."""
+    model = tiny_llama()
+    optimizer = make(groups_of(model), lr=lr)
+    batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
+    targets = (batch["labels"][:, 1:] != -100).sum()
+    for _ in range(steps):
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        labels = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100).reshape(-1)
+        flat = logits.reshape(-1, logits.shape[-1])
+        (nn.functional.cross_entropy(flat, labels, reduction="sum") / targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def two_groups(model):
+    kinds = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        kinds["norm" not in name].append(parameter)
+    return [{"params": kinds[True], "weight_decay": 0.5}, {"params": kinds[False], "weight_decay": 0.0}]
+
+
+def one_group(model):
+    return [{"params": list(model.parameters()), "weight_decay": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"), [(adamw, AdamW), (sgd, torch.optim.SGD), (adafactor, torch.optim.Adafactor)]
+)
+def test_two_groups_train_as_a_loop_of_torch_with_two_groups_and_not_as_one_with_one(settings, ours, torchs):
+    args = settings(
+        weight_decay=0.5, max_steps=4, per_device_train_batch_size=8, lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+    )  # fmt: skip
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=ours)
+    trainer.train()
+    assert_same_weights(hand_written(two_groups, torchs, rows()), weights(trainer.model))
+    other = hand_written(one_group, torchs, rows())
+    assert not torch.equal(other["model.norm.weight"], weights(trainer.model)["model.norm.weight"])
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "sgd"])
+def test_an_optimizer_by_name_and_one_by_a_factory_decay_the_same(settings, optim):
+    model, args = tiny_gpt2(), settings(weight_decay=0.1, optim=optim)
+    by_name = make_optimizer(model, args)
+    by_factory = make_optimizer(model, args, sgd if optim == "sgd" else adamw)
+    for one, other in zip(by_name.param_groups, by_factory.param_groups, strict=True):
+        assert one["weight_decay"] == other["weight_decay"]
+        assert list(map(id, one["params"])) == list(map(id, other["params"]))
+
+
+def test_a_checkpoint_of_one_group_goes_on_with_what_it_decays_and_says_so(settings, caplog):
+    def make(factory, **given):
+        args = settings(save_strategy="steps", save_steps=2, max_steps=4, weight_decay=0.5, **given)
+        return Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=factory)
+
+    whole = make(AdamW)
+    whole.train()
+    folder = f"{whole.args.output_dir}/checkpoint-2"
+    resumed = make(adamw)
+    resumed.train(folder)
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert whole.lr_scheduler.get_last_lr() * 2 == resumed.lr_scheduler.get_last_lr()
+    assert "settings of the checkpoint: weight_decay 0.5 (the config says 0.5/0.0)" in caplog.text
+
+
+def test_one_group_does_not_go_on_from_two_that_decay_differently(settings):
+    args = settings(save_strategy="steps", save_steps=2, max_steps=4, weight_decay=0.5)
+    Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=adamw).train()
+    one = Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=AdamW)
+    with pytest.raises(CheckpointError, match=r"FG605.*weight_decay 0.5 for .*and 0.0 for .*norm.*which are one group"):
+        one.train(f"{args.output_dir}/checkpoint-2")

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 
 from forgather.ml.checkpoint.saved import Saved, Stored
 from forgather.ml.distributed import agreement
-from forgather.ml.strategy.state import OF_THE_LAYOUT, refuse_other_model, refuse_other_parameters
+from forgather.ml.strategy.state import (
+    OF_THE_LAYOUT,
+    refuse_other_groups,
+    refuse_other_model,
+    refuse_other_parameters,
+)
 
 
 class EngineState:
@@ -200,6 +205,7 @@ class EngineState:
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
         agreement.together(lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree))
+        agreement.together(lambda: refuse_other_groups(kind, self._groups, tree))
         group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
         for group, own in zip(self._settings, self._groups, strict=True):
             group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *OF_THE_LAYOUT)}

@@ -240,15 +240,17 @@ def restore_optimizer(
         precision: whose scale of losses goes on with it; None where nothing is scaled.
 
     Raises:
-        CheckpointError: FG605, on every process, where it is the state of another optimizer, or of other parameters.
+        CheckpointError: FG605, on every process, where it is the state of another optimizer, of other parameters, or of
+            other groups of them.
     """
     tree = saved.optimizer
     if tree is None or optimizer is None:
         return
     names = names_of(model)
-    here = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    every = {name for rank in agreement.gathered(here) for name in rank}
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    every = {name for rank in agreement.gathered(sum(groups, [])) for name in rank}
     agreement.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
+    agreement.together(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
     agreement.together(lambda: _read_optimizer(names, optimizer, tree, saved))
     if precision is not None:
         precision.load_state_dict(tree.get("scaler") or {})
@@ -270,6 +272,33 @@ def refuse_other_parameters(kind: str, names: Iterable[str], tree: Mapping[str, 
             code="FG605",
             hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
         )
+
+
+def refuse_other_groups(kind: str, groups: Iterable[Sequence[str]], tree: Mapping[str, Any]) -> None:
+    """Raises where parameters of one group are of several groups in a checkpoint, which set different things.
+
+    A checkpoint of fewer groups goes on with the settings that it has for all of them.
+
+    Raises:
+        CheckpointError: FG605.
+    """
+    settings_of = {
+        name: {key: value for key, value in group.items() if key not in ("params", *OF_THE_LAYOUT)}
+        for group in tree["param_groups"]
+        for name in group["params"]
+    }
+    for names in groups:
+        other = next((name for name in names if settings_of[name] != settings_of[names[0]]), None)
+        if other is not None:
+            first, second = settings_of[names[0]], settings_of[other]
+            key = next(key for key in first | second if first.get(key) != second.get(key))
+            raise CheckpointError(
+                f"the optimizer state does not fit {kind}: the checkpoint has {key} {first.get(key)!r} for "
+                f"{names[0]!r} and {second.get(key)!r} for {other!r}, which are one group here",
+                code="FG605",
+                hint="resume with the groups that the checkpoint was written with: templates under optimizers/ make "
+                "one that decays and one that does not (no_decay), an optimizer of torch makes one of all",
+            )
 
 
 def _read_optimizer(names: Mapping[int, str], optimizer: Optimizer, tree: Mapping[str, Any], saved: Saved) -> None:

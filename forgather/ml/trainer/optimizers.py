@@ -18,12 +18,14 @@ from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
+from forgather.ml.optim import decay_groups
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS
 
 _log = get_logger(__name__)
 
 _NAMED = ("named_parameters", "named_params")
+_MODEL = ("model",)
 
 
 def make_optimizer(
@@ -36,8 +38,8 @@ def make_optimizer(
         args: learning rate, weight decay, and the name of the default optimizer; with a factory, those of
             transformers do as well.
         factory: called with the trainable parameters (with (name, parameter) pairs where its first
-            parameter is called `named_parameters`), and with `lr` and `weight_decay` where it accepts
-            them and does not set them itself.
+            parameter is called `named_parameters`, with the model where it is called `model`), and with `lr`
+            and `weight_decay` where it accepts them and does not set them itself.
 
     Raises:
         TrainingError: FG819 for something that is not an optimizer, FG820 for nothing to train.
@@ -50,11 +52,11 @@ def make_optimizer(
             hint="set requires_grad on what should be trained",
         )
     if factory is None:
-        return _default_optimizer(named, args)
+        return _default_optimizer(model, args)
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
-    given: list[Any] = named if first in _NAMED else [parameter for _, parameter in named]
+    given: Any = model if first in _MODEL else named if first in _NAMED else [parameter for _, parameter in named]
     optimizer = factory(given, **_missing(factory, parameters, wanted))
     if not isinstance(optimizer, Optimizer):
         raise TrainingError(
@@ -89,11 +91,11 @@ def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
         )
 
 
-def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArguments) -> Optimizer:
-    groups = _decay_groups([parameter for _, parameter in named], args.weight_decay)
+def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
+    groups = decay_groups(model, args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
     if args.optim == "adamw_torch_fused":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_are_alike(named))
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_are_alike(groups))
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
@@ -106,20 +108,10 @@ def _default_optimizer(named: list[tuple[str, nn.Parameter]], args: TrainingArgu
     return kinds[args.optim](groups, lr=lr)
 
 
-def _are_alike(named: list[tuple[str, nn.Parameter]]) -> bool:
+def _are_alike(groups: list[dict[str, Any]]) -> bool:
     """Tells whether one fused operation can step all parameters: where some are sliced, torch takes them one by one."""
-    return len({getattr(parameter, "device_mesh", None) for _, parameter in named}) == 1
-
-
-def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Returns groups in which vectors (biases, norms) do not decay, as in transformers."""
-    if not weight_decay:
-        return [{"params": parameters, "weight_decay": 0.0}]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
 
 
 def refuse_uncallable(**factories: Any) -> None:

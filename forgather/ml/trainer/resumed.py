@@ -124,18 +124,22 @@ def advance(schedule: Any, steps: int) -> None:
 def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
     """Goes on with a schedule; the next update takes the rate that its present plan gives at its step.
 
-    The rate of the old plan lies in the optimizer: at the end of a run that is now made longer, that is zero.
+    The rate of the old plan lies in the optimizer: at the end of a run that is now made longer, that is zero. Where the
+    checkpoint had fewer groups of parameters, the optimizer has the rates of each present one by now.
 
     Raises:
         CheckpointError: FG605 where it is the state of another schedule.
     """
+    groups = schedule.optimizer.param_groups
+    for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
+        if isinstance(state.get(name), list) and len(state[name]) != len(groups):
+            state = state | {name: [group.get(key) for group in groups]}
     try:
         schedule.load_state_dict(state)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise _misfit("schedule", schedule, f"{type(error).__name__}: {error}") from None
     if isinstance(schedule, LambdaLR):
-        groups = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        for group, base, rate in groups:
+        for group, base, rate in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(base * rate(schedule.last_epoch))
             else:

@@ -26,10 +26,13 @@ VOCAB, LENGTH, LAYERS = 64, 12, 8
 GLOBAL_ROWS = 16
 """Rows of one micro-step over all data-parallel ranks: every cell and its reference see the same ones."""
 
+_ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+# Decay makes two groups of parameters: which of them a weight is in must not depend on the strategy.
+
 PRECISIONS = {
-    "fp64": {"dtype": torch.float64, "optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5},
+    "fp64": {"dtype": torch.float64, **_ADAMW},
     "fp32 sgd": {"dtype": torch.float32, "optim": "sgd", "learning_rate": 5e-2, "max_grad_norm": 0.0},
-    "fp32 adamw": {"dtype": torch.float32, "optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5},
+    "fp32 adamw": {"dtype": torch.float32, **_ADAMW},
 }
 
 OPTIONS = {
