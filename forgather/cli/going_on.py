@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from forgather.errors import ForgatherError
-from forgather.project.declared import declared_options
+from forgather.project.declared import read_options
 from forgather.project.project import Project
 from forgather.project.resuming import resumes_from, takes_resume
 from forgather.project.trainer_arguments import trainer_arguments
@@ -25,7 +25,7 @@ def resuming_words(project: Project) -> tuple[str, ...]:
     """Returns the option that resumes; nothing where the config has none, and no trainer either."""
     if takes_resume(project.graph):
         return ("--resume", "auto")
-    declared = any(RESUME_OPTION in option.names for option in declared_options(project.graph))
+    declared = any(RESUME_OPTION in option.names for option in read_options(project.graph).options)
     return (RESUME_OPTION, "auto") if declared else ()
 
 

@@ -14,7 +14,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.output import plural, visible
 
 if TYPE_CHECKING:
-    from forgather.project.declared import DeclaredOption
+    from forgather.project.declared import Declared, DeclaredOption
 
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
@@ -97,8 +97,8 @@ def path_and_value(text: str) -> tuple[str, str]:
     raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
 
 
-def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> list[str]:
-    """Adds the options that the invocation's config declares, and returns their Jinja variables.
+def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> Declared:
+    """Adds the options that the invocation's config declares, and returns what it declares.
 
     Args:
         parser: where to.
@@ -106,21 +106,22 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
         shown: whether the help lists them; False gives one line that says where they are listed.
 
     Raises:
-        ForgatherError: the config cannot be read, or declares options that cannot be.
+        ForgatherError: the config cannot be read.
     """
-    from forgather.project.declared import declared_options
+    from forgather.project.declared import Declared, read_options
 
     project = invocation.undeclared()
-    options = declared_options(project.declared_graph, reserved=OWN_NAMES)
+    declared = read_options(project.declared_graph, reserved=OWN_NAMES)
+    options = declared.options
     if options and not shown:
         names = f"{project.config_name} has {plural(len(options), 'option')} of its own"
         parser.epilog = f"{parser.epilog}\n\n{names}, which count here, too: see 'fgcli train --help'"
-        return []
+        return Declared([], declared.faults)
     if options:
         group = parser.add_argument_group(f"options of {project.config_name}")
         for option in options:
             group.add_argument(*option.names, **_settings(option))
-    return [option.variable for option in options]
+    return declared
 
 
 def _settings(option: DeclaredOption) -> dict[str, Any]:
@@ -130,8 +131,11 @@ def _settings(option: DeclaredOption) -> dict[str, Any]:
         "default": None,
         "help": visible(" ".join(part for part in (option.help, shown) if part)).replace("%", "%%"),
     }
+    if option.action.is_flag:
+        return settings | {"action": option.action.value}
     if option.type is bool:
         return settings | {"action": argparse.BooleanOptionalAction}
+    settings["action"] = option.action.value
     settings["type"] = option.type
     settings["metavar"] = option.variable.upper()
     if option.choices:

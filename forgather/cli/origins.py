@@ -46,12 +46,12 @@ class Labels:
 
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
-        from forgather.project.declared import declared_options
+        from forgather.project.declared import read_options
 
-        # A broken declaration is the config's own finding, and no reason to blame nothing.
+        # A config that cannot be read is a finding of its own, and no reason to blame nothing.
         with suppress(ForgatherError):
             graph = self._declared()
-            return {option.variable: option for option in declared_options(graph)} if graph is not None else {}
+            return {option.variable: option for option in read_options(graph).options} if graph is not None else {}
         return {}
 
     def span(self, span: Span) -> str:

@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forgather import __version__
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
 from forgather.errors import ForgatherError, nearest
+
+if TYPE_CHECKING:
+    from forgather.project.declared import Declared
 
 COMMANDS = {
     "ls": "list projects, their configs and what each is for",
@@ -138,19 +141,22 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if getattr(module, "HANDS_THROUGH", False) and "--" in arguments[at:]:
         end = list(arguments).index("--", at)
         arguments, handed = arguments[:end], tuple(arguments[end + 1 :])
-    declared: list[str] = []
+    declared: Declared | None = None
     if getattr(module, "CONFIG_OPTIONS", False):
         declared = _declare(parser, chosen, module, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
+    if declared and (fault := declared.fault_of(arguments[at:], unknown=bool(rest))):
+        raise fault
     if rest:
         chosen.error(_unknown(rest, chosen, module, Invocation(options=namespace, arguments=tuple(arguments))))
     _refuse_unused(namespace, module, chosen)
-    variables = {name: getattr(namespace, f"declared_{name}") for name in declared}
+    names = [option.variable for option in declared.options] if declared else []
+    variables = {name: getattr(namespace, f"declared_{name}") for name in names}
     given = {name: value for name, value in variables.items() if value is not None}
     return module, Invocation(options=namespace, arguments=given_words, variables=given, handed=handed)
 
 
-def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequence[str], at: int) -> list[str]:
+def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequence[str], at: int) -> Declared | None:
     after = arguments[at + 1 :]
     if not {"-h", "--help"}.isdisjoint(after):
         namespace = _before_command(parser, arguments[:at])
@@ -158,13 +164,16 @@ def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequ
             # Many lines of options are told where they are looked for; they are accepted everywhere.
             shown = not getattr(module, "OPTIONS_UNTOLD", False)
             parsed = Invocation(options=namespace, arguments=tuple(arguments))
-            return add_declared_options(chosen, parsed, shown=shown)
+            declared = add_declared_options(chosen, parsed, shown=shown)
         except ForgatherError as error:
             chosen.epilog = f"{chosen.epilog}\n\nThe config's own options are not listed: {error.message}"
-            return []
+            return None
+        for fault in declared.faults:
+            chosen.epilog = f"{chosen.epilog}\n\nAn option of the config is not listed: {fault.error.message}"
+        return declared
     namespace, rest = parser.parse_known_args(arguments)
     if not rest or rest[0].split("=")[0] in _VALUED:
-        return []
+        return None
     return add_declared_options(chosen, Invocation(options=namespace, arguments=tuple(arguments)))
 
 

@@ -16,7 +16,7 @@ from forgather.config.graph import Calc, Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
-from forgather.project.declared import declared_options
+from forgather.project.declared import FAULTS, read_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.imports import judge_imports
@@ -93,7 +93,8 @@ def check_project(
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_imports(named, project.meta.project_dir, reader)
-    found += _taken_options(graph, reserved)
+    found = [one for one in found if one.code not in FAULTS]
+    found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage
     writers = Writers(project)
     placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
@@ -141,11 +142,9 @@ def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
     return (_ORDER[found.severity], *place, found.code, found.message)
 
 
-def _taken_options(graph: Graph, reserved: frozenset[str]) -> Iterator[Diagnostic]:
-    try:
-        declared_options(graph, reserved=reserved)
-    except ForgatherError as error:
-        yield from _of(error)
+def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+    for fault in read_options(graph, reserved=reserved).faults:
+        yield replace(fault.error.diagnostic, severity=severity)
 
 
 def _started(graph: Graph) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.declared import read_options
 from forgather.project.display import Display
 from forgather.project.listing import ConfigListing, ProjectListing
 from forgather.project.madefrom import made_from
@@ -42,6 +43,7 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
         project = Project(name, project_dir)
         facts = run_meta(project.graph)
         errors = [found for found in project.diagnostics if found.severity is Severity.ERROR]
+        errors += [fault.error.diagnostic for fault in read_options(project.graph).faults]
     except ForgatherError as error:
         return ConfigListing(name=name, error=reason(error, display))
     return ConfigListing(

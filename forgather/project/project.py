@@ -22,7 +22,7 @@ from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.configs import choose_config, template_name
-from forgather.project.declared import declared_options, unread_options
+from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.surroundings import surroundings
@@ -160,11 +160,10 @@ class Project:
         from forgather.config.check import check
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
-        try:
-            options = declared_options(self.graph)
-            found += unread_options(options, self.rendered.reads)
-        except ForgatherError as error:
-            found.append(error.diagnostic)
+        options, faults = read_options(self.graph)
+        found += unread_options(options, self.rendered.reads)
+        # Whatever does not need the option goes on without it.
+        found += [replace(fault.error.diagnostic, severity=Severity.WARNING) for fault in faults]
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))
 
     @property

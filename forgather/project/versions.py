@@ -36,12 +36,17 @@ class VersionTable(Mapping[str, str | None]):
         return len(TEMPLATE_KEYS)
 
     def __repr__(self) -> str:
-        return f"versions of {', '.join(TEMPLATE_KEYS)}"
+        """All of them as a YAML mapping on one line, as printing in a template writes it."""
+        return "{" + ", ".join(f"{name}: {_quoted(version)}" for name, version in self.items()) + "}"
 
 
 def installed_versions(names: Iterable[str] = RECORD_KEYS) -> dict[str, str | None]:
     """Returns Python's version and that of each named distribution, None where it is not installed."""
     return {"python": sys.version.split()[0]} | {name: _version(name) for name in names}
+
+
+def _quoted(version: str | None) -> str:
+    return "null" if version is None else f'"{version}"'
 
 
 def _version(name: str) -> str | None:

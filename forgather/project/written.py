@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from forgather.config.follow import follow, read_path
 from forgather.errors import Diagnostic, ForgatherError
-from forgather.project.declared import declared_options
+from forgather.project.declared import read_options
 from forgather.source import Origin, Site, Span, option_place, variable_of
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Writers:
 
     def _shown(self, site: Site) -> Span:
         variable = variable_of(site)
-        # A broken declaration is the config's own finding.
+        # A config that cannot be read is a finding of its own.
         with suppress(ForgatherError):
-            for option in declared_options(self._project.declared_graph):
+            for option in read_options(self._project.declared_graph).options:
                 if option.variable == variable:
                     return Span(option_place(option.names[0]), 1)
         return site.span

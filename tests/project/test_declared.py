@@ -1,7 +1,7 @@
 import pytest
 
 from forgather.errors import ProjectError, Severity
-from forgather.project.declared import declared_options
+from forgather.project.declared import declared_options, read_options
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 
@@ -103,3 +103,61 @@ def test_an_option_of_a_shared_template_that_nothing_reads_is_a_lint(tmp_path):
     (found,) = Project("a", folder).diagnostics
     assert ("FG246", Severity.LINT) == (found.code, found.severity)
     assert found.hint.startswith("read it, as in {{ resume_from_checkpoint | default(...) }}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "action", "of_type"),
+    [
+        ("type: flag", "store_true", bool),
+        ("action: store_true", "store_true", bool),
+        ("type: bool, action: store_true", "store_true", bool),
+        ("type: flag, action: store_false, default: true", "store_false", bool),
+        ("action: append, default: [a]", "append", str),
+        ("type: int, action: append, choices: [1, 2], default: [1, 2]", "append", int),
+        ("type: int, action: append, default: 1", "append", int),
+        ("type: bool", "store", bool),
+        ("action: store", "store", str),
+    ],
+)
+def test_an_action_says_what_the_option_does(tmp_path, fields, action, of_type):
+    (option,) = options(tmp_path, f"dynamic_args: [{{names: --a, {fields}}}]\n")
+
+    assert (action, of_type) == (option.action, option.type)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("action: store_ture", "unknown action 'store_ture'"),
+        ("action: count", "unknown action 'count'"),
+        ("action: [append]", "unknown action"),
+        ("action: store_true, type: int", "takes no value"),
+        ("action: append, type: flag", "which takes a value"),
+        ("action: append, type: bool", "which takes a value"),
+        ("type: flag, choices: [1]", "takes no value, and has 'choices'"),
+        ("type: flag, default: maybe", "the default 'maybe' of option '--a' is no boolean"),
+        ("type: int, action: append, default: [1, x]", "the default 'x' of option '--a' is no int"),
+    ],
+)
+def test_an_action_that_cannot_be_is_an_error_with_its_place(tmp_path, fields, message):
+    with pytest.raises(ProjectError, match=message) as caught:
+        options(tmp_path, f"dynamic_args: [{{names: --a, {fields}}}]\n")
+
+    assert ("FG408", 1) == (caught.value.code, caught.value.span.line)
+
+
+def test_a_wrong_declaration_takes_away_its_own_option_only(tmp_path):
+    text = "dynamic_args:\n  - {names: --a, type: int}\n  - {names: [--b, -c], typ: int}\n  - {names: --d}\nmain: 1\n"
+    folder = make_project(tmp_path, {"templates/configs/a.yaml": text})
+    project = Project("a", folder)
+    declared = read_options(project.declared_graph)
+
+    assert ["a", "d"] == [option.variable for option in declared.options]
+    assert [("--b", "-c")] == [fault.names for fault in declared.faults]
+    assert 1 == project()
+    assert [("FG408", Severity.WARNING)] == [
+        (one.code, one.severity) for one in project.diagnostics if one.severity is not Severity.LINT
+    ]
+    for words, unknown, is_hit in ((["-c", "1"], False, True), (["--b=1"], False, True), (["--a", "1"], False, False)):
+        assert is_hit is (declared.fault_of(words, unknown=unknown) is not None)
+    assert declared.fault_of(["--bb"], unknown=True) is not None

@@ -53,9 +53,11 @@ def _fingerprint() -> bytes:
     digest.update(str(jinja2.__dict__.get("__version__")).encode())
     here = os.path.dirname(os.path.abspath(__file__))
     for path in (
+        os.path.join(here, "charged.py"),
         os.path.join(here, "compiler.py"),
         os.path.join(here, "names.py"),
         os.path.join(here, "parser.py"),
+        os.path.join(here, "seams.py"),
         os.path.join(here, "survey.py"),
         os.path.join(here, "holdings.py"),
         os.path.join(here, "filters.py"),

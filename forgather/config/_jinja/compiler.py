@@ -12,19 +12,21 @@ from types import CodeType
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
+from forgather.config._jinja.charged import ChargingGenerator
 from forgather.config._jinja.holdings import holdings
 from forgather.config._jinja.names import bound_by, count_nodes, finds, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
+from forgather.config._jinja.seams import mark_seams
 from forgather.config._jinja.survey import HIDDEN, survey
 
 _BODY_COST = 2
 
 
-class TracingGenerator(CodeGenerator):
+class TracingGenerator(ChargingGenerator):
     """Jinja's code generator; every piece of output carries its place, every repetition is charged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,6 +47,7 @@ class TracingGenerator(CodeGenerator):
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         """Writes the module, then the tables that its functions read."""
         around = _blocks_around(node)
+        self.has_seams = node.__dict__["fg_has_seams"]
         for block in node.find_all(nodes.Block):
             self.scoped[id(block.body)] = 0
         super().visit_Template(node, frame)
@@ -58,6 +61,7 @@ class TracingGenerator(CodeGenerator):
             "fg_cost": 2 + count_nodes(node.body) // _BODY_COST,
             **survey(node),
             "fg_held": holdings(node),
+            "fg_open_end": node.__dict__["fg_open_end"],
             "fg_reads": tuple(name for name in self.resolved if name not in HIDDEN),
         }
         for name, table in tables.items():
@@ -68,28 +72,6 @@ class TracingGenerator(CodeGenerator):
         super().enter_frame(frame)
         loads = frame.symbols.loads.values()
         self.resolved.update((str(name), None) for action, name in loads if action == VAR_LOAD_RESOLVE)
-
-    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        """Visits a node; an expression on a line of its own gets a line of its own in the code."""
-        wrap = node.__dict__.get("fg_wrap")
-        if wrap:
-            self.write(wrap)
-        moved = isinstance(node, nodes.Expr) and node.lineno not in (None, self._last_line) and not self._new_lines
-        before = self._last_line
-        if moved:
-            self._continue_line(node.lineno)
-        result = super().visit(node, *args, **kwargs)
-        if moved:
-            self._continue_line(before)
-        if wrap:
-            self.write(")")
-        return result
-
-    def _continue_line(self, lineno: int) -> None:
-        self.stream.write(" \\\n")
-        self.code_lineno += 1
-        self.debug_info.append((lineno, self.code_lineno))
-        self._last_line = lineno
 
     def _place(self, lineno: int, frame: Frame) -> int:
         key = (lineno, frame.block)
@@ -110,6 +92,7 @@ class TracingGenerator(CodeGenerator):
             self.writeline("if parent_template is None:")
             self.indent()
         for child in node.nodes:
+            self._begin(child, frame)
             self.newline(child)
             self.start_write(frame)
             if isinstance(child, nodes.TemplateData):
@@ -120,6 +103,11 @@ class TracingGenerator(CodeGenerator):
             self.end_write(frame)
         if guarded:
             self.outdent()
+
+    def _begin(self, node: nodes.Node, frame: Frame) -> None:
+        """Writes a seam where what a node writes begins a line that another template may have left open."""
+        if self.has_seams and node.__dict__["fg_begins"]:
+            self.simple_write("fg_seam", frame)
 
     def _note_dropped(self, node: nodes.Output, *, static: bool) -> None:
         for child in node.nodes:
@@ -234,6 +222,7 @@ class TracingGenerator(CodeGenerator):
         self.writeline("caller = ")
         self.macro_def(macro_ref, call_frame)
         begin, end = self._printing(node.lineno, node.call, frame)
+        self._begin(node, frame)
         self.start_write(frame, node)
         self.write(begin)
         self.visit_Call(node.call, frame, forward_caller=True)
@@ -249,12 +238,30 @@ class TracingGenerator(CodeGenerator):
         self.buffer(filter_frame)
         self.blockvisit(node.body, filter_frame)
         place = self._place(node.lineno, frame)
+        self._begin(node, frame)
         self.start_write(frame, node)
         self.write(f"fg_filtered({place}, ")
         self.visit_Filter(node.filter, filter_frame)
         self.write(")")
         self.end_write(frame)
         self.leave_frame(filter_frame)
+
+    def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
+        """Writes a block; what replaces one whose end begins a line ends its own line, too."""
+        guarded = frame.toplevel and self.extends_so_far > 0
+        if frame.toplevel and self.has_known_extends:
+            return
+        if guarded:
+            self.writeline("if parent_template is None:")
+            self.indent()
+        self._begin(node, frame)
+        extends, self.extends_so_far = self.extends_so_far, 0
+        super().visit_Block(node, frame)
+        self.extends_so_far = extends
+        if node.__dict__["fg_ends"]:
+            self.simple_write("fg_seam", frame)
+        if guarded:
+            self.outdent()
 
     # -- loops and other templates
 
@@ -309,50 +316,13 @@ class TracingGenerator(CodeGenerator):
             self.outdent()
             self.writeline("else:")
             self.indent()
+        self._begin(node, frame)
         self.start_write(frame, node)
         scope = self.dump_local_context(frame) if node.with_context else "None"
-        self.write(f"fg_include({place}, template, context, {scope})")
+        self.write(f"fg_include({place}, template, context, {scope}, {node.__dict__['fg_inline']})")
         self.end_write(frame)
         if node.ignore_missing:
             self.outdent()
-
-    # -- expressions that cost something
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """Writes `a ~ b`, checked before it is joined."""
-        self.write("fg_join((")
-        for child in node.nodes:
-            self.visit(child, frame)
-            self.write(", ")
-        self.write("))")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Writes a comparison; its operands are weighed."""
-        for operand in (node.expr, *(op.expr for op in node.ops)):
-            if not isinstance(operand, nodes.Const):
-                operand.__dict__["fg_wrap"] = "fg_weigh("
-        super().visit_Compare(node, frame)
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """Writes a dict; its keys are weighed, because they are hashed."""
-        for pair in node.items:
-            if not isinstance(pair.key, nodes.Const):
-                pair.key.__dict__["fg_wrap"] = "fg_weigh("
-        super().visit_Dict(node, frame)
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Writes a subscript; what is sliced is weighed."""
-        if isinstance(node.arg, nodes.Slice):
-            node.node.__dict__["fg_wrap"] = "fg_weigh("
-        super().visit_Getitem(node, frame)
-
-    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        """Writes a constant; `1e999` is infinity."""
-        value = node.as_const(frame.eval_ctx)
-        if isinstance(value, float) and value in (float("inf"), float("-inf")):
-            self.write(f"float('{value}')")
-        else:
-            super().visit_Const(node, frame)
 
 
 class _Asker:
@@ -392,4 +362,7 @@ class CompilerEnvironment(Environment):
     def code(self, source: str) -> CodeType:
         """Returns the code of desugared source. Raises what Jinja and Python's compiler raise."""
         tree = self._parse(source, None, None)
+        mark_seams(tree, self.lexer.tokeniter(source, None), source)
+        # Only the implicit end of a bracket block stands behind the last line end.
+        tree.__dict__["fg_open_end"] = not source.endswith("\n")
         return compile(self._generate(tree, None, None), "<template>", "exec")

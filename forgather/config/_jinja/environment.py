@@ -19,9 +19,10 @@ from markupsafe import Markup
 
 from forgather.config._jinja import calls, origins
 from forgather.config._jinja.budget import Account
-from forgather.config._jinja.filters import FILTERS, TESTS
+from forgather.config._jinja.filters import FILTERS, TESTS, json_text
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
+from forgather.config._jinja.seams import Seam, line_end, seam_of
 from forgather.config._jinja.sets import Turns, note_imported, sets_of, with_given
 from forgather.config._jinja.values import (
     RunContext,
@@ -101,6 +102,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(undefined=UndefinedValue, trim_blocks=True, cache_size=0, optimized=False, auto_reload=False)
         self.library, self.account, self.compiled = library, account, compiled
         self.filters, self.tests = FILTERS, TESTS
+        self.policies["json.dumps_function"] = json_text
         self.globals.pop("lipsum", None)
         self.globals["namespace"] = TracedNamespace
         self.globals.update(variables)
@@ -220,8 +222,11 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             text = value if type(value) is Traced else origins.lost(self.text(value))
             return origins.owned(text, places[place])
 
-        def fg_include(place: int, child: LoadedTemplate, context: RunContext, scope: Any) -> str:
-            return self._include(places[place], child, context, scope)
+        def fg_include(place: int, child: LoadedTemplate, context: RunContext, scope: Any, is_inline: bool) -> str:
+            text = self._include(child, context, scope)
+            if is_inline and child.namespace["fg_open_end"] and text.endswith("\n"):
+                text = origins.cut(text, 0, len(text) - 1)
+            return origins.nested(text, places[place])
 
         namespace.update(
             fg_self=template,
@@ -232,10 +237,11 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             fg_print_names=fg_print_names,
             fg_filtered=fg_filtered,
             fg_include=fg_include,
+            fg_seam=seam_of(owner),
             fg_drop=template.dropped.setdefault,
         )
 
-    def _include(self, site: Place, child: LoadedTemplate, context: RunContext, scope: Any) -> str:
+    def _include(self, child: LoadedTemplate, context: RunContext, scope: Any) -> Traced:
         account = self.account
         account.turn(child.namespace["fg_cost"])
         account.depth += 1
@@ -253,7 +259,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             pieces = child.root_render_func(inner)
         text = self.concat(pieces)
         account.depth -= 1
-        return origins.nested(text, site)
+        return text
 
     # -- values
 
@@ -261,7 +267,14 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         """Joins pieces of output; every captured or included text goes through here."""
         kept: list[str] = []
         size, limit = 0, self.account.limits.max_output_chars
+        open_line = False
         for piece in pieces:
+            if not piece:
+                open_line = open_line or (type(piece) is Seam and kept != [] and piece.joins(kept[-1]))
+                continue
+            if open_line and piece[0] != "\n":
+                kept.append(line_end(kept[-1]))
+            open_line = False
             size += len(piece)
             kept.append(piece)
             if size > limit:

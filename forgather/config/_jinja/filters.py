@@ -7,7 +7,8 @@ a filter that is not in the tables below does not exist; what it returns is what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -216,6 +217,17 @@ def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
         value = default
     context.environment.account.weigh(value)  # type: ignore[attr-defined]
     return toyaml(value)
+
+
+def json_text(value: Any, **settings: Any) -> str:
+    """Returns a value as JSON; any mapping is an object."""
+    return json.dumps(value, default=_as_dict, **settings)
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"JSON has no way to write {type(value).__name__}")
 
 
 FILTERS: dict[str, Any] = {

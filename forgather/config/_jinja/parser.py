@@ -58,6 +58,12 @@ class TracingParser(Parser):
         self._openers.pop()
         return parsed
 
+    def parse_block(self) -> nodes.Block:
+        """Parses a block, and remembers the line of its end."""
+        block = super().parse_block()
+        block.__dict__["fg_end_line"] = self.stream.current.lineno
+        return block
+
     def _parse_do(self, parser: Parser) -> nodes.Node:
         lineno = next(self.stream).lineno
         return nodes.ExprStmt(self.parse_tuple(), lineno=lineno)

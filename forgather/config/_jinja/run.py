@@ -100,7 +100,8 @@ def _compiler() -> CompilerEnvironment:
 
 
 def _build(found: Definition) -> CodeType:
-    source = desugar(found.text)
+    # The end of a block that a header began stands behind the last line: that line ends first.
+    source = desugar(found.text if found.text.endswith("\n") else found.text + "\n")
     _refuse_huge(source, found)
     try:
         return _compiler().code(source)

@@ -1,0 +1,76 @@
+"""Expressions to Python code that pays for what it does.
+
+Takes Jinja's nodes of expressions, writes their code. Keeps true: an operand whose size decides what an operation costs
+is weighed before; an expression on a line of its own has a line of its own in the code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+
+
+class ChargingGenerator(CodeGenerator):
+    """Jinja's code generator, for expressions; what costs something goes through the account of the render."""
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        """Visits a node; an expression on a line of its own gets a line of its own in the code."""
+        wrap = node.__dict__.get("fg_wrap")
+        if wrap:
+            self.write(wrap)
+        moved = isinstance(node, nodes.Expr) and node.lineno not in (None, self._last_line) and not self._new_lines
+        before = self._last_line
+        if moved:
+            self._continue_line(node.lineno)
+        result = super().visit(node, *args, **kwargs)
+        if moved:
+            self._continue_line(before)
+        if wrap:
+            self.write(")")
+        return result
+
+    def _continue_line(self, lineno: int) -> None:
+        self.stream.write(" \\\n")
+        self.code_lineno += 1
+        self.debug_info.append((lineno, self.code_lineno))
+        self._last_line = lineno
+
+    # -- expressions that cost something
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Writes `a ~ b`, checked before it is joined."""
+        self.write("fg_join((")
+        for child in node.nodes:
+            self.visit(child, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """Writes a comparison; its operands are weighed."""
+        for operand in (node.expr, *(op.expr for op in node.ops)):
+            if not isinstance(operand, nodes.Const):
+                operand.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Compare(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        """Writes a dict; its keys are weighed, because they are hashed."""
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Dict(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        """Writes a subscript; what is sliced is weighed."""
+        if isinstance(node.arg, nodes.Slice):
+            node.node.__dict__["fg_wrap"] = "fg_weigh("
+        super().visit_Getitem(node, frame)
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        """Writes a constant; `1e999` is infinity."""
+        value = node.as_const(frame.eval_ctx)
+        if isinstance(value, float) and value in (float("inf"), float("-inf")):
+            self.write(f"float('{value}')")
+        else:
+            super().visit_Const(node, frame)
