@@ -11,14 +11,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from forgather.aliases import alias_of, suggest
 from forgather.combination import combination_facts, read_matrix
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity, nearest
+from forgather.setting_values import misfit
 from forgather.sizes import layout_facts
 
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -58,6 +62,8 @@ class Rules(NamedTuple):
         closed: a name outside `settings` is a mistake.
         renamed: present names of older spellings.
         quietly: older spellings that need no remark.
+        old_values: what a value under an older spelling must be, where the present setting takes more.
+        former: settings that a library had, with their defaults: such a value asks for what happens anyway.
         without_effect: settings that mean nothing, with the reason, and the one value (`only`) that may be given.
         elsewhere: constructor that has further settings; here they may be given with their default values alone.
         instead: what to do in place of such a setting.
@@ -76,6 +82,8 @@ class Rules(NamedTuple):
     closed: bool = False
     renamed: Mapping[str, str] = _NOTHING
     quietly: tuple[str, ...] = ()
+    old_values: Mapping[str, Mapping[str, Any]] = _NOTHING
+    former: Mapping[str, Any] = _NOTHING
     without_effect: Mapping[str, Mapping[str, Any]] = _NOTHING
     elsewhere: str | None = None
     instead: Mapping[str, str] = _NOTHING
@@ -104,6 +112,8 @@ class Rules(NamedTuple):
             if present is None:
                 found += self._without_place(name, value, elsewhere)
                 continue
+            if name in self.old_values:
+                found += _values(name, value, self.old_values[name])
             if name != present and name not in self.quietly:
                 message = f"{self.name}: {name!r} is now {present!r}; {value!r} was taken for it"
                 advice = f"write {present!r} in place of {name!r}"
@@ -128,18 +138,28 @@ class Rules(NamedTuple):
                 message = f"{self.name}: {name!r} has no effect: {rule['why']}"
                 advice = "leave the setting out"
                 yield Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
-        elif elsewhere and name in elsewhere:
+        elif name in (others := {**self.former, **(elsewhere or {})}):
             # What asks for the value that holds anyway asks for nothing.
-            if value is not None and value is not UNKNOWN and elsewhere[name] not in (value, UNKNOWN):
+            if value is not None and value is not UNKNOWN and others[name] not in (value, UNKNOWN):
                 other = f"{_owner(self.elsewhere)} that this trainer does not have"
                 message = f"{name!r} is a setting of {other} (found {value!r})"
-                hint = self.instead.get(name) or self.instead.get("*")
+                alias = alias_of("setting", name)
+                hint = self.instead.get(name) or (alias.hint if alias else self.instead.get("*"))
                 yield Breach(code="FG811", message=message, argument=name, hint=hint, found=value)
         elif self.closed and (elsewhere is not None or self.elsewhere is None):
             message = f"{self.name} has no setting {name!r}"
-            hint = self.instead.get(name) or nearest(name, sorted({*self.settings, *self.renamed}))
+            hint = self.instead.get(name) or self._in_other_words(name)
+            hint = hint or suggest("setting", name, list(self.settings), owner=self.elsewhere or "")
             hint = hint or self.instead.get("unknown") or "see its documentation"
             yield Breach(code="FG810", message=message, argument=name, hint=hint)
+
+    def _in_other_words(self, name: str) -> str | None:
+        """Returns what to do where another tool's word means a setting that only another trainer has."""
+        alias = alias_of("setting", name)
+        if alias is None or alias.verdict != "same" or alias.name in self.settings:
+            return None
+        instead = self.instead.get(alias.name) or self.instead.get("*")
+        return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Breach]:
         """Yields the settings whose values do not fit."""
@@ -221,6 +241,17 @@ def read_rules(file: str) -> tuple[Rules, ...]:
     """
     with open(file, encoding="utf-8") as stream:
         return tuple(_rules(facts, os.path.dirname(file)) for facts in json.load(stream))
+
+
+@cache
+def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
+    """Returns the rules that come with the package, by the constructors that they are about."""
+    found: dict[str, tuple[Rules, ...]] = {}
+    for name in sorted(os.listdir(_FOLDER)):
+        for rules in read_rules(os.path.join(_FOLDER, name)):
+            for constructor in rules.about:
+                found[constructor] = (*found.get(constructor, ()), rules)
+    return found
 
 
 def _rules(facts: dict[str, Any], folder: str) -> Rules:
@@ -309,80 +340,6 @@ def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
 _COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "layout": layout_facts,
     "combination": combination_facts,
-}
-
-
-def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
-    """Returns what was expected where a value does not fit; None where it fits.
-
-    Args:
-        value: what is given.
-        rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list" or several;
-            `minimum`, `maximum` and `below` bound a number; `choices` lists the words (of "texts", too); `also` lists
-            further values; `keys` are the settings of a mapping, `open` where it may have more, `instead` what to do
-            in place of others; `optional` accepts None; `expected` says it in other words. (`severity` says how bad
-            it is: a warning where another release of the library may know more words.)
-
-    Example:
-        >>> misfit(0, {"type": "whole", "minimum": 1})
-        'a whole number from 1'
-    """
-    if (value is None and rule.get("optional")) or _listed(value, rule.get("also", ())):
-        return None
-    kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
-    if any(_FITS[kind](value, rule) for kind in kinds):
-        return None
-    expected: str | None = rule.get("expected")
-    return expected or " or ".join(_EXPECTED[kind](rule) for kind in kinds)
-
-
-def _listed(value: Any, further: Collection[Any]) -> bool:
-    return not isinstance(value, bool) and any(type(value) is type(other) and value == other for other in further)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-
-
-def _in_range(value: Any, rule: Mapping[str, Any]) -> bool:
-    lowest, highest = rule.get("minimum", value), rule.get("maximum", value)
-    return bool(lowest <= value <= highest) and not ("below" in rule and value >= rule["below"])
-
-
-def _is_steps(value: Any) -> bool:
-    return _is_number(value) and value > 0 and (value < 1 or (value != float("inf") and value == int(value)))
-
-
-def _number_expected(rule: Mapping[str, Any]) -> str:
-    words = [f"a number from {rule['minimum']:g}"] if "minimum" in rule else ["a number"]
-    words += [f"{word} {rule[key]:g}" for key, word in (("maximum", "to"), ("below", "below")) if key in rule]
-    return " ".join(words)
-
-
-_FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
-    "text": lambda value, rule: isinstance(value, str) and value != "" and "\0" not in value,
-    "texts": lambda value, rule: (
-        isinstance(value, list | tuple)
-        and all(isinstance(item, str) and item in rule.get("choices", (item,)) for item in value)
-    ),
-    "list": lambda value, rule: isinstance(value, list | tuple),
-    "flag": lambda value, rule: isinstance(value, bool),
-    "whole": lambda value, rule: isinstance(value, int) and not isinstance(value, bool) and _in_range(value, rule),
-    "number": lambda value, rule: _is_number(value) and _in_range(value, rule),
-    "steps": lambda value, rule: _is_steps(value),
-    "mapping": lambda value, rule: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
-    "word": lambda value, rule: isinstance(value, str) and value in rule["choices"],
-}
-_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "text": lambda rule: "a text",
-    "texts": lambda rule: f"a list of: {', '.join(rule['choices'])}" if "choices" in rule else "a list of texts",
-    "list": lambda rule: "a list",
-    "flag": lambda rule: "true or false",
-    "whole": lambda rule: _number_expected(rule).replace("a number", "a whole number"),
-    "number": _number_expected,
-    "steps": lambda rule: "a whole number of steps from 1, or a share of all steps between 0 and 1",
-    "mapping": lambda rule: "a mapping",
-    "word": lambda rule: "one of: " + ", ".join(rule["choices"]),
 }
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity
-from forgather.rules import Rules, misfit, read_rules
+from forgather.rules import Rules, read_rules
+from forgather.setting_values import misfit
 
 FOLDER = Path(__file__).parents[1] / "forgather" / "ml" / "rules"
 ALL = [(file.stem, rules) for file in sorted(FOLDER.glob("*.json")) for rules in read_rules(str(file))]

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from forgather import __version__
+from forgather.aliases import alias_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
 from forgather.errors import ForgatherError, nearest
@@ -218,9 +219,36 @@ def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: In
         known = {word.lstrip("-"): word for action in chosen._actions for word in action.option_strings}
         if known.get(name.lstrip("-")) == name:
             return f"{name} goes after the command, as in: fgcli {command} {name}"
-        close = get_close_matches(name.lstrip("-"), list(known), n=1)
-        hint = f"did you mean {known[close[0]]!r}?" if close else _setting(rest, known, invocation)
+        hint = _in_other_words(name, known) or _meant_setting(rest, known, invocation)
+        if hint is None:
+            close = get_close_matches(name.lstrip("-"), list(known), n=1)
+            hint = f"did you mean {known[close[0]]!r}?" if close else _setting(rest, known, invocation)
     return f"unknown argument {name!r}" + (f": {hint}" if hint else "")
+
+
+def _in_other_words(name: str, known: Mapping[str, str]) -> str | None:
+    """Returns what an option of another tool is here; None where the table does not have it."""
+    plain = name.lstrip("-").replace("_", "-")
+    if plain in known:
+        return f"did you mean {known[plain]!r}?"
+    option = alias_of("option", name)
+    if option is not None and (not option.name or option.name in known):
+        return option.why
+    return None
+
+
+def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
+    """Returns how a setting is changed that another tool has as an option, as `--lr`."""
+    name, has_value, value = rest[0].partition("=")
+    alias = alias_of("setting", name)
+    if alias is None or "set" not in known:
+        return None
+    if alias.verdict != "same":
+        return alias.why
+    option = alias.name.replace("_", "-")
+    if option in known:
+        return f"did you mean {known[option]!r}?"
+    return _setting([f"--{alias.name}={value}" if has_value else f"--{alias.name}", *rest[1:]], known, invocation)
 
 
 def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:

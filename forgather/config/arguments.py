@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from forgather.errors import nearest
+from forgather.aliases import suggest
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -108,7 +108,7 @@ def _diagnose(
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         for keyword in kwargs:
             if keyword not in named:
-                hint: str | None = nearest(keyword, named) or _list(named) or "it takes none"
+                hint: str | None = suggest("keyword", keyword, named) or _list(named) or "it takes none"
                 meant.update(word for word in named if hint == f"did you mean {word!r}?")
                 yield Mismatch("FG204", f"{name} has no parameter {keyword!r}", hint, keyword, named)
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:

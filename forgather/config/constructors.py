@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from inspect import BoundArguments, Parameter, Signature
 from typing import TYPE_CHECKING, NamedTuple
 
+from forgather.aliases import keyword_for
 from forgather.config.arguments import Mismatch, binds, mismatches
 from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, misfit
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
@@ -159,8 +160,9 @@ class _Judge:
         further = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
         named = [p.name for p in parameters if p.kind in _NAMED]
         for keyword in bound.arguments.get(further, ()) if further else ():
-            close = get_close_matches(keyword, named, n=1, cutoff=_A_SLIP)
-            if close:
+            known = keyword_for(keyword, named) if keyword not in self._callee.other_names else keyword
+            close = [known] if known else get_close_matches(keyword, named, n=1, cutoff=_A_SLIP)
+            if close and close != [keyword]:
                 yield Diagnostic(
                     code="FG204",
                     message=f"{self._callee.name} has no parameter {keyword!r}, and takes it for a keyword of its own",

@@ -6,18 +6,75 @@ Takes a path, gives a hint. Keeps true: looks at names of files only, and opens 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from difflib import get_close_matches
 
-from forgather.errors import nearest
+from forgather.aliases import suggest_module, suggest_symbol
+from forgather.errors import closest, nearest
+
+_MAX_LISTED = 2_000
+_A_SLIP = 0.75
+_NOT_SOURCES = ("output_models", "node_modules", "venv")
 
 
-def near_file(name: str, file: str) -> str | None:
+def own_module(module: str, symbol: str, project_dir: str) -> str | None:
+    """Returns how a file of the project is named, where a config names it like a module of Python's path."""
+    path = module.replace(".", "/")
+    for file, inside in ((f"{path}.py", symbol), (f"{path}/__init__.py", symbol)):
+        if os.path.isfile(os.path.join(project_dir, file)):
+            named = f"{file}:{inside}" if inside else file
+            return f"did you mean {named!r}? A file of the project is named by its path"
+    return None
+
+
+def near_module(module: str, symbol: str, missing: str, known: Sequence[str]) -> str | None:
+    """Returns what was meant by a module that cannot be found.
+
+    Args:
+        module: its dotted name.
+        symbol: what was looked for in it.
+        missing: the part of the name that is not there, itself or a package around it.
+        known: what there is beside it.
+    """
+    parent, _, leaf = missing.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    told = suggest_module(module, symbol)
+    slip = closest(leaf, known, cutoff=_A_SLIP) if told is None else None
+    if slip:
+        return f"did you mean {prefix + slip!r}?"
+    told = told or suggest_symbol(module, symbol)
+    if told is None and parent:
+        return nearest(leaf, known, prefix=prefix)
+    return told or "install it, or check the name before the ':'"
+
+
+def near_symbol(module: str, symbol: str, known: Sequence[str], own: Sequence[str] = ()) -> str | None:
+    """Returns what was meant by a symbol that a module does not have.
+
+    Args:
+        module: the module, or the class inside of it.
+        symbol: what was looked for.
+        known: symbols that it has.
+        own: those that it defines itself.
+    """
+    slip = next((name for name in known if name.casefold() == symbol.casefold()), None)
+    slip = slip or closest(symbol, own, cutoff=_A_SLIP)
+    if slip:
+        return f"did you mean {slip!r}?"
+    return suggest_symbol(module, symbol) or nearest(symbol, known, first=own)
+
+
+def near_file(name: str, file: str, project_dir: str = "") -> str | None:
     """Returns what was meant by a file that does not exist.
 
     Args:
         name: the file as the config names it.
         file: its absolute path.
+        project_dir: folder to look for a file of that name in, where it is none of those near by.
     """
+    elsewhere = _of_that_name(os.path.basename(name), project_dir) if project_dir else None
+    if elsewhere is not None and not os.path.exists(file):
+        return f"did you mean {elsewhere!r}?"
     folder, base = os.path.split(file)
     if os.path.exists(file):
         return "it is a folder; name a .py file" if os.path.isdir(file) else "it is no plain file; name a .py file"
@@ -33,6 +90,19 @@ def near_file(name: str, file: str) -> str | None:
     if close:
         return f"did you mean {os.path.join(written, os.path.basename(meant), close[0])!r}?"
     return f"there is no folder {folder}; did you mean {os.path.join(written, os.path.basename(meant))!r}?"
+
+
+def _of_that_name(base: str, project_dir: str) -> str | None:
+    """Returns the one file of that name in the project, relative to it."""
+    found, seen = [], 0
+    for folder, folders, files in os.walk(project_dir):
+        folders[:] = [one for one in folders if not one.startswith((".", "__")) and one not in _NOT_SOURCES]
+        seen += len(files)
+        if seen > _MAX_LISTED:
+            return None
+        if base in files:
+            found.append(os.path.relpath(os.path.join(folder, base), project_dir).replace(os.sep, "/"))
+    return found[0] if len(found) == 1 else None
 
 
 def _near_folder(parent: str, name: str) -> str | None:

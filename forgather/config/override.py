@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from forgather.aliases import alias_of, suggest
 from forgather.config.follow import edge, follow, near_paths, path_text, read_path, root_entry
 from forgather.config.forms import describe
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node
@@ -152,13 +153,24 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
     found = root_entry(graph, name)
     if found is None:
         known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
-        near = nearest(str(name), known)
+        near = _elsewhere(graph, edit.path) or nearest(str(name), known)
         if not near or not near.startswith("did"):
             ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in places(graph)))
             near = f"did you mean {' or '.join(ends)}?" if ends else near
         hint = near or "see `fgcli targets`"
         raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
     return found
+
+
+def _elsewhere(graph: Graph, path: GraphPath) -> str | None:
+    """Returns where the setting is that other tools call so, as `trainer_args.learning_rate` for `lr`."""
+    alias = alias_of("setting", str(getattr(path[-1], "name", "")))
+    if alias is None:
+        return None
+    if alias.verdict != "same":
+        return alias.why
+    ends = near_paths(alias.name, (path_text(path) for path, _ in places(graph)))
+    return f"did you mean {ends[0]}?" if ends and ends[0].endswith(alias.name) else None
 
 
 def _judge_presence(edit: _Edit, holder: Node, present: Node | None) -> None:
@@ -176,8 +188,16 @@ def _no_such(edit: _Edit, node: Node, step: Step, inside: GraphPath) -> NoReturn
         count = sum(isinstance(other, Index) for other, _ in children(node))
         found, hint = f"[{step.position}]", f"it has {count} items" if count else _listing(names)
     else:
-        found, hint = repr(step.name), nearest(str(step.name), names) or _listing(names)
-    if not edit.adds and step == edit.path[-1] and isinstance(node, (Call, Mapped)) and isinstance(step, Key):
+        kind = "setting" if "learning_rate" in names else "keyword"
+        found, hint = repr(step.name), suggest(kind, str(step.name), names) or _listing(names)
+    is_known = hint is not None and alias_of("setting", str(getattr(step, "name", ""))) is not None
+    if (
+        not is_known
+        and not edit.adds
+        and step == edit.path[-1]
+        and isinstance(node, (Call, Mapped))
+        and isinstance(step, Key)
+    ):
         added = f"+{edit.text}=... adds it"
         hint = added if hint is None else f"{added}; {hint}" if hint.startswith("it has") else f"{hint}; {added}"
     message = f"{format_path(inside)} ({describe(node)}) has no {found}"

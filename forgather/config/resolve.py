@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from forgather.config.nearfiles import near_file
+from forgather.config.nearfiles import near_file, near_module, near_symbol, own_module
 from forgather.config.shortnames import SHORT
 from forgather.errors import ResolveError, nearest
 
@@ -61,7 +61,7 @@ class Resolver:
         elif module_name.startswith("."):
             module = self._relative(module_name, folders or self.searchpath)
         else:
-            module = _import(module_name)
+            module = _import(module_name, symbol, self.project_dir)
         return _attribute(module, symbol, module_name)
 
     def _absolute(self, folder: str) -> str:
@@ -81,7 +81,9 @@ class Resolver:
     def _file(self, name: str, folders: tuple[str, ...]) -> ModuleType:
         file = self._absolute(name)
         if not os.path.isfile(file):
-            raise ResolveError(f"no file {name!r} in {self.project_dir}", code="FG322", hint=near_file(name, file))
+            raise ResolveError(
+                f"no file {name!r} in {self.project_dir}", code="FG322", hint=near_file(name, file, self.project_dir)
+            )
         folder, base = os.path.split(file)
         if not base.endswith(".py"):
             raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
@@ -120,15 +122,18 @@ def _package(folders: tuple[str, ...]) -> str:
     return name
 
 
-def _import(name: str) -> ModuleType:
+def _import(name: str, symbol: str, project_dir: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not _is_missing(error, name):
             raise
-        raise ResolveError(
-            f"no module named {error.name!r}", code="FG320", hint=_nearest_module(error.name or name)
-        ) from None
+        missing = error.name or name
+        known = _beside(missing)
+        hint = own_module(name, symbol, project_dir) or near_module(name, symbol, missing, known)
+        if hint is None and "." in missing and not known:
+            hint = f"{missing.rpartition('.')[0]!r} is a module, not a package"
+        raise ResolveError(f"no module named {error.name!r}", code="FG320", hint=hint) from None
 
 
 def _is_missing(error: ModuleNotFoundError, name: str) -> bool:
@@ -147,7 +152,8 @@ def _attribute(module: ModuleType, symbol: str, module_name: str) -> Any:
             if submodule is None:
                 shown = module_name if found is module else f"{module_name}:{walked}"
                 known = [name for name in dir(found) if not name.startswith("__")]
-                hint = nearest(part, known, first=_defined(found) if module.__name__.startswith(_PREFIX) else ())
+                own = _defined(found) if module.__name__.startswith(_PREFIX) else []
+                hint = near_symbol(shown, part, known, own)
                 raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
             found = submodule
         walked = part if walked == module.__name__ else f"{walked}.{part}"
@@ -173,12 +179,10 @@ def _submodule(parent: Any, part: str) -> ModuleType | None:
         raise
 
 
-def _nearest_module(name: str) -> str | None:
-    parent, _, leaf = name.rpartition(".")
+def _beside(name: str) -> list[str]:
+    """Returns the modules that there are where a missing one was looked for."""
+    parent = name.rpartition(".")[0]
     if not parent:
-        known = {module.name for module in pkgutil.iter_modules()} | set(sys.stdlib_module_names)
-        return nearest(leaf, sorted(known)) or "install it, or check the name before the ':'"
+        return sorted({module.name for module in pkgutil.iter_modules()} | set(sys.stdlib_module_names))
     path = getattr(sys.modules.get(parent), "__path__", None)
-    if path is None:
-        return f"{parent!r} is a module, not a package"
-    return nearest(leaf, [module.name for module in pkgutil.iter_modules(path)], prefix=f"{parent}.")
+    return [] if path is None else sorted(module.name for module in pkgutil.iter_modules(path))

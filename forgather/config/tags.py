@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forgather.aliases import suggest
 from forgather.config.events import Refusal
 from forgather.config.graph import CallKind, ContainerKind
 from forgather.errors import nearest
@@ -90,7 +91,9 @@ def parse_tag(text: str) -> Tag:
         rest = f"@{behind}"
     kind = TAGS.get(word)
     if kind is None:
-        raise Refusal("FG210", f"unknown tag '!{word}'", nearest(word, list(TAGS)) or f"known: {', '.join(TAGS)}")
+        raise Refusal(
+            "FG210", f"unknown tag '!{word}'", suggest("tag", word, list(TAGS)) or f"known: {', '.join(TAGS)}"
+        )
     body, name = _split_name(rest, text)
     if isinstance(kind, CallKind):
         return Tag(kind, _constructor(body, text), name)

@@ -10,8 +10,8 @@ from typing import Any
 
 from forgather.conditions import UNKNOWN
 from forgather.config.graph import Graph, Mapped, Node, Scalar
-from forgather.project.settings import shipped_rules
 from forgather.project.trainer_arguments import trainer_arguments
+from forgather.rules import shipped_rules
 
 
 def processes_asked_for(graph: Graph) -> int | None:

@@ -20,7 +20,6 @@ from forgather.project.declared import FAULTS, read_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.imports import judge_imports
-from forgather.project.precedence import Precedence
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
@@ -83,7 +82,7 @@ def check_project(
     reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
     started = None if for_run else _started(graph)
-    settings, undecided, words = judge_settings(graph, judgement, reader, _precedence(project), processes=started)
+    settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
     elsewhere, unread = judge_projects(graph, project)
     found = _without_meant(found, (*judgement.texts, *words))
     if for_run:
@@ -99,10 +98,6 @@ def check_project(
     writers = Writers(project)
     placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
-
-
-def _precedence(project: Project) -> Precedence:
-    return Precedence(project.meta.project_dir, (use.file for use in project.rendered.templates))
 
 
 def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:

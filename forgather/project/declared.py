@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import NamedTuple
 
+from forgather.aliases import suggest
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.errors import Diagnostic, ProjectError, Severity, nearest
 from forgather.project.plain import plain_value
@@ -208,7 +209,9 @@ def _option(key: str | None, node: Node) -> DeclaredOption:
     for field in fields:
         if field not in FIELDS:
             where = _field(node, field)
-            raise _malformed(f"an option in {TARGET!r} has no field {field!r}", where, nearest(str(field), FIELDS))
+            raise _malformed(
+                f"an option in {TARGET!r} has no field {field!r}", where, suggest("field", str(field), FIELDS)
+            )
     names = _names(fields.get("names", key), node)
     kind = fields.get("type") or "str"
     if not isinstance(kind, str) or kind not in TYPES:

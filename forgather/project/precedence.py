@@ -43,6 +43,10 @@ class Precedence:
         theirs = self._rank(other)
         return theirs != _GIVEN if given_only else self._rank(setting) <= theirs
 
+    def is_nearer(self, setting: Entry, other: Entry) -> bool:
+        """Returns whether a setting was written nearer to the config than another one."""
+        return self._rank(setting) < self._rank(other)
+
     def _rank(self, entry: Entry | None) -> int:
         if entry is None:
             return _UNKNOWN

@@ -25,6 +25,8 @@ from forgather.project.configs import choose_config, template_name
 from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
+from forgather.project.old_names import settable_paths, without_second_names
+from forgather.project.precedence import Precedence
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 
@@ -141,13 +143,18 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
-        declared = self.declared_graph
-        if not self.overrides:
-            return declared
-        from forgather.config.override import override
+        graph = self.declared_graph
+        if self.overrides:
+            from forgather.config.override import override
 
-        with self._named_in_errors():
-            return override(declared, list(self.overrides))
+            with self._named_in_errors():
+                graph = override(graph, settable_paths(graph, self.overrides))
+        return without_second_names(graph, self.precedence)
+
+    @property
+    def precedence(self) -> Precedence:
+        """Which of two settings was written nearer to the config."""
+        return Precedence(self.meta.project_dir, (use.file for use in self.rendered.templates))
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ literals and the defaults of signatures are judged; a rule that hangs on anythin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
@@ -19,24 +18,12 @@ from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, 
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.precedence import Precedence
-from forgather.rules import Breach, Rules, misfit, read_rules
+from forgather.rules import Breach, Rules, shipped_rules
+from forgather.setting_values import misfit
 from forgather.signatures.values import Callee, Default
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
-
-_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "ml", "rules")
-
-
-@cache
-def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
-    """Returns the rules that come with the package, by the constructors that they are about."""
-    found: dict[str, tuple[Rules, ...]] = {}
-    for name in sorted(os.listdir(_FOLDER)):
-        for rules in read_rules(os.path.join(_FOLDER, name)):
-            for constructor in rules.about:
-                found[constructor] = (*found.get(constructor, ()), rules)
-    return found
 
 
 def judge_settings(

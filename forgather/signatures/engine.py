@@ -49,13 +49,13 @@ class Engine:
 
     def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
         module_name, _, symbol = constructor.rpartition(":")
-        module = self._module(module_name, folders)
+        module = self._module(module_name, folders, symbol)
         if isinstance(module, Doubt):
             return Unknown(constructor, module.reason)
         things = self._walk(module, symbol, module_name)
         return self._callee(constructor, symbol.rpartition(".")[2], things)
 
-    def _module(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
+    def _module(self, name: str, folders: tuple[str, ...], symbol: str) -> Module | Doubt:
         if name.endswith(".py") or "/" in name:
             return self._file(name, folders)
         if name.startswith("."):
@@ -67,7 +67,7 @@ class Engine:
             return module
         module = self._world.module(name)
         if module is None:
-            refuse_module(name, None, self._world.finder)
+            refuse_module(name, None, self._world.finder, symbol=symbol, project_dir=self.project_dir)
         return module
 
     def _file(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
@@ -117,6 +117,7 @@ class Engine:
             span=_span(first),
             gives=self._gives(first) if same else Annotation(""),
             callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
+            other_names=self._other_names(first) if same and isinstance(first, Class) else (),
         )
 
     def _gives(self, thing: Thing) -> Annotation:
@@ -132,6 +133,12 @@ class Engine:
     def _is_callable(self, cls: Class) -> bool | None:
         found = self._names.class_attribute(cls, "__call__")
         return None if any(isinstance(thing, Doubt) for thing in found) else bool(found)
+
+    def _other_names(self, cls: Class) -> tuple[str, ...]:
+        found = self._names.class_attribute(cls, "attribute_map")
+        nodes = [thing.node for thing in found if isinstance(thing, Value) and isinstance(thing.node, ast.Dict)]
+        keys = [key for node in nodes for key in node.keys]
+        return tuple(key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
 def real(folders: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from forgather.config.nearfiles import near_file
+from forgather.config.nearfiles import near_file, near_module, near_symbol, own_module
 from forgather.errors import ResolveError, nearest
 from forgather.signatures.finding import FOLDER, Finder
 from forgather.signatures.names import Names
@@ -24,7 +24,7 @@ def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
     """Refuses a file that does not exist, or is no Python file."""
     if os.path.isfile(file):
         raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
-    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file))
+    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file, project_dir))
 
 
 def refuse_folders(name: str) -> NoReturn:
@@ -36,7 +36,9 @@ def refuse_folders(name: str) -> NoReturn:
     )
 
 
-def refuse_module(name: str, folders: Sequence[str] | None, finder: Finder) -> NoReturn:
+def refuse_module(
+    name: str, folders: Sequence[str] | None, finder: Finder, *, symbol: str = "", project_dir: str = ""
+) -> NoReturn:
     """Refuses a module that does not exist."""
     if folders is not None:
         hint = nearest(name.lstrip("."), finder.listing(folders))
@@ -44,16 +46,12 @@ def refuse_module(name: str, folders: Sequence[str] | None, finder: Finder) -> N
     parts = name.split(".")
     missing = next(".".join(parts[: i + 1]) for i in range(len(parts)) if not finder.find(".".join(parts[: i + 1])))
     parent, _, leaf = missing.rpartition(".")
-    if not parent:
-        known = sorted({*finder.listing(None), *sys.stdlib_module_names})
-        hint = nearest(leaf, known) or "install it, or check the name before the ':'"
-    else:
-        above = finder.find(parent)
-        inside = above.folders if above else None
-        if inside is None:
-            hint = f"{parent!r} is a module, not a package"
-        else:
-            hint = nearest(leaf, finder.listing(inside), prefix=f"{parent}.")
+    above = finder.find(parent) if parent else None
+    inside = finder.listing(above.folders) if above and above.folders is not None else []
+    known = inside if parent else sorted({*finder.listing(None), *sys.stdlib_module_names})
+    hint = own_module(name, symbol, project_dir) or near_module(name, symbol, missing, known)
+    if hint is None and parent and not inside:
+        hint = f"{parent!r} is a module, not a package"
     raise ResolveError(f"no module named {missing!r}", code="FG320", hint=hint)
 
 
@@ -73,7 +71,7 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
                 if isinstance(base, Class):
                     known.update(_bound(base.body))
     shown_names = sorted(name for name in known if not name.startswith("__"))
-    hint = nearest(part, shown_names, first=sorted(own))
+    hint = near_symbol(shown, part, shown_names, sorted(own))
     raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
 
 

@@ -18,7 +18,7 @@ from forgather.signatures.finding import Finder
 from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
 from forgather.source import Span
 
-FORM = 1
+FORM = 2
 _CODE = os.path.dirname(__file__)
 _SCALARS = (type(None), bool, int, float, str)
 _KINDS = tuple(inspect._ParameterKind)
@@ -74,6 +74,7 @@ def _plain(answer: Callee | Unknown) -> dict[str, Any]:
         "span": answer.span and [answer.span.file, answer.span.line],
         "gives": _plain_annotation(answer.gives),
         "callable": answer.callable_instance,
+        "other_names": list(answer.other_names),
         "signatures": [
             [
                 [p.name, int(p.kind), _plain_default(p.default), _plain_annotation(p.annotation)]
@@ -112,6 +113,7 @@ def _restored(facts: dict[str, Any]) -> Callee | Unknown:
         span=facts["span"] and Span(*facts["span"]),
         gives=_annotation(facts["gives"], known) or Annotation(""),
         callable_instance=facts["callable"],
+        other_names=tuple(facts["other_names"]),
     )
 
 

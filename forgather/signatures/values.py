@@ -65,6 +65,7 @@ class Callee(NamedTuple):
         span: where it is defined; None for a builtin.
         gives: what a call gives.
         callable_instance: whether what a call gives can be called; None where that is unknown.
+        other_names: further keywords that a class takes for its own, by its `attribute_map` (as transformers' configs).
     """
 
     name: str
@@ -73,6 +74,7 @@ class Callee(NamedTuple):
     span: Span | None = None
     gives: Annotation = NO_ANNOTATION
     callable_instance: bool | None = None
+    other_names: tuple[str, ...] = ()
 
 
 class Unknown(NamedTuple):

@@ -6,21 +6,29 @@ import argparse
 import os
 import re
 
+from forgather.aliases import Alias, aliases_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
 from forgather.errors import ProjectError
 from forgather.project.locations import error_pages_dir
 
-DESCRIPTION = "Explain an error code: what it means, an example that leads to it, and how to mend it."
+DESCRIPTION = """Explain an error code: what it means, an example that leads to it, and how to mend it. Of a word of
+another tool (Lightning, DeepSpeed, Axolotl, torchtune, TRL, ...): what it is called here."""
 EXAMPLES = """examples:
   fgcli explain FG204
+  fgcli explain batch_size      what another tool's word is called here
   fgcli explain                 every code, one line each"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("code", nargs="?", metavar="CODE", help="an error code, as in FG204; without one, list all")
+    parser.add_argument(
+        "code",
+        nargs="?",
+        metavar="CODE",
+        help="an error code, as in FG204, or a word of another tool; without one, list all codes",
+    )
     add_json(parser)
 
 
@@ -45,6 +53,13 @@ def run(invocation: Invocation) -> int:
         else:
             write_text("\n".join(f"{code}  {title}" for code, title in codes.items()))
         return 0
+    words = aliases_of(options.code)
+    if words:
+        if options.json:
+            write_json([alias._asdict() for alias in words])
+        else:
+            write_text("\n".join(_line(alias) for alias in words))
+        return 0
     code = options.code.upper().strip("[]")
     code = code if code.startswith("FG") else f"FG{code}"
     if code not in codes:
@@ -58,3 +73,12 @@ def run(invocation: Invocation) -> int:
     else:
         write_text(text)
     return 0
+
+
+def _line(alias: Alias) -> str:
+    """Returns what a word is called here, on one line."""
+    kind, _, name = alias.to.partition(":")
+    meant = f"here the {kind} {name}" if alias.verdict == "same" else alias.why
+    tools = f" ({', '.join(alias.tools)})" if alias.tools and alias.tools != ("any",) else ""
+    more = f": {alias.why}" if alias.verdict == "same" and alias.why else ""
+    return f"{alias.word}{tools} as a {alias.kind}: {meant}{more}"

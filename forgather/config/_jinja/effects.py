@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
+from forgather.aliases import alias_of
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.replaced import replaced_blocks
 from forgather.config._jinja.unread import unread_sets, unread_variables
@@ -62,7 +63,9 @@ def _idle_blocks(
     for name, (line, around) in blocks.items():
         if around or name in known or name in environment.called_blocks:
             continue
-        near = closest(name, sorted(known - set(blocks)), cutoff=_NEAR)
+        meant = alias_of("block", name)
+        near = meant.name if meant and meant.name in known else None
+        near = near or closest(name, sorted(known - set(blocks)), cutoff=_NEAR)
         # `models` beside `model` is another word, not a slip.
         near = near or closest(name, [one for one in sorted(known) if not name.startswith(one)], cutoff=_A_SLIP)
         yield Diagnostic(
@@ -176,6 +179,7 @@ def _outside(
         key = re.match(r"(\w+)\s*:(\s|$)", text or "")
         is_block = key is not None and key[1] in known
         as_block = f"to change '{key[1]}' of the parent, write the block [{key[1]}]" if key and is_block else None
+        as_block = as_block or (_block_of(key[1], parents) if key else None)
         yield Diagnostic(
             code="FG131",
             message=f"text outside of any block has no effect in a template that extends another{shown}",
@@ -184,6 +188,23 @@ def _outside(
             hint=as_block or _meant(text or "") or "move it into a block, or remove it",
             context=(environment.library.story(template.use),),
         )
+
+
+def _block_of(key: str, parents: list[LoadedTemplate]) -> str | None:
+    """Returns where a key belongs that stands outside of blocks: into the block in which a parent writes it."""
+    alias = alias_of("setting", key)
+    if alias is not None and alias.verdict != "same":
+        return alias.why
+    name = key if alias is None else alias.name
+    written = re.compile(rf"[ \t]+{re.escape(name)}:(?:[ \t]|$)")
+    for parent in parents:
+        blocks: Blocks = parent.namespace["fg_blocks"]
+        starts = sorted((line, block) for block, (line, _) in blocks.items())
+        for number, line in enumerate(parent.definition.text.split("\n"), start=1):
+            around = [block for start, block in starts if start < number]
+            if around and written.match(line):
+                return f"write '{name}:' in the block [{around[-1]}]"
+    return None if alias is None else f"did you mean '{name}'? Settings go into the block [trainer_args]"
 
 
 def _meant(text: str) -> str | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from forgather.aliases import alias_of
 from forgather.config.environment import ConfigEnvironment, TemplateUse
 from forgather.config.split import split
 from forgather.errors import RenderError, SyntaxFault
@@ -222,10 +223,13 @@ class Library:
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
         names = [other for other in (*self.inline, *self._listed()) if other not in own]
         close = [other for other in names if other.lower() == name.lower()]
-        close = close or get_close_matches(name, names, n=2, cutoff=0.7)
-        if not close:
-            tail = os.path.basename(name)
+        tail = os.path.basename(name)
+        if not close and "/" not in name:
             close = [other for other in names if os.path.basename(other) == tail][:3]
+            # `trainer.yaml` is rather that of `trainers` than that of `options`.
+            close.sort(key=lambda other: not other.startswith(os.path.splitext(tail)[0]))
+        close = close or _of_other_tools(name, names) or get_close_matches(name, names, n=2, cutoff=0.7)
+        close = close or [other for other in names if os.path.basename(other) == tail][:3]
         hint = ("did you mean " + " or ".join(f"'{other}'" for other in close) + "? ") if close else ""
         if self.roots:
             hint += "looked in " + ", ".join(self.roots[:4])
@@ -255,6 +259,14 @@ class Library:
                     if count > _MAX_LISTED:
                         return
                     yield os.path.relpath(os.path.join(folder, file), root).replace(os.sep, "/")
+
+
+def _of_other_tools(name: str, names: Sequence[str]) -> list[str]:
+    """Returns the template that other tools call so, as `trainers/ddp.yaml`."""
+    alias = alias_of("template", os.path.splitext(os.path.basename(name))[0])
+    # A word may be that of several kinds: `models/pretrained.yaml` and `tokenizers/pretrained.yaml`.
+    same_kind = alias is not None and os.path.dirname(name) in ("", os.path.dirname(alias.name))
+    return [alias.name] if alias is not None and same_kind and alias.name in names else []
 
 
 def read_text(path: str, span: Span | None = None) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
 
+from forgather.aliases import alias_of
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.loader import read_text
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -31,7 +32,10 @@ def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Ite
     for name in given:
         if _is_read(name, environment):
             continue
+        alias = alias_of("setting", name)
         close = get_close_matches(name, sorted(_free_names(environment)), n=1, cutoff=0.6)
+        if alias is not None and alias.verdict == "same":
+            close = [alias.name] if alias.name in _free_names(environment) else []
         yield Diagnostic(
             code="FG136",
             message=f"the variable {name!r} is given, and no template of this config reads it",
@@ -61,7 +65,9 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
         for base, field, line in tables["fg_set_fields"]:
             if is_field_read(base, field, environment):
                 continue
-            near = _near(field, _fields_of(base, environment), tables["fg_written"])
+            fields = _fields_of(base, environment)
+            alias = alias_of("variable", field)
+            near = alias.name if alias and alias.name in fields else _near(field, fields, tables["fg_written"])
             if near or not files.hold(field, template):
                 yield _unread(environment, template, f"{base}.{field}", line, f"{base}.{near}" if near else None)
 

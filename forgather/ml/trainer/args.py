@@ -274,7 +274,7 @@ class TrainingArguments:
     def replace(self, **settings: Any) -> Self:
         """Returns a copy with other values for some settings."""
         given = {name: getattr(self, name) for name in self.explicit}
-        return type(self)(**{**given, **settings})
+        return type(self)(**{**given, **door.present_names(self.RULES, settings)})
 
     def __getattr__(self, name: str) -> Any:
         # Only missing names arrive here: a callback of transformers that asks for a setting which this trainer

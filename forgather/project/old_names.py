@@ -1,0 +1,95 @@
+"""Older spellings of settings, where the newer one is written as well: the nearer to the config counts.
+
+Takes a graph, gives one in which no call has a setting under two names that two templates wrote; and the paths of
+`--set`, where an older name may be set that is not written. Keeps true: a template's own line and a child's older
+word for it are one setting; two names within one template stay, and are refused where the call is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from forgather.config.follow import follow, path_text, read_path
+from forgather.config.graph import Call, Entry, Graph, Node
+from forgather.config.merge import overriding
+from forgather.config.path import Key
+from forgather.config.traverse import rebuild, roots, walk, with_value
+from forgather.errors import ForgatherError
+from forgather.project.precedence import Precedence
+from forgather.rules import Rules, shipped_rules
+
+
+def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
+    """Returns a graph whose settings have one name each, where templates differ in what they call them."""
+    swaps: dict[int, Node] = {}
+    for _, node in walk(roots(graph)):
+        if isinstance(node, Call) and (rules := _rules(node)) is not None:
+            kept = _each_once(node.kwargs, rules, precedence)
+            if len(kept) < len(node.kwargs):
+                swaps[id(node)] = replace(node, kwargs=kept)
+    return _exchanged(graph, swaps) if swaps else graph
+
+
+def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the assignments of `--set`; one of an older name is added where the newer one is written."""
+    return [(_settable_path(graph, path), value) for path, value in assignments]
+
+
+def _settable_path(graph: Graph, text: str) -> str:
+    try:
+        path = read_path(text.removeprefix("+"))
+    except ForgatherError:
+        return text
+    last = path[-1]
+    stops = follow(graph, path[:-1]) if len(path) > 1 else []
+    if len(stops) < len(path) - 1 or not stops or not isinstance(last, Key):
+        return text
+    holder = stops[-1].node
+    rules = _rules(holder) if isinstance(holder, Call) else None
+    present = rules.renamed.get(str(last.name)) if rules is not None else None
+    written = {entry.key for entry in holder.kwargs} if isinstance(holder, Call) else set()
+    if present is None or last.name in written or present not in written:
+        return text
+    # The older name keeps its own rules, and is told where the call is judged.
+    return f"+{path_text(path)}"
+
+
+def _rules(node: Call) -> Rules | None:
+    known = shipped_rules().get(node.constructor)
+    return known[0] if known and known[0].renamed else None
+
+
+def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence) -> tuple[Entry, ...]:
+    kept: dict[object, Entry] = {}
+    for entry in entries:
+        name = rules.renamed.get(str(entry.key), entry.key)
+        earlier = kept.get(name)
+        if earlier is None:
+            kept[name] = entry
+        elif precedence.is_nearer(entry, earlier):
+            kept[name] = overriding(entry, earlier)
+        elif precedence.is_nearer(earlier, entry):
+            kept[name] = overriding(earlier, entry)
+        else:
+            kept[entry.key if entry.key != name else earlier.key] = entry
+    return tuple(kept.values())
+
+
+def _exchanged(graph: Graph, swaps: dict[int, Node]) -> Graph:
+    """Returns the graph with each node of `swaps` exchanged wherever it stands; sharing stays as it was."""
+    made: dict[int, Node] = {}
+    anchors: dict[int, str] = {}
+
+    def change(node: Node) -> Node:
+        if id(node) not in made:
+            made[id(node)] = rebuild(swaps.get(id(node), node), change)
+            if id(node) in graph.anchors:
+                anchors[id(made[id(node)])] = graph.anchors[id(node)]
+        return made[id(node)]
+
+    def changed(entries: Iterable[Entry]) -> Iterator[Entry]:
+        return (with_value(entry, change(entry.value)) for entry in entries)
+
+    targets = dict(zip(graph.targets, changed(graph.targets.values()), strict=True))
+    return replace(graph, targets=targets, definitions=tuple(changed(graph.definitions)), anchors=anchors)
