@@ -10,8 +10,8 @@ from forgather.aliases import KINDS, VERDICTS, alias_of, aliases_of, read_aliase
 from forgather.cli.parsing import build_parser
 from forgather.config.tags import TAGS
 from forgather.project.declared import FIELDS
-from forgather.signatures import Reader
 from forgather.rules import shipped_rules
+from forgather.signatures import Reader
 from forgather.signatures.values import Callee
 
 ROOT = Path(__file__).parents[1]

@@ -91,9 +91,9 @@ def parse_tag(text: str) -> Tag:
         rest = f"@{behind}"
     kind = TAGS.get(word)
     if kind is None:
-        raise Refusal(
-            "FG210", f"unknown tag '!{word}'", suggest("tag", word, list(TAGS)) or f"known: {', '.join(TAGS)}"
-        )
+        near = suggest("tag", word, list(TAGS))
+        hint = near.replace("mean '", "mean '!") if near else f"known: {', '.join(TAGS)}"
+        raise Refusal("FG210", f"unknown tag '!{word}'", hint)
     body, name = _split_name(rest, text)
     if isinstance(kind, CallKind):
         return Tag(kind, _constructor(body, text), name)

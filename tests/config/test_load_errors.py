@@ -90,7 +90,7 @@ HOSTILE = {
     ),
     "unknown tag": (
         "a: !singelton:torch:nn\n",
-        "LoadError /project/t.yaml:1: [FG210] unknown tag '!singelton' (did you mean 'singleton'?)",
+        "LoadError /project/t.yaml:1: [FG210] unknown tag '!singelton' (did you mean '!singleton'?)",
     ),
     "unknown tag handle": (
         "a: !e!x 1\n",

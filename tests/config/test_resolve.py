@@ -123,7 +123,7 @@ def test_what_cannot_be_found_is_named_with_what_is_near(project):
         resolver, "json:JSONDecoder.decod"
     )
     assert f"[FG322] no file 'modle.py' in {folder} (did you mean 'model.py'?)" == error_of(resolver, "modle.py:Model")
-    assert f"[FG322] no file 'x/model.py' in {folder} (there is no folder {folder}/x)" == error_of(
+    assert f"[FG322] no file 'x/model.py' in {folder} (did you mean 'model.py'?)" == error_of(
         resolver, "x/model.py:Model"
     )
     assert f"[FG322] no file 'lb/stak.py' in {folder} (did you mean 'lib/stack.py'?)" == error_of(

@@ -185,6 +185,8 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for key, value in config.items():
         name = str(key).removeprefix("fsdp_")
+        # Accelerate's word.
+        name = "cpu_offload" if name == "offload_params" else name
         if name not in _KEYS and name not in _GONE:
             hint = nearest(name, [*_KEYS, *_GONE]) or "one of: " + ", ".join(_KEYS)
             raise _refused(f"fsdp_config has no setting {str(key)!r}", hint, "fsdp_config")
