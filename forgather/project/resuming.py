@@ -1,4 +1,4 @@
-"""What `train --resume` and `--allow-missing` change in a config: the arguments of its trainer.
+"""What `train --resume`, `--allow-missing` and `--allow-changed` change in a config: the arguments of its trainer.
 
 Takes a graph and what was asked for; gives assignments as `--set` takes them. Keeps true: what a run goes on from is
 a value of its graph like any other, so it is checked, kept in the run's folder and repeated as all of them are.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from forgather.config.graph import Graph, Scalar
 from forgather.errors import CheckpointError, ProjectError
 from forgather.project.tolerance import fault_tolerance
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
-RESUME, ALLOW_MISSING = "resume_from_checkpoint", "allow_missing"
+RESUME, ALLOW_MISSING, ALLOW_CHANGED = "resume_from_checkpoint", "allow_missing", "allow_changed"
+
+_SAYS = {
+    ALLOW_MISSING: "what a checkpoint may lack",
+    ALLOW_CHANGED: "what may have changed since a checkpoint",
+}
 
 
 def takes_resume(graph: Graph) -> bool:
@@ -30,14 +35,15 @@ def resumes_from(graph: Graph) -> object:
 
 
 def resume_assignments(
-    graph: Graph, resume: str | None, allow_missing: Sequence[str] | None
+    graph: Graph, resume: str | None, allowed: Mapping[str, Sequence[str] | None]
 ) -> tuple[tuple[str, str], ...]:
     """Returns pairs of path and YAML text.
 
     Args:
         graph: of the config.
         resume: "auto", "never", or a folder; None leaves what the config says.
-        allow_missing: parts of a checkpoint that a run may do without; None leaves what the config says.
+        allowed: parts of a checkpoint that a run may do without (`ALLOW_MISSING`), and what may have changed since it
+            (`ALLOW_CHANGED`); None leaves what the config says.
 
     Raises:
         ProjectError: FG676, the config has no such arguments, or the run goes on from no checkpoint that could lack
@@ -47,8 +53,7 @@ def resume_assignments(
     wanted: dict[str, str] = {}
     if resume is not None:
         wanted[RESUME] = {"auto": '"auto"', "never": "false"}.get(resume) or _folder(resume, graph)
-    if allow_missing is not None:
-        wanted[ALLOW_MISSING] = json.dumps(list(allow_missing))
+    wanted |= {name: json.dumps(list(words)) for name, words in allowed.items() if words is not None}
     if not wanted:
         return ()
     arguments = trainer_arguments(graph)
@@ -56,16 +61,19 @@ def resume_assignments(
         raise ProjectError(
             "'main' is called without arguments ('args') that could say what the run goes on from",
             code="FG676",
-            hint="--resume and --allow-missing are for trainers; give the callable an option of its own",
+            hint="--resume, --allow-missing and --allow-changed are for trainers; give the callable an option of its "
+            "own",
             path="main",
         )
-    if allow_missing and resume is None and _begins_anew(arguments):
-        raise ProjectError(
-            "--allow-missing says what a checkpoint may lack, and the run goes on from none",
-            code="FG676",
-            hint="add --resume, or leave --allow-missing out to begin anew",
-            path="main",
-        )
+    for name, says in _SAYS.items():
+        if allowed.get(name) and resume is None and _begins_anew(arguments):
+            option = f"--{name.replace('_', '-')}"
+            raise ProjectError(
+                f"{option} says {says}, and the run goes on from none",
+                code="FG676",
+                hint=f"add --resume, or leave {option} out to begin anew",
+                path="main",
+            )
     return tuple((arguments.path(name), text) for name, text in wanted.items())
 
 

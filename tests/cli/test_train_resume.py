@@ -196,8 +196,8 @@ def test_a_link_to_nothing_is_named_as_such(bench, capsys):
 
 def test_the_way_to_go_on_is_printed_with_the_same_option(bench):
     graph = Project("plain", bench).graph
-    assert (("+args.resume_from_checkpoint", '"auto"'),) == resume_assignments(graph, "auto", None)
-    assert () == resume_assignments(graph, None, None)
+    assert (("+args.resume_from_checkpoint", '"auto"'),) == resume_assignments(graph, "auto", {})
+    assert () == resume_assignments(graph, None, {})
 
 
 def test_a_part_that_does_not_exist_is_found_before_the_run(tmp_path, capsys, monkeypatch):

@@ -30,6 +30,7 @@ def test_every_default_is_that_of_transformers():
         "logging_dir",
         "torch_compile_regions",
         "allow_missing",
+        "allow_changed",
         "async_save",
         "save_minutes",
         "save_on_best",

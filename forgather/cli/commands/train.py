@@ -40,7 +40,14 @@ from forgather.processes import is_accelerate, is_worker, node_facts
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
-from forgather.project.resuming import RESUME, resume_assignments, resumes_from, takes_resume
+from forgather.project.resuming import (
+    ALLOW_CHANGED,
+    ALLOW_MISSING,
+    RESUME,
+    resume_assignments,
+    resumes_from,
+    takes_resume,
+)
 from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
 
 CONFIG_OPTIONS = True
@@ -84,6 +91,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_parts,
         metavar="PART,...",
         help="parts that the checkpoint may lack, and that begin anew: optimizer, schedule, data, rng, meter, progress",
+    )
+    parser.add_argument(
+        "--allow-changed",
+        "--allow_changed",
+        type=_parts,
+        metavar="WHAT",
+        help="what may be another thing than when the checkpoint was written: data",
     )
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)
@@ -179,7 +193,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
 
 
 def _resumed(project: Project, invocation: Invocation) -> Project:
-    """Returns the project with what `--resume` and `--allow-missing` say.
+    """Returns the project with what `--resume`, `--allow-missing` and `--allow-changed` say.
 
     Raises:
         ProjectError: FG676, the config has no arguments that could take it, its own option says it, too, or
@@ -187,7 +201,8 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
         CheckpointError: FG601, the checkpoint does not exist.
     """
     options = invocation.options
-    if options.resume is None and options.allow_missing is None:
+    allowed = {ALLOW_MISSING: options.allow_missing, ALLOW_CHANGED: options.allow_changed}
+    if options.resume is None and set(allowed.values()) == {None}:
         return project
     said = invocation.variables.get(RESUME)
     if options.resume is not None and said is not None:
@@ -196,7 +211,7 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
             code="FG676",
             hint="leave one of them out",
         )
-    project.also_set(resume_assignments(project.graph, options.resume, options.allow_missing))
+    project.also_set(resume_assignments(project.graph, options.resume, allowed))
     return project
 
 

@@ -46,7 +46,7 @@ class Manifest:
     Args:
         step: updates that were done.
         files: what it is made of, by path within the folder.
-        facts: where it comes from: "run" (see `lineage`), "config", "versions", "layout".
+        facts: where it comes from: "run" (see `lineage`), "config", "data", "versions", "layout".
     """
 
     step: int

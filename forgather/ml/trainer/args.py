@@ -68,6 +68,8 @@ class TrainingArguments:
         resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
         allow_missing: parts of that checkpoint that may be missing, and begin anew then: "optimizer", "schedule",
             "data", "rng", "meter", "progress". Any other lack is an error.
+        allow_changed: what may be another thing than when the checkpoint was written: "data". Any other change of the
+            training data is an error.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
 
     Their values and what must hold among them are data: `forgather/ml/rules/trainer.json`.
@@ -145,6 +147,7 @@ class TrainingArguments:
     train_sampling_strategy: str = "random"
     resume_from_checkpoint: bool | str | None = None
     allow_missing: Sequence[str] | None = None
+    allow_changed: Sequence[str] | None = None
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         if output_dir is not None:

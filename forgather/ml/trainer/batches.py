@@ -9,6 +9,7 @@ many rows, in the same order.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sized
@@ -23,8 +24,9 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.draws import Rows, Stream, as_it_is
+from forgather.ml.trainer.fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.order import EpochBatches, epoch_seed
-from forgather.ml.trainer.reread import after_the_same, digest_of
+from forgather.ml.trainer.reread import after_first, after_the_same, digest_of, other_order, say_changed
 from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
 from forgather.ml.trainer.skip_list import RowRange
 from forgather.ml.types import Topology, Weightless, Window
@@ -68,11 +70,21 @@ class OwnBatches:
         self._generator = torch.Generator().manual_seed(0)
         self._sampler: EpochBatches | None = None
         self._stream: Stream | None = None
+        self._first_rows = FirstRows(in_workers=self.workers > 0)
+        self._options = dict(options)
+        self._known: frozenset[str] | None = getattr(collate, "known", None)
         if is_iterable(dataset):
             _refuse_split(dataset)
             # Every process reads all rows: those of a worker are its own too, then, whatever the number of processes.
             own = collate if share.size == 1 else OwnRows(collate, share)
-            stream = Stream(dataset, own, batch_rows=share.all_rows, replica=share.rank, in_workers=self.workers > 0)
+            stream = Stream(
+                dataset,
+                own,
+                batch_rows=share.all_rows,
+                replica=share.rank,
+                in_workers=self.workers > 0,
+                note=self._first_rows.noted,
+            )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
@@ -87,6 +99,15 @@ class OwnBatches:
     def num_rows(self) -> int | None:
         """Rows of an epoch; None where nobody knows."""
         return None if self._sampler is None else self._sampler.num_rows
+
+    @functools.cached_property
+    def _fingerprint(self) -> Fingerprint:
+        return fingerprint(self.dataset, self._options, self._known)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What is known of the rows; of a stream, of the first ones of the epoch that were read."""
+        return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
     def is_shuffled(self) -> bool:
@@ -168,6 +189,8 @@ class TrainBatches:
         self.row = 0
         self._latest: Any = None
         self._last: str | None = None
+        self._expected: Fingerprint | None = None
+        self._may_change = "data" in (args.allow_changed or ())
         share = Share.by(topology, args.per_device_train_batch_size)
         if not is_iterable(dataset):
             check_size(len(dataset), share)
@@ -220,7 +243,12 @@ class TrainBatches:
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
-        return self._windows(batches, rule)
+        expected, self._expected = self._expected, None
+        windows = self._windows(batches, rule)
+        return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
+
+    def _compare(self, expected: Fingerprint) -> None:
+        say_changed(expected.differences(self.fingerprint), may_change=self._may_change)
 
     def _windows(self, batches: Iterator[Ready], rule: LossRule) -> Iterator[Window]:
         while ready := list(itertools.islice(batches, self.accumulation)):
@@ -230,6 +258,15 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
             )
+
+    def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Gives the windows of a stream on, whose first rows all processes must have alike.
+
+        Raises:
+            DistributedError: FG855, on every process.
+        """
+        own = functools.partial(refuse_other_data, "the beginning of the training data")
+        return after_first(windows, lambda: own(self.fingerprint))
 
     def rows_of(self, window: Window) -> RowRange:
         """Returns the rows, of all processes, of the window at the present position."""
@@ -248,9 +285,16 @@ class TrainBatches:
         self.epoch += 1
         self.row = 0
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What is known of the rows, see `OwnBatches.fingerprint`."""
+        return self._own.fingerprint
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position, as plain numbers; of a stream also what its last micro-batch was, seen from here."""
+        """Returns the position and what is known of the data; of a stream also what its last micro-batch was here."""
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
+        if self.num_rows is not None or self.row:
+            position["fingerprint"] = self.fingerprint.to_state()
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": digest_of(self._latest), **self._own.share.facts}}
@@ -262,7 +306,12 @@ class TrainBatches:
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position, after the rows that were trained on; says so where the data changed since."""
+        """Goes on from a position, after the rows that were trained on.
+
+        Raises:
+            CheckpointError: FG610 where the data are not those of the checkpoint, and may not be others; of a stream
+                it is raised when its rows are read.
+        """
         now = self._facts()
         before = {**now, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
@@ -270,19 +319,19 @@ class TrainBatches:
         last = dict(state.get("last", {}))
         digest = last.pop("digest", None)
         self._last = digest if last == self._own.share.facts else None
-        facts = ["num_rows", "seed", "shuffled"]
-        if "workers" in now and (before["workers"] or now["workers"]):
-            facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
-        changed = [
-            f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)
-        ]
-        if changed:
+        known = Fingerprint.of(state["fingerprint"]) if "fingerprint" in state else None
+        changed = other_order(before, now)
+        if self.num_rows is None:
+            self._expected = known if known is not None and known.num_rows is None else None
+        elif known is None:
             _log.warning(
-                "the training data changed since the checkpoint (%s): rows may be met twice or not at all in this "
-                "epoch",
-                ", ".join(changed),
+                "the checkpoint is of an earlier release, and does not tell which rows its training data had: their "
+                "number and order alone were compared"
             )
-        elif before["update_rows"] != now["update_rows"]:
+        elif before["num_rows"] == now["num_rows"]:
+            changed += known.differences(self.fingerprint)
+        say_changed(changed, may_change=self._may_change)
+        if not changed and before["update_rows"] != now["update_rows"]:
             _log.warning(
                 "an update takes %d rows, and took %d before the checkpoint: rows are met in the same order, and where "
                 "the product of replicas, per_device_train_batch_size and gradient_accumulation_steps stays, so are "

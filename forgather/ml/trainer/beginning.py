@@ -53,6 +53,8 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
             "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "
             "says from which one)"
         )
+    if folder is None and args.allow_changed:
+        _log.warning("allow_changed has no effect: the run goes on from no checkpoint")
     if folder is None and args.save_strategy != "no":
         resumed.mention_earlier_run(output_dir)
     return folder

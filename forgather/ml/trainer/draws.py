@@ -163,13 +163,24 @@ class Stream(IterableDataset[Any]):
         batch_rows: rows of a micro-batch.
         replica: which one this is; collators of two replicas draw different numbers, their data sets the same.
         in_workers: whether other processes read it.
+        note: gives on the rows of an iteration, in this process or in the first worker, and looks at them.
     """
 
-    def __init__(self, dataset: Any, collate: Collate, *, batch_rows: int, replica: int, in_workers: bool) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Collate,
+        *,
+        batch_rows: int,
+        replica: int,
+        in_workers: bool,
+        note: Callable[[Iterable[Any]], Iterable[Any]],
+    ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.batch_rows = batch_rows
         self.replica = replica
+        self._note = note
         self._place = torch.zeros(3, dtype=torch.int64)
         if in_workers:  # those that live on hear of the next epoch in it
             self._place.share_memory_()  # type: ignore[no-untyped-call]
@@ -195,7 +206,8 @@ class Stream(IterableDataset[Any]):
             set_epoch(epoch)
         if worker is not None:
             _seed_sources(self._seed)
-        yield from itertools.islice(self.dataset, skip, None)
+        rows = self._note(self.dataset) if worker is None or worker.id == 0 else self.dataset
+        yield from itertools.islice(rows, skip, None)
 
     def collated(self, rows: list[Any]) -> Any:
         """Returns a micro-batch; the numbers that the data set draws do not hear of those that its collator draws."""

@@ -14,13 +14,23 @@ import xxhash
 
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.fingerprint import Fingerprint
 
 # They say where and from where, and nothing of what is computed.
-_PLACES = ("output_dir", "logging_dir", "run_name", "report_to", "project", "resume_from_checkpoint", "allow_missing")
+_PLACES = (
+    "output_dir",
+    "logging_dir",
+    "run_name",
+    "report_to",
+    "project",
+    "resume_from_checkpoint",
+    "allow_missing",
+    "allow_changed",
+)
 
 
-def origin_facts(strategy: Strategy, args: TrainingArguments) -> dict[str, Any]:
-    """Returns "versions", "layout" and "config", see `Manifest`."""
+def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint) -> dict[str, Any]:
+    """Returns "versions", "layout", "config" and "data", see `Manifest`."""
     topology = strategy.topology
     return {
         "versions": {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")},
@@ -30,6 +40,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments) -> dict[str, Any]:
             "strategy": type(strategy).__name__,
         },
         "config": _digest(strategy, args),
+        "data": data.facts,
     }
 
 

@@ -6,6 +6,7 @@ process does the same; what is missing and may not be is known before anything i
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _put_back(
     resumed.mention(configured, resumed.settings(strategy.optimizer, schedule))
     if DATA in parts:
         with used(DATA, folder):
-            data.load_state_dict(parts[DATA])
+            agreement.together(functools.partial(data.load_state_dict, parts[DATA]))
             numbers({"epoch": data.epoch, "row": data.row}, whole=True)
     if METER in parts:
         with used(METER, folder):

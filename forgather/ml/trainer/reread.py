@@ -1,22 +1,60 @@
-"""Whether a data set without positions gave the rows again that it gave before.
+"""Whether a run that goes on has the data that it had before.
 
-Takes micro-batches; gives digests of them, and one line where they differ. Keeps true: a micro-batch is hashed when a
-checkpoint is written or resumed, and never else; what holds no tensors is not judged.
+Takes what is known of the data before and now, and micro-batches; gives an error, or one line where other data are
+meant. Keeps true: a micro-batch is hashed when a checkpoint is written or resumed, and never else; one without tensors
+is not judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 import xxhash
 from torch import Tensor
 
+from forgather.errors import CheckpointError
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.shares import Ready
 
 _log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns, in words, what has the rows of an epoch come in another order, or makes them more or fewer."""
+    facts = ["num_rows", "seed", "shuffled"]
+    if "workers" in now and (before["workers"] or now["workers"]):
+        facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
+    return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
+
+
+def say_changed(changed: list[str], *, may_change: bool) -> None:
+    """Tells what has changed of the training data, if anything has.
+
+    Raises:
+        CheckpointError: FG610 where nothing may change.
+    """
+    what = f"the training data changed since the checkpoint: {'; '.join(changed)}"
+    if changed and not may_change:
+        raise CheckpointError(
+            what,
+            code="FG610",
+            hint="go on with the same data, made in the same way; or, where other rows are meant, with "
+            "--allow-changed data (allow_changed: [data]): rows may be met twice or not at all in this epoch then",
+        )
+    if changed:
+        _log.warning("%s: rows may be met twice or not at all in this epoch", what)
+
+
+def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
+    """Yields items; `act` is called once the first of them is there."""
+    for number, item in enumerate(items):
+        if number == 0:
+            act()
+        yield item
 
 
 def digest_of(batch: Any) -> str | None:

@@ -29,6 +29,7 @@ from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.callback_states import import_states
 from forgather.ml.trainer.custom import SaveFunction
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.origin_facts import origin_facts
 from forgather.ml.trainer.put_back import Loaded, put_back
 from forgather.ml.trainer.randomness import rng_of_all, seed_process
 from forgather.ml.trainer.rewind import Renewable, WayBack
@@ -78,7 +79,9 @@ class Run:
         self.meter = Meter(strategy.topology.device)
         self.guard = guard_of(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
-        self.saves = Saves(session, strategy, storage, self.agreed, self._training_state, save_function=save_function)
+        origin = origin_facts(strategy, session.args, data.fingerprint)
+        parts = (session, strategy, storage, self.agreed, self._training_state)
+        self.saves = Saves(*parts, origin=origin, save_function=save_function)
         self.in_update = False
         self._evaluate = evaluate
         self._cut_short = False
@@ -140,7 +143,9 @@ class Run:
         self._note("reading data")
         windows = self.data.windows(self.strategy.rule)
         self._restore_rng()
-        return self.agreed.windows(windows, has_length=self.data.num_batches is not None)
+        has_length = self.data.num_batches is not None
+        agreed = self.agreed.windows(windows, has_length=has_length)
+        return agreed if has_length else self.data.same_everywhere(agreed)
 
     def _restore_rng(self) -> None:
         if self._rng is not None:

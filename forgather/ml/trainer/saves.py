@@ -22,7 +22,6 @@ from forgather.ml.trainer.background import Background
 from forgather.ml.trainer.best import BestMetric
 from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
 from forgather.ml.trainer.custom import SaveFunction, Scratch, written_by
-from forgather.ml.trainer.origin_facts import origin_facts
 from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.snapshot import Snapshot
@@ -39,6 +38,7 @@ class Saves:
         storage: writes checkpoints.
         agreed: what processes agree on.
         training: gives schedule, random states, position in the data.
+        origin: what each manifest says of the run, see `Manifest`.
         save_function: see `written_by`; None for none.
     """
 
@@ -50,6 +50,7 @@ class Saves:
         agreed: Agreed,
         training: Callable[[], Mapping[str, Any]],
         *,
+        origin: Mapping[str, Any],
         save_function: SaveFunction | None = None,
     ) -> None:
         args = session.args
@@ -61,7 +62,7 @@ class Saves:
             storage,
             retention=retention_of(args),
             max_steps=session.state.max_steps,
-            facts=origin_facts(strategy, args),
+            facts=origin,
         )
         self.written_step = -1
         """The step whose checkpoint holds everything that is known of it."""

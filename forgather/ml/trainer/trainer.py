@@ -41,6 +41,7 @@ from forgather.ml.trainer.columns import KnownColumns, default_collate, known_co
 from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.custom import SaveFunction, refuse_no_storage
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
+from forgather.ml.trainer.fingerprint import refuse_other_data
 from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
@@ -245,6 +246,7 @@ class Trainer:
         agreement.refuse_differences(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
+        refuse_other_data("the training data", data.fingerprint)
         optimizer = self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(

@@ -1,0 +1,240 @@
+"""What a data set holds, in a few digests: whether a later run, or another process, has the same rows.
+
+Takes a data set; gives a `Fingerprint`: the number of rows and digests of 64 of them, by column. Keeps true: where data
+are stored, and what their library calls them, has no part in it; each row is read twice with the same seed, and a
+column that differs then (it draws from numbers of its own) is left out; rows are read where the run reads them (in a
+worker where it has workers, so that no file is opened here that workers would share); no random number of the run is
+drawn; of a row a few megabytes count at most, and of slow rows as many as two seconds allow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader, Dataset
+
+from forgather.errors import DistributedError
+from forgather.ml.distributed import agreement
+from forgather.ml.trainer.draws import Apart, seed_of
+from forgather.ml.trainer.row_digest import row_digest
+
+SAMPLED = 64
+_SECONDS = 2.0
+_MOST_COLUMNS = 32
+_ROW = "row"
+
+Digests = tuple[str | None, ...]
+_Read = tuple[dict[str, str | None], dict[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What is known of the rows of a data set.
+
+    Args:
+        num_rows: how many; None for a stream.
+        columns: digests of the sampled rows, by column; None where nothing certain can be said of a value, and no
+            digests where a column draws from random numbers of its own.
+    """
+
+    num_rows: int | None
+    columns: Mapping[str, Digests] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: Any) -> Fingerprint:
+        """Returns what `to_state` gave.
+
+        Raises:
+            TypeError, ValueError, LookupError: it is nothing of that kind.
+        """
+        num_rows, columns = state["num_rows"], state["columns"]
+        if not (num_rows is None or (type(num_rows) is int and num_rows >= 0)):
+            raise ValueError(f"its number of rows is {num_rows!r:.40}")
+        for digests in columns.values():
+            if not isinstance(digests, list) or not all(one is None or type(one) is str for one in digests):
+                raise TypeError(f"digests of rows are {digests!r:.40}")
+        return cls(num_rows, {str(name): tuple(digests) for name, digests in columns.items()})
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns it as plain data."""
+        return {"num_rows": self.num_rows, "columns": {name: list(found) for name, found in self.columns.items()}}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """A number of rows and one digest, for people and records."""
+        text = json.dumps(self.to_state(), sort_keys=True)
+        return {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """Returns, in words, what another one has in the place of what is here; nothing where what is known agrees."""
+        if self.num_rows != other.num_rows:
+            return [f"{_rows(self.num_rows)} became {_rows(other.num_rows)}"]
+        if not self.columns or not other.columns:
+            return []
+        gone = [f"the column {name!r} is gone" for name in self.columns if name not in other.columns]
+        new = [f"the column {name!r} is new" for name in other.columns if name not in self.columns]
+        both = {name: (self.columns[name], other.columns[name]) for name in self.columns if name in other.columns}
+        return [*gone, *new, *self._other_rows(both)]
+
+    def _other_rows(self, columns: Mapping[str, tuple[Digests, Digests]]) -> list[str]:
+        changed = {name: _places(*pair) for name, pair in columns.items()}
+        places = sorted(set(itertools.chain.from_iterable(changed.values())))
+        if not places:
+            return []
+        compared = max(min(map(len, pair)) for pair in columns.values())
+        moved = all(sorted(map(str, a)) == sorted(map(str, b)) for a, b in columns.values())
+        first = sampled_rows(self.num_rows)[places[0]] if self.num_rows else places[0]
+        named = ", ".join(repr(name) for name in changed if changed[name] and name != _ROW)
+        what = "are the same in another order" if moved else "differ" + (f" in {named}" if named else "")
+        return [f"{len(places)} of {compared} compared rows {what}, the first of them row {first}"]
+
+
+def _rows(number: int | None) -> str:
+    return "a stream" if number is None else f"{number} rows"
+
+
+def _places(before: Digests, now: Digests) -> list[int]:
+    pairs = enumerate(zip(before, now, strict=False))
+    return [place for place, (a, b) in pairs if a is not None and b is not None and a != b]
+
+
+def sampled_rows(num_rows: int) -> list[int]:
+    """Returns the numbers of the rows that stand for all: every one of a few, always the same ones of many.
+
+    Example:
+        >>> sampled_rows(3), len(set(sampled_rows(10**9))), sampled_rows(10**9) == sampled_rows(10**9)
+        ([0, 1, 2], 64, True)
+    """
+    if num_rows <= SAMPLED:
+        return list(range(num_rows))
+    drawn = (seed_of(num_rows, number) % num_rows for number in itertools.count())
+    found = dict.fromkeys((0, num_rows - 1))
+    while len(found) < SAMPLED:
+        found[next(drawn)] = None
+    return list(found)
+
+
+def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] | None = None) -> Fingerprint:
+    """Returns what is known of a data set whose rows have positions.
+
+    Args:
+        dataset: a length and rows by number.
+        options: of the loader that a run reads it with, see `loader_options`.
+        known: columns that are used of a row; None for all.
+    """
+    sample = _Sample(dataset, None if known is None else frozenset(known))
+    rows = sampled_rows(len(dataset))
+    if options["num_workers"]:
+        read: list[_Read | None] = list(
+            DataLoader(
+                sample,
+                sampler=rows,
+                batch_size=None,
+                num_workers=1,
+                worker_init_fn=options.get("worker_init_fn"),
+                generator=torch.Generator().manual_seed(0),
+            )
+        )
+    else:
+        read = [sample[row] for row in rows]
+    found = list(itertools.takewhile(lambda one: one is not None, read))
+    both = [one for one in found if one is not None]
+    names = dict.fromkeys(name for first, _ in both for name in first)
+    drawn = {name for name in names if any(first.get(name) != second.get(name) for first, second in both)}
+    columns = {name: () if name in drawn else tuple(first.get(name) for first, _ in both) for name in names}
+    return Fingerprint(len(dataset), columns)
+
+
+class _Sample(Dataset[Any]):
+    """The digests of two readings of rows, by column, in the place of the rows; None once they have taken too long."""
+
+    def __init__(self, dataset: Any, known: frozenset[str] | None) -> None:
+        self.dataset = dataset
+        self.known = known
+        self._apart = Apart()
+        self._ends: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> _Read | None:
+        now = time.monotonic()
+        if self._ends is None:
+            self._ends = now + _SECONDS
+        elif now > self._ends:
+            return None
+        return self._digests(row), self._digests(row)
+
+    def _digests(self, row: int) -> dict[str, str | None]:
+        several = getattr(self.dataset, "__getitems__", None)
+        with self._apart.seeded(0):
+            try:
+                found = several([row])[0] if several else self.dataset[row]
+            except Exception:  # noqa: BLE001 - the border of a user's data set: the run itself tells when it meets the row
+                return {}
+        return {name: row_digest(value) for name, value in self._columns(found).items()}
+
+    def _columns(self, row: Any) -> dict[str, Any]:
+        if isinstance(row, Mapping):
+            named = {str(name): row[name] for name in sorted(row, key=str) if self.known is None or name in self.known}
+        elif isinstance(row, tuple):
+            named = {str(place): item for place, item in enumerate(row)}
+        else:
+            return {_ROW: row}
+        if len(named) <= _MOST_COLUMNS:
+            return named
+        names = list(named)
+        return {name: named[name] for name in names[: _MOST_COLUMNS - 1]} | {
+            f"{names[_MOST_COLUMNS - 1]} and further ones": [named[name] for name in names[_MOST_COLUMNS - 1 :]]
+        }
+
+
+class FirstRows:
+    """Digests of the first rows of an epoch of a stream, noted where they are read, here or in a worker.
+
+    Args:
+        in_workers: whether other processes read the stream.
+    """
+
+    def __init__(self, *, in_workers: bool) -> None:
+        self._digests = torch.zeros(SAMPLED, dtype=torch.int64)
+        if in_workers:
+            self._digests.share_memory_()  # type: ignore[no-untyped-call]
+
+    def noted(self, rows: Iterable[Any]) -> Iterable[Any]:
+        """Yields rows, and notes the first of them."""
+        self._digests.zero_()
+        rows = iter(rows)
+        for place, row in enumerate(itertools.islice(rows, SAMPLED)):
+            self._digests[place] = int(row_digest(row) or "0", 16)
+            yield row
+        yield from rows
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What was noted."""
+        noted = list(itertools.takewhile(bool, self._digests.tolist()))
+        return Fingerprint(None, {_ROW: tuple(f"{digest:08x}" for digest in noted)} if noted else {})
+
+
+def refuse_other_data(what: str, own: Fingerprint) -> None:
+    """Compares a data set with that of the other processes; every process calls it.
+
+    Raises:
+        DistributedError: FG855, on every process, where one has other rows than rank 0.
+    """
+    every: Sequence[Fingerprint] = agreement.gathered(own)
+    for rank, other in enumerate(every):
+        if differences := every[0].differences(other):
+            raise DistributedError(
+                f"{what} differs between processes: from rank 0 to rank {rank}, {'; '.join(differences)}",
+                code="FG855",
+                hint="every process must make the same data from the same settings",
+            )
