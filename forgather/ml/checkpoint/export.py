@@ -18,10 +18,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.claims import other_names, without_memory
 from forgather.ml.checkpoint.files import (
+    ADAPTER_CONFIG,
     CONFIG,
     CUSTOM,
     EXTRA_STATE,
@@ -35,15 +37,26 @@ from forgather.ml.checkpoint.files import (
 )
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, split
-from forgather.ml.checkpoint.manifest import MANIFEST, Manifest, changes, corrupt_file, read_manifest
+from forgather.ml.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    changes,
+    read_manifest,
+    small_file,
+    unlike_a_run,
+)
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.checkpoint.saved import whole_weights
+from forgather.ml.checkpoint.saved import Saved, whole_weights
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
 
 SUMS = "SHA256SUMS"
 _OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
 _STATE_OF_THE_RUN = (OPTIMIZER, TRAINING_STATE, f"{CUSTOM}/")
 _PIECE = 1 << 22
+_COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
+"""What torch.compile and peft put before the names of the weights of a model that they hold."""
+_LAYERS = re.compile(r"layers?$|^depth$")
+_GO_ON = "save the model with the code that made it: go on from the checkpoint, and the end of the run saves it"
 
 
 def export_checkpoint(
@@ -64,15 +77,16 @@ def export_checkpoint(
         storage: makes the changes; the file system by default.
 
     Raises:
-        CheckpointError: FG603 and FG604 where what is read is not what was written; FG677 where the model cannot be
-            written there.
+        CheckpointError: FG603 and FG604 where what is read is not what was written, FG611 where it is not as a run
+            writes it; FG612 where the weights are not those of a class that can be loaded; FG677 where the model cannot
+            be written there.
     """
     manifest = read_manifest(source)
     beside = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
     shard_size = _bytes_of(max_shard_size)
     _refuse_place(source, into)
     _refuse_changed(source, manifest)
-    layout = _layout(source, _in_type(whole_weights(source), dtype), shard_size)
+    layout = _layout(source, manifest, _in_type(whole_weights(source), dtype), shard_size)
     sums = _Sums()
 
     def fill(draft: Draft) -> None:
@@ -121,7 +135,7 @@ def _cannot(into: Path, why: str, hint: str) -> CheckpointError:
 def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[str, Tensor]:
     wanted = None if dtype is None else getattr(torch, dtype)
     return {
-        name: tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
+        name.removeprefix(_COMPILED): tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
         for name, tensor in weights
     }
 
@@ -138,34 +152,82 @@ def _bytes_of(size: str | int) -> int:
     return number
 
 
-def _layout(source: Path, weights: Mapping[str, Tensor], shard_size: int) -> Layout:
+def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> Layout:
+    if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
+        raise _not_of_a_class(
+            source,
+            "it holds adapters beside the model that they are for",
+            "a run writes its adapters into output_dir when it ends: go on from the checkpoint, with max_steps at its "
+            "step to have them as they are",
+        )
     try:
-        model = _skeleton(source)
-        # Weights of a model inside another one (adapters, a module of the user's) keep the names that they have.
-        names = () if model is None else tuple(model.state_dict())
-        if model is not None and weights.keys() <= set(names):
-            ordered = {name: weights[name] for name in names if name in weights}
-            return layout_of(model, ordered, shard_size=shard_size)
-        return split(weights, shard_size=shard_size)
+        model = _skeleton(source, weights) if CONFIG in manifest.files else None
+        if model is None:
+            return split(weights, shard_size=shard_size)
+        ordered = {name: weights[name] for name in model.state_dict() if name in weights}
+        return layout_of(model, ordered, shard_size=shard_size)
     except ValueError as error:
         raise CheckpointError(
             f"the model cannot be exported: {error}", code="FG677", hint=f"see 'fgcli ckpt show {source}'"
         ) from None
 
 
-def _skeleton(source: Path) -> PreTrainedModel | None:
-    """Returns the model of a checkpoint without its weights; None where the library has no such class."""
+def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | None:
+    """Returns the model of a checkpoint without its weights; None where only its own code knows its class.
+
+    Raises:
+        CheckpointError: FG612 where the weights are not those of the class.
+    """
     try:
-        facts = json.loads((source / CONFIG).read_bytes())
-        kind = getattr(transformers, str(facts["architectures"][0]), None)
-        if "auto_map" in facts or not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        facts = json.loads(small_file(source / CONFIG))
+        if "auto_map" in facts or "quantization_config" in facts:
             return None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise corrupt_file(source / CONFIG, f"it is no configuration of a model ({type(error).__name__})") from None
-    with torch.device("meta"):
-        return kind(AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True))
+        name = str((facts.get("architectures") or ["no class that its configuration names"])[0])
+        kind = getattr(transformers, name, None)
+        if facts.get("architectures") and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+            return None
+        config = CONFIG_MAPPING[facts["model_type"]]
+        _refuse_layers(facts, len(weights))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise unlike_a_run(
+            source / CONFIG, f"it is no configuration of a model ({type(error).__name__}: {error!s:.80})"
+        ) from None
+    if not isinstance(kind, type):
+        raise _not_of_a_class(source, f"its weights are those of {name}", _GO_ON)
+    try:
+        model = without_memory(kind, config.from_dict(facts))
+    except Exception as error:  # noqa: BLE001 - the border of a class that a file names: it may refuse its configuration
+        raise unlike_a_run(source / CONFIG, f"no {name} can be made of it ({error!s:.80})") from None
+    _refuse_others(source, model, weights)
+    return model
+
+
+def _refuse_layers(facts: Mapping[str, Any], count: int) -> None:
+    for name, value in facts.items():
+        if _LAYERS.search(name) and isinstance(value, int) and value > count:
+            raise ValueError(f"{name} is {value}, and there are {count} weights")
+
+
+def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    state, kind = model.state_dict(), type(model).__name__
+    with Saved(source, sections=(MODEL, EXTRA_STATE)) as saved:
+        known = {*weights, *(name.removeprefix(_COMPILED) for name in (*saved.aliases, *saved.extra))}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    expected = [name for name in state if name in known or name not in tied]
+    if reason := other_names(kind, expected, sorted(known)):
+        raise _not_of_a_class(source, f"its weights are not as its configuration says: {reason}", _GO_ON)
+    for name, tensor in weights.items():
+        if tensor.shape != state[name].shape:
+            what = f"{name!r:.80} has shape {tuple(tensor.shape)}, and that of {kind} has {tuple(state[name].shape)}"
+            raise _not_of_a_class(source, what, _GO_ON)
+
+
+def _not_of_a_class(source: Path, what: str, hint: str) -> CheckpointError:
+    return CheckpointError(
+        f"the model of the checkpoint {str(source)!r} cannot be exported for from_pretrained: {what}",
+        code="FG612",
+        hint=hint,
+    )
 
 
 def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:

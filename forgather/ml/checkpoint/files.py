@@ -15,6 +15,9 @@ MODEL, SLICES, EXTRA_STATE = "model", "weights", "model_extra_state"
 WEIGHTS, WEIGHTS_INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 """What `from_pretrained` looks for in a folder."""
 
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What peft looks for in a folder."""
+
 INDEX = "index.json"
 """Where each tensor of a checkpoint lies."""
 

@@ -83,8 +83,7 @@ def not_ours(folder: Path, manifest: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {str(folder)!r} has no {manifest}, so it is incomplete or was not written here",
         code="FG602",
-        # Whatever else a folder is, it may be all that somebody has.
-        hint="resume from another checkpoint" + ", or remove the folder" * folder.name.startswith("checkpoint-"),
+        hint="resume from another checkpoint",
     )
 
 

@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from forgather.ml.checkpoint.files import WEIGHTS, WEIGHTS_INDEX
+from forgather.ml.checkpoint.files import ADAPTER, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.tensor_file import file_chunks
 
 SHARD_SIZE = "50GB"
-_ADAPTER = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
         state = revert_weight_conversion(model, state)
     return split(
         state,
-        name=_ADAPTER if has_adapter else WEIGHTS,
+        name=ADAPTER if has_adapter else WEIGHTS,
         shard_size=shard_size,
         facts={"total_parameters": model.num_parameters()},
         metadata=metadata,

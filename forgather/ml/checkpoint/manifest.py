@@ -95,6 +95,17 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def small_file(file: Path) -> bytes:
+    """Returns what a file of JSON holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or has more bytes than any run writes.
+    """
+    if file.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return file.read_bytes()
+
+
 def _content(file: Path) -> bytes:
     with file.open("rb") as stream:
         text = stream.read(_MOST_BYTES + 1)
@@ -134,7 +145,7 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
             raise CheckpointError(
                 f"the manifest {str(file)!r} names {name!r}, which is no file within its folder",
                 code="FG672",
-                hint="no checkpoint of ours names such a file: remove the folder, and ask where it comes from",
+                hint="no checkpoint of ours names such a file: ask where the folder comes from, and go on from another",
             )
         size, digest = fact["bytes"], fact["xxh3"]
         if type(size) is not int or size < 0 or type(digest) is not str:
@@ -274,7 +285,20 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
-        hint=f"remove this checkpoint folder and resume from an earlier one ({_AUTO})",
+        hint=f"resume from an earlier one ({_AUTO}); 'fgcli ckpt verify' tells all that is wrong",
+    )
+
+
+def unlike_a_run(file: Path, what: str) -> CheckpointError:
+    """Returns the error for a file whose digest fits, and that holds what no run writes.
+
+    Nobody is told that such a checkpoint is corrupt: what was written is still there.
+    """
+    folder = file.parent
+    return CheckpointError(
+        f"the checkpoint file {str(file)!r} is not as a run writes it: {what}",
+        code="FG611",
+        hint=f"go on from another checkpoint, and ask where this one comes from; 'fgcli ckpt show {folder}' tells more",
     )
 
 

@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from forgather.ml.checkpoint.files import CONFIG, WEIGHTS, WEIGHTS_INDEX
+from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.folders import Draft, drop_draft, is_running, own_mark
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
 _PREFIX = ".saving-model-"
+_CLAIMS = frozenset({CONFIG, ADAPTER_CONFIG, ADAPTER})
+"""What says how the weights of a folder are to be read."""
 _LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
 
 
@@ -60,6 +62,12 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder / name))
     older = {entry.name for entry in folder.iterdir() if _LAYOUT.match(entry.name)}
     has_weights = any(_LAYOUT.match(name) for name in names)
+    # What an older model said of its weights must not be read of new ones.
+    claims = [name for name in sorted(_CLAIMS - set(names)) if (folder / name).is_file()]
+    if claims and (has_weights or ADAPTER in names):
+        for name in claims:
+            storage.remove_file(folder / name)
+        storage.sync_folder(folder)
     shards = {name for name in names if _LAYOUT.match(name)} - {WEIGHTS, WEIGHTS_INDEX}
     if WEIGHTS_INDEX in older and shards & older and WEIGHTS not in older:
         storage.remove_file(folder / WEIGHTS_INDEX)

@@ -3,13 +3,12 @@
 Takes the folder of a checkpoint; gives what it holds by name, with types and shapes, and puts values where they belong:
 into whole tensors, and into the slices (DTensors) that lie in this process. Keeps true: of a tensor that is sliced here
 only that slice is read, however it was sliced when it was written; no process needs another to read; nothing is
-unpickled.
+unpickled; no file is opened that the manifest does not list; the pieces of a tensor fill each place of it once.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
@@ -29,8 +28,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from forgather.ml.checkpoint.boxes import Box, fault_of
 from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER
-from forgather.ml.checkpoint.manifest import corrupt_file, is_regular, missing_file
+from forgather.ml.checkpoint.manifest import (
+    MANIFEST,
+    corrupt_file,
+    is_regular,
+    missing_file,
+    read_manifest,
+    small_file,
+    unlike_a_run,
+)
 from forgather.ml.checkpoint.state import unpacked
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF
 
@@ -67,11 +75,13 @@ class Saved:
         sections: what is looked at; files of others are not opened, and may be damaged.
 
     Raises:
-        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
+        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing, FG611 where one is not as a run
+            writes it.
     """
 
     def __init__(self, folder: Path, *, sections: Collection[str] = (MODEL, EXTRA_STATE, OPTIMIZER)) -> None:
         self.folder = folder
+        self._listed = read_manifest(folder).files
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
         try:
@@ -85,6 +95,7 @@ class Saved:
     def _read_index(self, sections: Collection[str]) -> None:
         self._stored: dict[str, dict[str, Stored]] = {}
         self._chunks: dict[Stored, list[tuple[str, str]]] = {}
+        self._used: set[tuple[str, str]] = set()
         self._metadata = Metadata({})
         index = self._json(INDEX)
         try:
@@ -96,25 +107,27 @@ class Saved:
                     self._add(section, name, facts)
             self.aliases: dict[str, str] = index["aliases"]
             first = self._stored[MODEL]
+            if both := first.keys() & self.aliases.keys():
+                raise ValueError(f"{min(both)!r} is a weight, and a further name of one")
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
-        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-            raise corrupt_file(
-                self.folder / INDEX, f"it cannot be read ({type(error).__name__}: {error!s:.80})"
-            ) from None
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
+            raise unlike_a_run(self.folder / INDEX, f"{type(error).__name__}: {error!s:.80}") from None
 
     def _is_there(self, section: str, tensors: Mapping[str, Any]) -> bool:
         files = {chunk["file"] for facts in tensors.values() for chunk in facts["chunks"]} | {f"{section}.json"}
-        return all((self.folder / file).exists() for file in files)
+        return all(file in self._listed and (self.folder / file).exists() for file in files)
 
     def _json(self, name: str) -> Any:
         file = self.folder / name
+        if name not in self._listed:
+            raise missing_file(file)
         _refuse_special(file)
         try:
-            return json.loads(file.read_bytes())
+            return json.loads(small_file(file))
         except FileNotFoundError:
             raise missing_file(file) from None
         except (OSError, ValueError, RecursionError, MemoryError) as error:
-            raise corrupt_file(file, f"it cannot be read ({error})") from None
+            raise unlike_a_run(file, f"it cannot be read ({error!s:.80})") from None
 
     def _tree(self, section: str, what: Any) -> Any:
         if section not in self._stored:
@@ -123,43 +136,46 @@ class Saved:
         plain = self._json(f"{section}.json")
         try:
             return unpacked(plain, {name: what(one) for name, one in stored.items()})
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise corrupt_file(
-                self.folder / f"{section}.json", f"it cannot be read ({type(error).__name__}: {error!s:.80})"
-            ) from None
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
+            raise unlike_a_run(self.folder / f"{section}.json", f"{type(error).__name__}: {error!s:.80}") from None
 
     def _add(self, section: str, name: str, facts: Mapping[str, Any]) -> None:
         dtype, shape = DTYPE_OF[facts["dtype"]], torch.Size(facts["shape"])
         stored = self._stored.setdefault(section, {})[name] = Stored(section, name, dtype, shape)
         chunks = facts["chunks"]
         self._chunks[stored] = [(chunk["file"], chunk["key"]) for chunk in chunks]
+        if fault := fault_of(facts["shape"], [Box(one["offsets"], one["sizes"]) for one in chunks]):
+            raise unlike_a_run(self.folder / INDEX, f"of {name!r:.80}, {fault}")
         boxes = [ChunkStorageMetadata(torch.Size(one["offsets"]), torch.Size(one["sizes"])) for one in chunks]
-        if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape):
-            raise corrupt_file(self.folder / INDEX, f"it does not tell where all of {name!r} is")
         properties = TensorProperties(dtype=dtype)
         self._metadata.state_dict_metadata[_fqn(stored)] = TensorStorageMetadata(properties, shape, boxes)
         for (file, key), box in zip(self._chunks[stored], boxes, strict=True):
+            if (file, key) in self._used:
+                raise unlike_a_run(self.folder / INDEX, f"it names {key!r:.80} of {file!r:.80} twice")
+            self._used.add((file, key))
             found = self._file(file)
             try:
                 there = found.get_slice(key)
             except SafetensorError:
-                raise corrupt_file(self.folder / file, f"it does not hold {key!r}") from None
+                raise unlike_a_run(self.folder / file, f"it does not hold {key!r:.80}") from None
             if (there.get_dtype(), list(there.get_shape())) != (facts["dtype"], list(box.sizes)):
-                raise corrupt_file(self.folder / file, f"{key!r} has another type or shape than {INDEX} says")
+                raise unlike_a_run(self.folder / file, f"{key!r:.80} has another type or shape than {INDEX} says")
 
     def _file(self, name: str) -> Any:
         if name not in self._files:
             file = self.folder / name
             # No link either: what one points to was compared with nothing.
-            if file.parent != self.folder or file.is_symlink():
-                raise corrupt_file(self.folder / INDEX, f"it names {name!r}, which does not lie in the checkpoint")
+            if name not in self._listed or file.parent != self.folder or file.is_symlink():
+                raise unlike_a_run(
+                    self.folder / INDEX, f"it names {name!r:.80}, which is no file that {MANIFEST} lists"
+                )
             _refuse_special(file)
             try:
                 self._files[name] = self._open.enter_context(safe_open(file, framework="pt"))
             except FileNotFoundError:
                 raise missing_file(file) from None
             except (SafetensorError, ValueError, OSError) as error:
-                raise corrupt_file(file, f"it is no safetensors file ({error})") from None
+                raise unlike_a_run(file, f"it is no safetensors file ({error!s:.80})") from None
         return self._files[name]
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import Draft
-from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.manifest import missing_file, small_file, unlike_a_run
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF, DTYPES, file_chunks, read_tensors
 
 _TENSOR = "$tensor"
@@ -61,16 +61,16 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
     """Returns the tree that `write_state` wrote.
 
     Raises:
-        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
+        CheckpointError: FG604 where a file is missing, FG611 where one is not as a run writes it.
     """
     file = folder / f"{name}.json"
     tensors = read_tensors(folder / f"{name}.safetensors", device=device)
     try:
-        return unpacked(json.loads(file.read_text(encoding="utf-8")), tensors)
+        return unpacked(json.loads(small_file(file)), tensors)
     except FileNotFoundError:
         raise missing_file(file) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise corrupt_file(file, f"it cannot be read ({type(error).__name__}: {error})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError) as error:
+        raise unlike_a_run(file, f"{type(error).__name__}: {error!s:.80}") from None
 
 
 def write_tensors(

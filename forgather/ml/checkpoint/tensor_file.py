@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.manifest import corrupt_file, missing_file
+from forgather.ml.checkpoint.manifest import missing_file, unlike_a_run
 from forgather.ml.checkpoint.storage import Bytes
 
 # The format's own words for types.
@@ -93,11 +93,11 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     """Returns the tensors of one safetensors file.
 
     Raises:
-        CheckpointError: FG603 where the file cannot be read, FG604 where it is missing.
+        CheckpointError: FG604 where the file is missing, FG611 where it is none.
     """
     try:
         return load_file(file, device=device)
     except FileNotFoundError:
         raise missing_file(file) from None
     except (SafetensorError, ValueError, OSError) as error:
-        raise corrupt_file(file, f"it is no safetensors file ({error})") from None
+        raise unlike_a_run(file, f"it is no safetensors file ({error!s:.80})") from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from forgather.errors import CheckpointError, ForgatherError
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINING_STATE, parts_in
+from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.state import read_state
 from forgather.ml.log import get_logger
 
@@ -28,6 +29,10 @@ WITHOUT = {
     PROGRESS: "the log and the best metric begin anew",
 }
 """Each part, with what a run that goes on without it does."""
+
+
+_MOST = 2**53
+_MOST_OF_ALL = 1e300
 
 
 class Spared:
@@ -63,9 +68,11 @@ def read_parts(folder: Path, present: Collection[str], allowed: Collection[str])
         allowed: parts that may be missing.
 
     Raises:
-        CheckpointError: FG608, naming every part that is missing and may not be; FG603 for a file that cannot be read.
+        CheckpointError: FG608, naming every part that is missing and may not be; FG611 for a file that cannot be read.
     """
-    has_state = (folder / f"{TRAINING_STATE}.json").exists() and (folder / f"{TRAINING_STATE}.safetensors").exists()
+    listed = read_manifest(folder).files
+    files = [f"{TRAINING_STATE}.json", f"{TRAINING_STATE}.safetensors"]
+    has_state = all(name in listed and (folder / name).exists() for name in files)
     state = read_state(folder, TRAINING_STATE) if has_state else {}
     if not isinstance(state, dict):
         state = {}
@@ -92,13 +99,17 @@ def numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, An
     """Returns a part that is made of numbers.
 
     Raises:
-        ValueError: a value is none, or, of whole numbers, below zero.
+        ValueError: a value is none, or is not finite; of whole numbers, one is below zero, or larger than any count.
     """
     for name, value in state.items():
-        fits = type(value) is int and value >= 0 if whole else isinstance(value, int | float)
+        fits = type(value) is int and 0 <= value < _MOST if whole else _is_finite(value)
         if not fits:
             raise ValueError(f"{name} is {value!r:.40}")
     return state
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < _MOST_OF_ALL
 
 
 def words(state: Any) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE
+from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import try_rng
 from forgather.ml.checkpoint.saved import Saved
@@ -23,6 +24,7 @@ from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.parts import numbers, read_parts, schedule_state, used, words
+from forgather.ml.trainer.plausible import refuse_impossible
 from forgather.ml.trainer.randomness import own_rng
 from forgather.ml.trainer.skip_list import LeftOut
 
@@ -72,6 +74,7 @@ def _put_back(
     present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
     parts = agreement.together(lambda: read_parts(folder, present, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
+    agreement.together(lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts))
     with used(SCHEDULE, folder):
         resumed.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
     configured = resumed.settings(strategy.optimizer, schedule)

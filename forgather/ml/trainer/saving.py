@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.files import PROGRESS, TRAINER_STATE
 from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, passed_over
-from forgather.ml.checkpoint.manifest import read_manifest, verify
+from forgather.ml.checkpoint.manifest import read_manifest, small_file, verify
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_told_to_libraries
@@ -60,8 +61,9 @@ def export_model(
 ) -> None:
     """Writes a model for use: weights, configs and tokenizer, as `from_pretrained` reads them.
 
-    A model that is none of transformers and cannot save itself is written as `model.safetensors`. Files are written
-    beside, synced and moved: the older model stays until the new one is whole, see `write_model`.
+    A model that is none of transformers and cannot save itself is written as `model.safetensors`, and so is one whose
+    weights are not those of its class: no configuration is beside them then, so that nobody loads random weights. Files
+    are written beside, synced and moved: the older model stays until the new one is whole, see `write_model`.
 
     Args:
         storage: makes the changes.
@@ -75,17 +77,21 @@ def export_model(
     """
     model = getattr(model, "stands_for", model)
     check_writable(storage, folder)
+    reason = misfit_of(model)
+    is_adapted = bool(getattr(model, "_hf_peft_config_loaded", False))
+    if reason is not None and isinstance(model, PreTrainedModel) and not is_adapted:
+        _log.warning("the model in %s is written without its configuration, and cannot be loaded: %s", folder, reason)
 
     def fill(draft: Draft) -> None:
-        if isinstance(model, PreTrainedModel):
+        if isinstance(model, PreTrainedModel) and (reason is None or is_adapted):
             with without_progress_bars(), device_told_to_libraries():
                 layout_of(model, weights).write(draft)
                 texts = described_files(model, processing_class)
-        elif callable(getattr(model, "save_pretrained", None)):
+        elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):
             texts = self_described_files(model, weights, processing_class)
         else:
             write_weights(draft, weights)
-            texts = described_files(model, processing_class)
+            texts = described_files(model, processing_class, is_loadable=False)
         for name, content in texts.items():
             draft.write(name, [content])
 
@@ -101,12 +107,13 @@ def read_progress(folder: Path) -> TrainerState | None:
     Raises:
         CheckpointError: FG675 where it is not as a run writes it.
     """
-    file = folder / TRAINER_STATE
-    if not file.exists():
+    file, manifest = folder / TRAINER_STATE, read_manifest(folder)
+    if TRAINER_STATE not in manifest.files or not file.exists():
         return None
     with used(PROGRESS, folder):
+        small_file(file)
         state: TrainerState = TrainerState.load_from_json(str(file))
-        if state.global_step != read_manifest(folder).step:
+        if state.global_step != manifest.step:
             raise ValueError(f"it is that of step {state.global_step}")
         if not all(isinstance(line, dict) for line in state.log_history):
             raise TypeError("its log has lines that are no tables")

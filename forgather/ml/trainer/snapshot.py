@@ -100,12 +100,20 @@ def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
         write_state(draft, EXTRA_STATE, rest)
 
 
-def described_files(model: nn.Module, processing_class: Any) -> dict[str, bytes]:
-    """Returns the files that tell what a model is: configurations and tokenizer, as `save_pretrained` writes them."""
+def described_files(model: nn.Module, processing_class: Any, *, is_loadable: bool = True) -> dict[str, bytes]:
+    """Returns the files that tell what a model is: configurations and tokenizer, as `save_pretrained` writes them.
+
+    Args:
+        model: tells class and configuration.
+        processing_class: tokenizer or processor; None for none.
+        is_loadable: whether `from_pretrained` reads the weights beside; where it does not, no file says which class
+            they are of.
+    """
     model = getattr(model, "stands_for", model)
-    parts = [_described(model), getattr(model, "generation_config", None), processing_class]
-    if isinstance(model, PreTrainedModel):
-        parts = [_Code(model, parts[0]), *_configs(model, *parts[:2]), processing_class]
+    parts = [getattr(model, "generation_config", None), processing_class]
+    if is_loadable and isinstance(model, PreTrainedModel):
+        config = _described(model)
+        parts = [_Code(model, config), *_configs(model, config, parts[0]), processing_class]
     return _saved_files(parts)
 
 
@@ -153,12 +161,9 @@ def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> lis
     return [*found, model.peft_config[model.active_adapters()[0]]]
 
 
-def _described(model: nn.Module) -> Any:
+def _described(model: PreTrainedModel) -> Any:
     """Returns the configuration with the class and the type of the weights, as `save_pretrained` writes them."""
-    config: Any = getattr(model, "config", None)
-    if not isinstance(model, PreTrainedModel):
-        return config
-    config = copy.deepcopy(config)
+    config: Any = copy.deepcopy(model.config)
     # fully_shard puts a class of its own in front of the model's.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = str(model.dtype).removeprefix("torch.")

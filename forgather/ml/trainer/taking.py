@@ -11,14 +11,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.files import MODEL, SLICES, TRAINER_STATE, TRAINING_ARGS
 from forgather.ml.checkpoint.shards import Planning
 from forgather.ml.distributed import agreement
+from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.optimizer_size import optimizer_bytes
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.snapshot import Snapshot, described_files, snapshot
+
+_log = get_logger(__name__)
 
 
 class Camera:
@@ -87,4 +91,9 @@ class Camera:
     def _describe(self) -> dict[str, bytes]:
         if not self._strategy.topology.is_writer:
             return {}
-        return described_files(self._strategy.model, self._session.dispatcher.scene.get("processing_class"))
+        model = self._strategy.model
+        reason = misfit_of(model)
+        if reason is not None and hasattr(model, "config"):
+            _log.info("from_pretrained cannot read the weights of the checkpoints as they lie there: %s", reason)
+        processing_class = self._session.dispatcher.scene.get("processing_class")
+        return described_files(model, processing_class, is_loadable=reason is None)
