@@ -19,6 +19,7 @@ from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.declared import FAULTS, read_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
+from forgather.project.hooks import judge_hooks
 from forgather.project.imports import judge_imports
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
@@ -92,6 +93,7 @@ def check_project(
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_imports(named, project.meta.project_dir, reader)
+    found += judge_hooks(graph, reader)
     found = [one for one in found if one.code not in FAULTS]
     found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from forgather.signatures.calls import Calls, returned
 from forgather.signatures.faults import refuse_file, refuse_folders, refuse_module, refuse_symbol, refuse_value
 from forgather.signatures.finding import Finder
 from forgather.signatures.names import Names
 from forgather.signatures.parameters import as_signature
-from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Thing, Tuples, Value
-from forgather.signatures.values import Annotation, Callee, Unknown
+from forgather.signatures.things import (
+    Class,
+    Doubt,
+    Function,
+    Module,
+    Partial,
+    Thing,
+    Tuples,
+    Value,
+    dotted_name,
+)
+from forgather.signatures.values import Annotation, Callee, Lineage, Member, Unknown
 from forgather.signatures.world import Use, World
 from forgather.source import Span
 
@@ -54,6 +64,32 @@ class Engine:
             return Unknown(constructor, module.reason)
         things = self._walk(module, symbol, module_name)
         return self._callee(constructor, symbol.rpartition(".")[2], things)
+
+    def lineage(self, constructor: str, folders: tuple[str, ...], package: str, names: Collection[str]) -> Lineage:
+        """Returns what a class comes from, and which names it binds in front of the classes of a package.
+
+        Args:
+            constructor: with a colon.
+            folders: the `submodule_searchpath` of the call; absolute.
+            package: the package whose classes end the search.
+            names: the names to look for.
+
+        Raises:
+            ResolveError: there surely is no such class.
+        """
+        module_name, _, symbol = constructor.rpartition(":")
+        module = self._module(module_name, folders, symbol)
+        things = [] if isinstance(module, Doubt) else self._walk(module, symbol, module_name)
+        if len(things) != 1 or not isinstance(things[0], Class):
+            return Lineage((), ())
+        line = self._names.mro(things[0])
+        found = [
+            member
+            for cls in line
+            if isinstance(cls, Class) and not dotted_name(cls).startswith((f"{package}.", "transformers."))
+            for member in _bound(cls, names)
+        ]
+        return Lineage(tuple(dotted_name(base) for base in line if not isinstance(base, Doubt)), tuple(found))
 
     def _module(self, name: str, folders: tuple[str, ...], symbol: str) -> Module | Doubt:
         if name.endswith(".py") or "/" in name:
@@ -139,6 +175,24 @@ class Engine:
         nodes = [thing.node for thing in found if isinstance(thing, Value) and isinstance(thing.node, ast.Dict)]
         keys = [key for node in nodes for key in node.keys]
         return tuple(key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def _bound(cls: Class, names: Collection[str]) -> Iterator[Member]:
+    file = cls.module.file
+    for name in names:
+        for statement in cls.body.binding(name):
+            if name in _targets(statement):
+                yield Member(cls.name, name, Span(file, statement.lineno) if file else None)
+                break
+
+
+def _targets(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.AnnAssign) and statement.value is None:
+        return []
+    targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def real(folders: Sequence[str]) -> tuple[str, ...]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
 from forgather.errors import ForgatherError, ResolveError
 from forgather.signatures.finding import Finder
 from forgather.signatures.store import Store
-from forgather.signatures.values import Callee, Unknown
+from forgather.signatures.values import Callee, Lineage, Unknown
 
 if TYPE_CHECKING:
     from forgather.signatures.engine import Engine
@@ -62,6 +62,23 @@ class Reader:
             raise copy(known)
         return known
 
+    def lineage(self, constructor: str, searchpath: Sequence[str], package: str, names: Collection[str]) -> Lineage:
+        """Returns what a class comes from, and which of some names it binds in front of the classes of a package.
+
+        Nothing of this is kept: it is asked for classes of the user's own.
+
+        Args:
+            constructor: as a node holds it.
+            searchpath: the `submodule_searchpath` of the call.
+            package: the package whose classes end the search.
+            names: the names to look for.
+        """
+        folders = tuple(self._absolute(folder) for folder in searchpath)
+        try:
+            return self._reading().lineage(constructor, folders, package, names)
+        except (ForgatherError, RecursionError, SyntaxError):
+            return Lineage((), ())
+
     def lacks(self, module: str) -> ResolveError | None:
         """Returns the error that importing a library's module gives; None where it exists, or may."""
         if self._finder.find(module) is not None:
@@ -83,12 +100,8 @@ class Reader:
         kept = self._store.find(name) if self._store else None
         if kept is not None:
             return kept
-        if self._engine is None:
-            from forgather.signatures.engine import Engine
-
-            self._engine = Engine(self.project_dir, self._finder, self._ours)
         try:
-            answer, used = self._engine.read(constructor, folders)
+            answer, used = self._reading().read(constructor, folders)
         except RecursionError:
             return Unknown(constructor, "its definition is nested too deeply")
         except SyntaxError:
@@ -96,6 +109,13 @@ class Reader:
         if self._store:
             self._store.keep(name, answer, used)
         return answer
+
+    def _reading(self) -> Engine:
+        if self._engine is None:
+            from forgather.signatures.engine import Engine
+
+            self._engine = Engine(self.project_dir, self._finder, self._ours)
+        return self._engine
 
     def _short(self, name: str) -> Callee | Unknown:
         # Python takes milliseconds to tell the signature of what is written in C.

@@ -87,3 +87,29 @@ class Unknown(NamedTuple):
 
     constructor: str
     reason: str
+
+
+class Member(NamedTuple):
+    """A name that a class of the user's binds.
+
+    Args:
+        owner: the class.
+        name: what it binds.
+        span: where.
+    """
+
+    owner: str
+    name: str
+    span: Span | None
+
+
+class Lineage(NamedTuple):
+    """What a class comes from, and what it adds to that.
+
+    Args:
+        bases: dotted names of the class and those behind it, in Python's order.
+        members: what the classes in front of the first base that was asked for bind, of the names that were asked for.
+    """
+
+    bases: tuple[str, ...]
+    members: tuple[Member, ...]

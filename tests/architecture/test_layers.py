@@ -15,6 +15,7 @@ LEVELS = {
     "forgather.errors": 1,
     "forgather.kept": 1,
     "forgather.aliases": 2,
+    "forgather.trainer_hooks": 1,
     "forgather.conditions": 2,
     "forgather.interrupt": 2,
     "forgather.processes": 2,
@@ -141,6 +142,7 @@ def test_a_module_imports_lower_layers_only(name, file):
                     "forgather.combination",
                     "forgather.processes",
                     "forgather.interrupt",
+                    "forgather.trainer_hooks",
                 }
             ):
                 faults.append(f"line {line}: {imported} belongs to the other tower")

@@ -27,7 +27,6 @@ from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
-from forgather.ml.losses import loss_rule
 from forgather.ml.made_from import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.described import description
@@ -42,9 +41,11 @@ from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.custom import SaveFunction, refuse_no_storage
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
 from forgather.ml.trainer.fingerprint import refuse_other_data
+from forgather.ml.trainer.hooks import refuse_unused_hooks
 from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
+from forgather.ml.trainer.own_loss import WithOwnLoss
 from forgather.ml.trainer.prepare import preparation
 from forgather.ml.trainer.randomness import seed_process
 from forgather.ml.trainer.run import Run
@@ -56,7 +57,7 @@ from forgather.rules import Rules
 _log = get_logger(__name__)
 
 
-class Trainer:
+class Trainer(WithOwnLoss):
     """Trains a model on one device.
 
     Args:
@@ -79,7 +80,8 @@ class Trainer:
     Raises:
         SettingError: FG770 and FG775 for arguments that do not go with the trainer, or with what it is given.
         TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
-            something that is not a callback, FG819 for a factory that cannot be called, FG632 for no storage.
+            something that is not a callback, FG819 for a factory that cannot be called, FG632 for no storage,
+            FG860 and FG861 for a subclass with hooks of transformers' trainer that are never called.
         DistributedError: FG703 where several processes were started.
     """
 
@@ -104,6 +106,7 @@ class Trainer:
         storage: Storage | None = None,
         save_function: SaveFunction | None = None,
     ) -> None:
+        refuse_unused_hooks(self)
         refuse_uncallable(
             optimizer_factory=optimizer_factory,
             lr_scheduler_factory=lr_scheduler_factory,
@@ -124,7 +127,7 @@ class Trainer:
         refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
             make_model=functools.partial(beginning.make_model, model, model_init, self.args.seed),
-            make_rule=functools.partial(loss_rule, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor),
+            make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
             make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
             prepare=preparation(self.args),
             autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
@@ -213,6 +216,7 @@ class Trainer:
             CheckpointError: where a checkpoint cannot be resumed from.
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; at once before a step.
         """
+        refuse_unused_hooks(self)
         args, session = self.args, self._session
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = agreement.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))

@@ -1,0 +1,229 @@
+"""The loss of a trainer whose `compute_loss` is overridden, as transformers' trainer takes it.
+
+Takes the overriding method and the rule that it stands before; gives a `LossRule`. Keeps true: what the method returns
+is either divided by `num_items_in_batch` already, and is added up, or it is a mean over its micro-batch, of which the
+mean by rows is taken; which of them is known before the first step, and a result that says otherwise is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from forgather.errors import TrainingError
+from forgather.ml.losses import (
+    LossRule,
+    at_least_float32,
+    count_valid,
+    is_causal_lm,
+    labels_of,
+    loss_rule,
+    num_rows,
+    shifted,
+)
+from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.types import Weightless
+
+ITEMS = "num_items_in_batch"
+
+
+class OwnLoss:
+    """What a user's `compute_loss` returns, as a sum.
+
+    Args:
+        method: the bound method.
+        model: the model as it will be trained.
+        rule: that of the trainer without the method.
+        said: tells whether results are divided by `num_items_in_batch`, as the user's class says it; None where it
+            says nothing.
+    """
+
+    def __init__(
+        self, method: Callable[..., Any], model: nn.Module, rule: LossRule, *, said: Callable[[], bool | None]
+    ) -> None:
+        self._method, self._model, self._said = method, model, said
+        self._is_causal = is_causal_lm(model)
+        self._takes_items = _takes(method, ITEMS)
+        self._reads_items = _reads_items(method)
+        self.ignore_index = rule.ignore_index
+
+    @property
+    def divides(self) -> bool:
+        """True where results are divided by `num_items_in_batch`, False where they are means over a micro-batch."""
+        said = self._said()
+        return self._reads_items if said is None else said
+
+    def prepared(self, batch: Any) -> Any:
+        """Returns the batch as it is: the method gets the labels that the collator gave."""
+        return batch
+
+    def count(self, batch: Any) -> float | Tensor:
+        """Returns what a batch counts: its targets where the method divides by their number, else its rows."""
+        if isinstance(batch, Weightless):
+            return 0
+        return self._items(batch) if self.divides else num_rows(batch)
+
+    def _items(self, batch: Any) -> float | Tensor:
+        labels = labels_of(batch)
+        if labels is None:
+            return num_rows(batch)
+        return count_valid(shifted(labels) if self._is_causal else labels, batch)
+
+    def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
+        """Returns the method's loss times what the batch counts, or times what it was divided by."""
+        if isinstance(batch, Weightless):
+            return self._total(model, batch.batch, denom) * 0.0
+        return self._total(model, batch, denom)
+
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
+        if not self.divides:
+            return self._loss(model, batch, self._items(batch)) * num_rows(batch)
+        # A batch whose labels are all ignored has the loss 0, not 0 / 0.
+        items = denom if denom is not None else self._items(batch) or 1
+        return self._loss(model, batch, items) * items
+
+    def _loss(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> Tensor:
+        inputs = dict(batch) if isinstance(batch, Mapping) else batch  # methods take labels out of it
+        given = {ITEMS: Items.of(items, labels_of(batch))} if self._takes_items else {}
+        # transformers asks for outputs where it evaluates, and for the loss alone where it trains.
+        evaluates = not torch.is_grad_enabled()
+        reads = Items.reads
+        with without_cache(self._model):
+            found = self._method(model, inputs, return_outputs=evaluates, **given)
+        loss = found[0] if evaluates and isinstance(found, tuple | list) and found else found
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise self._no_loss(found)
+        self._check(isinstance(loss, Items) or Items.reads > reads)
+        return at_least_float32(loss.as_subclass(Tensor).reshape(()))
+
+    def _check(self, divides: bool) -> None:
+        if self._said() is not None or divides == self._reads_items:
+            return
+        does = "depends on it" if divides else "does not depend on it"
+        raise TrainingError(
+            f"{self._name} seems to {'ignore' if divides else 'use'} {ITEMS}, and what it returns {does}",
+            code="FG862",
+            hint="say on the class how its result is to be taken: loss_is_scaled_for_ga = True where it is divided by "
+            f"{ITEMS}, False where it is a mean over the micro-batch",
+        )
+
+    def _no_loss(self, found: Any) -> TrainingError:
+        shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+        return TrainingError(
+            f"{self._name} returned a {type(found).__name__}{shape}, and no loss",
+            code="FG863",
+            hint="return a tensor with one number, or (loss, outputs) where return_outputs is true",
+        )
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._method, "__qualname__", "compute_loss"))
+
+
+class Items(Tensor):
+    """A number of items that is seen in what is computed from it: a result that depends on it is of this class."""
+
+    reads: ClassVar[int] = 0
+    _READERS: ClassVar[frozenset[Any]] = frozenset(
+        (Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__index__)
+    )
+
+    @classmethod
+    def of(cls, items: float | Tensor, beside: Tensor | None) -> Items:
+        """Returns a number as a tensor where the labels lie; a whole one as transformers gives it."""
+        device = beside.device if beside is not None else None
+        if isinstance(items, Tensor):
+            return items.detach().to(device).as_subclass(cls)
+        return torch.tensor(int(items) if float(items).is_integer() else items, device=device).as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes where the number leaves the tensors, behind which nothing is seen of it."""
+        if func in cls._READERS:
+            Items.reads += 1
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Turns the model's cache off, with which transformers takes packed rows for one document."""
+    config = getattr(model, "config", None)
+    before = getattr(config, "use_cache", None)
+    if config is None or not before:
+        yield
+        return
+    config.use_cache = False
+    try:
+        yield
+    finally:
+        config.use_cache = before
+
+
+class WithOwnLoss:
+    """The part of a trainer that a subclass overrides to have a loss of its own."""
+
+    args: TrainingArguments
+    loss_is_scaled_for_ga: bool | None = None
+    """For a class that overrides `compute_loss`: True where it divides by `num_items_in_batch`, False where it returns
+    a mean over its micro-batch; None where that is seen in what it returns."""
+
+    def make_rule(self, model: nn.Module, *, loss_fn: Callable[..., Any] | None) -> LossRule:
+        """Returns the rule of the trainer: that of `compute_loss`, where a subclass has its own."""
+        rule = self._rule = loss_rule(model, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor)
+        if type(self).compute_loss is WithOwnLoss.compute_loss:
+            return rule
+        return OwnLoss(self.compute_loss, model, rule, said=lambda: self.loss_is_scaled_for_ga)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | float | None = None
+    ) -> Any:
+        """Returns the loss of a micro-batch; a subclass may have its own.
+
+        Args:
+            model: what is called with the inputs.
+            inputs: the micro-batch, on the device of the model, as the collator gave it.
+            return_outputs: return (loss, outputs).
+            num_items_in_batch: targets of the whole update, over all processes; the loss is divided by it. Without it
+                the loss is the mean over the micro-batch.
+
+        Source:
+            The method of `transformers.Trainer`. There, of several processes the mean of what they return is taken;
+            here the sum of what is divided by `num_items_in_batch`.
+        """
+        outputs: list[Any] = []
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(model(*args, **kwargs))
+            return outputs[-1]
+
+        batch = self._rule.prepared(inputs)
+        denom = self._rule.count(batch) if num_items_in_batch is None else num_items_in_batch
+        loss = self._rule.total(called, batch, denom=denom) / denom
+        return (loss, outputs[-1]) if return_outputs else loss
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _reads_items(method: Callable[..., Any]) -> bool:
+    """Tells whether the code of a method reads the number of items, or hands on what it came with."""
+    if not _takes(method, ITEMS):
+        return False
+    function = inspect.unwrap(getattr(method, "__func__", method))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    names = {ITEMS} | {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD}
+    return any(
+        step.argval in names or (isinstance(step.argval, tuple) and names & {*step.argval})
+        for step in dis.get_instructions(code)
+        if step.opname.startswith("LOAD")
+    )

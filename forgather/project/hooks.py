@@ -1,0 +1,59 @@
+"""Hooks of transformers' trainer in the user's own trainer that it never calls.
+
+Takes a graph and a reader of signatures, gives findings at lines of Python files. Keeps true: nothing is imported; what
+is found here is what the trainer itself refuses, from the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from forgather.config.graph import Call, Graph
+from forgather.config.traverse import roots, walk
+from forgather.errors import Diagnostic
+from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+_TRAINER = "forgather.ml.trainer.trainer.Trainer"
+_PACKAGE = "forgather.ml"
+# Their classes are no one's own: no time is spent on them.
+_LIBRARIES = ("forgather", "transformers", "torch", "accelerate", "datasets", "builtins")
+
+
+def judge_hooks(graph: Graph, reader: Reader) -> Iterator[Diagnostic]:
+    """Yields an error for each hook that a trainer's class defines, and that nothing calls."""
+    seen: set[str] = set()
+    for _, node in walk(roots(graph)):
+        if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):
+            seen.add(node.constructor)
+            yield from _of_class(node, reader)
+
+
+def _may_be_a_trainer(node: Call) -> bool:
+    place, _, symbol = node.constructor.rpartition(":")
+    if not place or not symbol or node.submodule_searchpath is not None:
+        return False
+    is_file = place.endswith(".py") or "/" in place
+    own = is_file or place.partition(".")[0] not in _LIBRARIES
+    return own and ("args" in (entry.key for entry in node.kwargs) or len(node.args) > 1)
+
+
+def _of_class(call: Call, reader: Reader) -> Iterator[Diagnostic]:
+    names = {name for trainer in ("", "PipelineTrainer") for name in refused_hooks([trainer])}
+    lineage = reader.lineage(call.constructor, (), _PACKAGE, sorted(names))
+    if _TRAINER not in lineage.bases:
+        return
+    ours = [name.rpartition(".")[2] for name in lineage.bases if name.startswith(f"{_PACKAGE}.")]
+    refused = refused_hooks(ours)
+    for member in lineage.members:
+        if member.name in refused:
+            code, hint = refused[member.name]
+            yield Diagnostic(
+                code=code,
+                message=refusal(member.owner, member.name, f"forgather.ml:{ours[0]}"),
+                span=member.span or call.span,
+                hint=f"{hint}; or {HF_TRAINER}",
+            )

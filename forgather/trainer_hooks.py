@@ -1,0 +1,61 @@
+"""Hooks of transformers' `Trainer` that a subclass of our trainers may bring along.
+
+Takes names of methods and of the trainers that a class derives from; gives why each is refused. Keeps true: a hook that
+is overridden is called as transformers calls it, or refused by name; the check before a run and the trainer inside one
+read the same table, `ml/trainer_hooks.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from functools import cache
+from typing import NamedTuple
+
+_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "trainer_hooks.json")
+HF_TRAINER = "extend trainers/hf_trainer.yaml, whose trainer is that of transformers and calls all of them"
+
+
+class Hooks(NamedTuple):
+    """What becomes of each hook.
+
+    Args:
+        honored: names that our trainers call or read.
+        instead: names that they never call, and what there is in their place.
+        refused_by: for the name of a trainer, what it does not call although others do, and what there is instead.
+    """
+
+    honored: frozenset[str]
+    instead: dict[str, str]
+    refused_by: dict[str, dict[str, str]]
+
+
+@cache
+def trainer_hooks() -> Hooks:
+    """Returns the table."""
+    with open(_FILE, encoding="utf-8") as stream:
+        table = json.load(stream)
+    return Hooks(
+        frozenset(table["honored"]),
+        {name: group["hint"] for group in table["instead"] for name in group["hooks"]},
+        {trainer: dict.fromkeys(group["hooks"], group["hint"]) for trainer, group in table["refused_by"].items()},
+    )
+
+
+def refused_hooks(trainers: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Returns the hooks that are refused, each with the code of the error and what there is instead.
+
+    Args:
+        trainers: names of our trainers that a class derives from.
+    """
+    hooks = trainer_hooks()
+    refused = {name: ("FG860", hint) for name, hint in hooks.instead.items()}
+    for trainer in trainers:
+        refused |= {name: ("FG861", hint) for name, hint in hooks.refused_by.get(trainer, {}).items()}
+    return refused
+
+
+def refusal(owner: str, name: str, trainer: str) -> str:
+    """Returns the message about one hook."""
+    return f"{owner} defines {name!r}, a hook of transformers' Trainer that {trainer} never calls"
