@@ -1,17 +1,20 @@
-"""Ctrl-C, the SIGTERM of a scheduler, or its SIGUSR1, at a moment that suits the run.
+"""Ctrl-C, the SIGTERM of a scheduler, its SIGUSR1, or the end of a terminal, at a moment that suits the run.
 
-Takes SIGINT, SIGTERM and SIGUSR1 of this process; gives a flag, or an exception. Keeps true: as long as nothing would
-be lost, the first signal ends at once what is done; once a run has begun, it is remembered, so that what is saved is
-whole, and the second one ends at once; a program that native code keeps from hearing of its end is ended from outside
-of it; the handlers that were there come back.
+Takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP of this process; gives a flag, or an exception. Keeps true: as long as
+nothing would be lost, the first signal ends at once what is done; once a run has begun, it is remembered, so that what
+is saved is whole, and the second one ends at once; a program that native code keeps from hearing of its end is ended
+from the outside; the handlers that were there come back.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import select
 import signal
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +25,15 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 # Each more than there are processes with the one before, and small enough to be added up in float32.
-_WISHES = {signal.SIGINT: 1.0, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
+_WISHES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
 _USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGUSR1: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,  # nohup has it ignored, and it stays so
 }
 STATUS = 128 + signal.SIGTERM
-"""The exit status of a run that a scheduler's signal ended, whichever of the two it was."""
+"""The exit status of a run that a signal ended which is not Ctrl-C, whichever it was."""
 DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
 SAME_SECONDS, SAME_OF_SEVERAL_SECONDS = 0.1, 1.0
 """Within these, a further signal is the first one once more: a scheduler signals a job and its group at one moment, and
@@ -38,7 +42,7 @@ NOTHING_TRAINED = "interrupted; nothing was trained yet, so there is nothing to 
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGUSR1 ended the run, as Ctrl-C does: the state was saved where saving is on."""
+    """SIGTERM, SIGUSR1 or SIGHUP ended the run, as Ctrl-C does: the state was saved where saving is on."""
 
     signal_number = signal.SIGTERM
 
@@ -141,6 +145,8 @@ class Interrupt:
         return Terminated() if wishes >= _WISHES[signal.SIGTERM] else KeyboardInterrupt()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
         now = time.monotonic()
         if self.requested and now - self._at < self.same_within:
             return
@@ -190,6 +196,28 @@ class Interrupt:
         with suppress(Exception):
             sys.stdout.flush()
         os._exit(130 if number == signal.SIGINT else STATUS)
+
+
+def _leave_terminal() -> None:
+    """Lets what is still printed go nowhere, where nobody can read it any more: a line must not end the save."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        if _is_gone(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _is_gone(stream: int) -> bool:
+    try:
+        termios.tcgetattr(stream)
+    except termios.error as error:
+        if error.args[0] != errno.ENOTTY:  # a terminal that was hung up answers nothing
+            return True
+    except OSError:
+        return False
+    events = select.poll()
+    events.register(stream, 0)
+    return stream > 0 and any(event & select.POLLERR for _, event in events.poll(0))  # a pipe that nobody reads
 
 
 _active: list[Interrupt] = []
@@ -252,7 +280,7 @@ def present() -> Interrupt | None:
 def ignore_signals() -> None:
     """Has this process hear no further signal: it is about to end, and everything is done."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -262,7 +290,7 @@ def leave_to_parent() -> None:
     Ctrl-C reaches every process of a terminal, and the signals of a scheduler every process of a job: a worker that
     died of one would fail the step that its parent wants to end.
     """
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_by_parent, args=(os.getppid(),), name="forgather-signals", daemon=True).start()

@@ -13,7 +13,7 @@ from forgather.launch.running import Outcome
 from forgather.ml.checkpoint.folders import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.failure import Kind, Record
-from forgather.ml.distributed.launcher import Failure
+from forgather.ml.distributed.launcher import Failure, _passed_on
 from forgather.project.tolerance import FaultTolerance
 
 
@@ -160,3 +160,13 @@ def test_a_job_that_would_begin_anew_each_time_is_not_queued():
         signal.raise_signal(signal.SIGUSR1)
         told = requeued(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, goes_on=False)
     assert told == "job 77 is not queued again: it would begin anew each time, and never end"
+
+
+def test_torchrun_passes_the_end_of_a_terminal_on_unless_nohup_has_it_ignored():
+    names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    assert f"{names},SIGUSR1" == _passed_on(names)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" == _passed_on(names)
+    finally:
+        signal.signal(signal.SIGHUP, before)

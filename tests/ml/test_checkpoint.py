@@ -7,6 +7,8 @@ import os
 import random
 import resource
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from forgather.ml.checkpoint import (
     Retention,
     capture_rng,
     checkpoint_folder,
+    folders,
     list_checkpoints,
     newest_verified,
     prune,
@@ -36,8 +39,9 @@ from forgather.ml.checkpoint import (
     write_state,
 )
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folders import Draft, step_of
+from forgather.ml.checkpoint.folders import Draft, own_mark, step_of
 from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.trainer.beginning import begin_from
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 from tests.reliability.faults import Faulty, Refusal
@@ -335,6 +339,30 @@ def test_leftovers_are_of_a_dead_process_also_where_its_number_is_that_of_anothe
     assert (tmp_path / "checkpoint-5", []) == newest_verified(tmp_path)
     write_checkpoint(tmp_path, 7, fill)
     assert draft.exists()
+
+
+def test_what_another_machine_writes_into_a_shared_folder_is_left_alone_for_a_day(tmp_path, monkeypatch):
+    own = write_checkpoint(tmp_path, 5, fill)
+    marks = [f"{os.getpid()}.1.other-machine", "999999999.1.other-machine", "999999999.1"]
+    drafts = [tmp_path / f".saving-checkpoint-6-{mark}" for mark in marks]
+    drafts.append(tmp_path / f".removed-checkpoint-4-{marks[0]}")
+    model = tmp_path / f".saving-model-{marks[1]}"
+    for draft in (*drafts, model):
+        draft.mkdir()
+    own.rename(tmp_path / f".replaced-checkpoint-5-{marks[1]}")
+    assert (None, []) == newest_verified(tmp_path)  # it may be about to come back by itself
+    assert own_mark().endswith(f".{socket.gethostname()}")
+    write_checkpoint(tmp_path, 7, fill)
+    write_model(LocalStorage(), tmp_path, lambda draft: draft.write("README.md", [b"x"]))
+    assert [True, True, False, True] == [draft.exists() for draft in drafts] and model.exists()
+    now = time.time()
+    monkeypatch.setattr(folders.time, "time", lambda: now + 100)
+    assert tmp_path / "checkpoint-7" == newest_verified(tmp_path)[0] and own.exists()
+    assert drafts[0].exists()
+    monkeypatch.setattr(folders.time, "time", lambda: now + 86500)
+    write_checkpoint(tmp_path, 8, fill)
+    write_model(LocalStorage(), tmp_path, lambda draft: draft.write("README.md", [b"y"]))
+    assert not any(draft.exists() for draft in (*drafts, model))
 
 
 @pytest.mark.parametrize("name", ["checkpoint-5", "notes"])

@@ -365,11 +365,10 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
-def test_sigterm_ends_the_run_as_ctrl_c_does(settings):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_the_run_as_ctrl_c_does(settings, number):
     args = settings(save_strategy="epoch")
-    stopped = Trainer(
-        tiny_llama(), args, train_dataset=rows(), callbacks=[At(2, lambda: os.kill(os.getpid(), signal.SIGTERM))]
-    )
+    stopped = Trainer(tiny_llama(), args, train_dataset=rows(), callbacks=[At(2, lambda: os.kill(os.getpid(), number))])
     with pytest.raises(KeyboardInterrupt) as caught:
         stopped.train()
     assert signal.SIGTERM == caught.value.signal_number

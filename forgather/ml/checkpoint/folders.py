@@ -9,10 +9,13 @@ replaced by one of the same step stays until the new one has its place; a folder
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import logging
 import os
 import re
+import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
-_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\d.]+)\Z")
+_TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\w.-]+)\Z")
+_A_DAY, _STILL_SECONDS = 86400.0, 60.0
 _PIECE = 8 << 20
 _WORTH_A_THREAD = 1 << 20
 _BEHIND = 4
@@ -268,24 +272,51 @@ def bring_back(storage: Storage, output_dir: Path) -> None:
 
 def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
     """Returns the checkpoints that a dead process was about to replace: where each lies, and the name that it had."""
-    found = [(folder, output_dir / match[2]) for folder, match in _leftovers(output_dir) if match[1] == "replaced"]
-    return [(folder, final) for folder, final in found if not final.exists()]
+    found = _leftovers(output_dir, still_seconds=_STILL_SECONDS)
+    replaced = [(folder, output_dir / match[2]) for folder, match in found if match[1] == "replaced"]
+    return [(folder, final) for folder, final in replaced if not final.exists()]
 
 
-def _leftovers(output_dir: Path) -> list[tuple[Path, re.Match[str]]]:
+def _leftovers(output_dir: Path, *, still_seconds: float = _A_DAY) -> list[tuple[Path, re.Match[str]]]:
     folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
     named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
-    return [(folder, match) for folder, match in named if match is not None and not is_running(match[3])]
+    left = [(folder, match) for folder, match in named if match is not None]
+    return [(folder, match) for folder, match in left if is_left(folder, match[3], still_seconds=still_seconds)]
 
 
 def own_mark() -> str:
     """Returns what tells this process from every other one, also from a later one that has its number."""
-    return f"{os.getpid()}.{_started(os.getpid())}"
+    return f"{os.getpid()}.{_started(os.getpid())}.{_own_host()}"
+
+
+@functools.cache
+def _own_host() -> str:
+    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "unnamed"
+
+
+def is_left(folder: Path, mark: str, *, still_seconds: float = _A_DAY) -> bool:
+    """Tells whether nobody writes into a folder any more.
+
+    Args:
+        folder: that a process works with.
+        mark: of the process.
+        still_seconds: so long nothing in the folder must have changed, where the process is one of another machine that
+            shares the folder: whether it runs cannot be asked there.
+    """
+    host = mark.split(".", 2)[2] if mark.count(".") > 1 else _own_host()
+    if host == _own_host():
+        return not is_running(mark)
+    try:
+        changed = max(file.lstat().st_ctime for file in (folder, *folder.rglob("*")))
+    except OSError:  # somebody changes it now
+        return False
+    return time.time() - changed > still_seconds
 
 
 def is_running(mark: str) -> bool:
-    """Tells whether the process that made a mark still runs, and is not this one."""
-    number, _, started = mark.partition(".")
+    """Tells whether the process of this machine that made a mark still runs, and is not this one."""
+    number, _, rest = mark.partition(".")
+    started = rest.partition(".")[0]
     if not number.isdecimal() or int(number) == os.getpid():
         return False
     process = int(number)

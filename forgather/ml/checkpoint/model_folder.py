@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, WEIGHTS, WEIGHTS_INDEX
-from forgather.ml.checkpoint.folders import Draft, drop_draft, is_running, own_mark
+from forgather.ml.checkpoint.folders import Draft, drop_draft, is_left, own_mark
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
@@ -40,7 +40,7 @@ def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -
     """
     make_folders(storage, folder)
     for leftover in sorted(folder.glob(f"{_PREFIX}*")):
-        if not is_running(leftover.name.removeprefix(_PREFIX)):
+        if is_left(leftover, leftover.name.removeprefix(_PREFIX)):
             with suppress(OSError):
                 remove_tree(storage, leftover)
     draft = Draft(storage, folder / f"{_PREFIX}{own_mark()}")

@@ -100,8 +100,7 @@ def launch(
         )
     os.environ.setdefault(*_PATIENCE)
     _quiet()
-    if "SIGUSR1" not in arguments.signals_to_handle:
-        arguments.signals_to_handle += ",SIGUSR1"
+    arguments.signals_to_handle = _passed_on(arguments.signals_to_handle)
     if arguments.standalone:
         arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = "c10d", "localhost:0", str(os.getpid())
     try:
@@ -127,6 +126,13 @@ def launch(
         if arguments.log_dir is None and config.logs_specs is not None:
             shutil.rmtree(config.logs_specs.root_log_dir, ignore_errors=True)
     return Ended()
+
+
+def _passed_on(names: str) -> str:
+    """Returns the signals that torchrun passes on: those of a scheduler, too, and none that this program ignores."""
+    every = dict.fromkeys([*names.split(","), "SIGUSR1"])
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+    return ",".join(name for name in every if not (name == "SIGHUP" and ignored))
 
 
 def _quiet() -> None:
@@ -268,7 +274,7 @@ _ORDER = {Kind.CAUSE: 0, Kind.STATUS: 1, Kind.STOPPED: 2, Kind.WAITED: 3, Kind.L
 def status_of(ended: Ended) -> int:
     """Returns the exit status of the run: that of the process that failed first."""
     if ended.stopped_by is not None:
-        return STATUS if ended.stopped_by == signal.SIGUSR1 else 128 + ended.stopped_by
+        return STATUS if ended.stopped_by in (signal.SIGUSR1, signal.SIGHUP) else 128 + ended.stopped_by
     first = next(iter(ended.failures), None)
     if first is None:
         return 0
