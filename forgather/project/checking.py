@@ -21,6 +21,7 @@ from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.hooks import judge_hooks
 from forgather.project.imports import judge_imports
+from forgather.project.output_folders import judge_output_folder
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
@@ -92,6 +93,7 @@ def check_project(
     found += judge_handed(judgement.calls)
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
+    found += judge_output_folder(project)
     found += judge_imports(named, project.meta.project_dir, reader)
     found += judge_hooks(graph, reader)
     found = [one for one in found if one.code not in FAULTS]

@@ -15,7 +15,7 @@ from forgather.project.listing import ConfigListing, ProjectListing
 from forgather.project.madefrom import made_from
 from forgather.project.metastore import load_meta
 from forgather.project.project import Project
-from forgather.project.targets import run_meta
+from forgather.project.targets import run_meta, trainer_output_dir
 
 
 def describe_project(project_dir: str, display: Display) -> ProjectListing:
@@ -51,6 +51,7 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
         title=facts.name,
         description=facts.description,
         config_class=facts.config_class,
+        output_dir=trainer_output_dir(project.graph) or "",
         error=_line(errors[0], display) if errors else None,
         dependencies=made_from(project.rendered, project.meta.searchpath),
     )

@@ -25,6 +25,7 @@ class ConfigListing:
         title: `config_name` of its `meta`.
         description: `config_description` of its `meta`.
         config_class: `config_class` of its `meta`.
+        output_dir: where its trainer saves; "" where that is not written out.
         error: one line that says why it is broken; None for a sound config.
         dependencies: None where the listing must not be kept.
     """
@@ -33,6 +34,7 @@ class ConfigListing:
     title: str = ""
     description: str = ""
     config_class: str = ""
+    output_dir: str = ""
     error: str | None = None
     dependencies: Dependencies | None = None
 

@@ -104,7 +104,8 @@ class Project:
         environment = self._environment or surroundings(
             self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
         )
-        environment = replace(environment, now=environment.now or datetime.now())
+        variables = {**environment.variables, "config_stem": self.config_stem}
+        environment = replace(environment, now=environment.now or datetime.now(), variables=variables)
         self._environment = environment
         with self._named_in_errors():
             return render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
@@ -172,6 +173,11 @@ class Project:
         # Whatever does not need the option goes on without it.
         found += [replace(fault.error.diagnostic, severity=Severity.WARNING) for fault in faults]
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))
+
+    @property
+    def config_stem(self) -> str:
+        """The config's path under the configs, without suffix, `.` for `/`: the name where it gives itself none."""
+        return self.config_name.removesuffix(".yaml").replace("/", ".")
 
     @property
     def lineage(self) -> tuple[str, ...]:

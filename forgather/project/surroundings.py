@@ -12,7 +12,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.project.locations import cache_dir
 from forgather.project.versions import VersionTable
 
-STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions")
+STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions", "config_stem")
 
 
 def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_root: str | None) -> ConfigEnvironment:

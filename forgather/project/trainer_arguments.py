@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forgather.config.follow import path_text
-from forgather.config.graph import Call, Graph, Node, Scalar
+from forgather.config.graph import Call, Entry, Graph, Node, Scalar
 from forgather.config.traverse import places
 
 
@@ -28,6 +28,10 @@ class TrainerArguments:
     def get(self, name: str) -> Node | None:
         """Returns a setting; None where it is left out."""
         return _keyword(self.call, name)
+
+    def entry(self, name: str) -> Entry | None:
+        """Returns a setting with the place where it is written; None where it is left out."""
+        return next((entry for entry in self.call.kwargs if entry.key == name), None)
 
     def plain(self, name: str) -> object:
         """Returns the value of a setting; None where it is left out, or no plain value."""

@@ -33,6 +33,7 @@ UTC_NOON = NOON.astimezone(UTC).replace(tzinfo=None)
 VALUES = {
     "project_dir": "{project}",
     "workspace_root": "{workspace}",
+    "config_stem": "c",
     "hostname": platform.node(),
     "uname.system": platform.system(),
     "uname.machine": platform.machine(),
