@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-distributed test-reliability lint bench clean
+.PHONY: demo test test-distributed test-reliability mutations lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing what constraints.txt pins into $(VENV): a few minutes the first time, most of it PyTorch."
@@ -30,6 +30,10 @@ test-reliability: $(STAMP)
 	$(BIN)/python -m pytest tests/reliability --full --timeout 3600
 	-$(BIN)/python scripts/bench/checkpoint_save.py --figures build/figures.json
 	$(BIN)/python scripts/write_guarantees.py
+
+# Whether the tests notice changes that make the product wrong: scripts/mutations holds them. About an hour.
+mutations: $(STAMP)
+	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,5 +1,7 @@
 """Hostile templates: each one ends with a located error of the budget family, before it costs anything."""
 
+import tracemalloc
+
 import pytest
 
 from forgather.config.environment import Budget, ConfigEnvironment
@@ -91,6 +93,33 @@ def test_a_hostile_template_ends_with_a_located_error(name):
         render_text(ConfigEnvironment(), HOSTILE[name])
     assert caught.value.span.file == "<string>"
     assert caught.value.code in {"FG101", "FG113", "FG120", "FG121", "FG122", "FG123", "FG124"}
+
+
+@pytest.mark.parametrize("name", [name for name, source in HOSTILE.items() if "\n" not in source])
+def test_one_operation_is_refused_before_anything_is_made(name):
+    """A value that is measured when it is there has cost its memory already."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((BudgetError, SyntaxFault)):
+            render_text(ConfigEnvironment(), HOSTILE[name])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 10_000_000 > peak
+
+
+class Held:
+    def _private(self):
+        return "ran"
+
+    def public(self):
+        return "ran"
+
+
+def test_a_private_method_that_is_given_as_a_variable_is_not_called():
+    assert "ran" == render_text(ConfigEnvironment(), "{{ f() }}", variables={"f": Held().public}).text.strip()
+    with pytest.raises(RenderError, match="cannot be called from a template"):
+        render_text(ConfigEnvironment(), "{{ f() }}", variables={"f": Held()._private})
 
 
 def test_an_honest_loop_of_twenty_thousand_turns_is_fine():

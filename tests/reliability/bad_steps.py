@@ -18,8 +18,8 @@ from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.distributed.env import DistributedEnvironment
-from tests.ml.distributed.bench import GLOBAL_ROWS, make_model, packed_rows
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.bench import GLOBAL_ROWS, least_layers, make_model, packed_rows
+from tests.ml.distributed.gang import import_engine, run_ranks
 
 FAULTS = {
     "loss nan": ("forward", float("nan")),
@@ -55,9 +55,9 @@ def _hook(module, inputs, output):
     return _Factor.apply(output)
 
 
-def faulty_model(dtype, dropout):
+def faulty_model(dtype, dropout, layers):
     """Returns a tiny model in which a fault can be planted."""
-    model = make_model("llama", dtype)
+    model = make_model("llama", dtype, layers)
     for block in model.get_decoder().layers:
         block.self_attn.attention_dropout = dropout
         block.register_forward_hook(_hook)
@@ -212,7 +212,9 @@ def make_trainer(folder, strategy, settings, callbacks):
     # DeepSpeed keeps weights in float32.
     dtype = torch.float32 if "deepspeed" in strategy["settings"] else torch.float64
     return getattr(forgather.ml, name)(
-        model_init=functools.partial(faulty_model, dtype, strategy.get("dropout", 0.0)),
+        model_init=functools.partial(
+            faulty_model, dtype, strategy.get("dropout", 0.0), least_layers(strategy["settings"])
+        ),
         args=arguments(str(folder), **{**common, **strategy["settings"], **settings}),
         train_dataset=packed_rows(1),
         eval_dataset=packed_rows(1)[:4],
@@ -223,6 +225,8 @@ def make_trainer(folder, strategy, settings, callbacks):
 
 def gang(strategy, kind, settings, **given):
     """Returns what `trained` gives on each rank of a strategy."""
+    if "deepspeed" in strategy["settings"]:
+        import_engine()
     if strategy["world_size"] == 1:
         return [trained(kind, strategy, settings, **given)]
     return run_ranks(strategy["world_size"], functools.partial(trained, **given), kind, strategy, settings, timeout=120)

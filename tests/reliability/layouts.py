@@ -5,15 +5,13 @@ in every layout.
 """
 
 import functools
-import warnings
-from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.data_parallel import DataParallel
-from forgather.ml.strategy.deepspeed import deepspeed_strategy, import_deepspeed
+from forgather.ml.strategy.deepspeed import deepspeed_strategy
 from forgather.ml.strategy.sharded import Sharded
 from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.strategy.single import SingleDevice
@@ -23,14 +21,6 @@ from tests.ml.distributed.states import read, restore, write
 
 STEPS = 3
 ROWS = 4
-
-
-def import_engine():
-    """Once, before ranks are forked: DeepSpeed imports torch's compiler, which takes seconds."""
-    import_deepspeed("cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def groups(model):

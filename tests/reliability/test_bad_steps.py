@@ -2,22 +2,13 @@
 
 import json
 import shutil
-import warnings
-from importlib import import_module
 
 import numpy as np
 import pytest
 
 from forgather.ml.metrics import repeatable
-from forgather.ml.strategy.deepspeed import import_deepspeed
 from tests.ml.distributed import cells
 from tests.reliability.bad_steps import FAULTS, STEPS, check_left_out, gang
-
-# Once, before ranks are forked: an engine imports torch's compiler, which takes seconds.
-import_deepspeed("cpu")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 ONE = {"strategy": "one process", "world_size": 1, "trainer": "Trainer", "dp_size": 1, "settings": {}}
 HALF = {**ONE, "strategy": "fp16", "world_size": 2, "trainer": "AccelTrainer", "dp_size": 2, "settings": {"fp16": True}}

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from forgather.ml.checkpoint.shards import Held
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import read, write
-from tests.reliability import layouts
 from tests.reliability.layouts import LAYOUTS, largest_differences, leave, take_up
 
 WITHIN = 1e-6
@@ -24,7 +23,7 @@ def beside(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
     """Returns, for a layout, the folder of a training that was left in the middle and one that was not."""
-    layouts.import_engine()
+    import_engine()
     folder, made = tmp_path_factory.mktemp("left"), {}
 
     def of(layout):

@@ -148,9 +148,12 @@ def _two_steps(name):
 
 
 def _settings(name):
-    # The compiler of the machine takes minutes for 24 blocks; what it is given is the same.
-    quickly = ["+trainer_args.torch_compile_backend=eager", "model_config.num_hidden_layers=4"]
-    return [_two_steps(name), *(quickly if name == "16_memory" else [])]
+    given = [_two_steps(name)]
+    if "layer." not in BLOCKS[name].read_text(encoding="utf-8"):  # of 24 blocks, those that the cuts name must be there
+        given.append(f"model_config.num_hidden_layers={2 if TRAINS[name][1] == ACCEL else 8}")
+    if name == "16_memory":
+        given.append("+trainer_args.torch_compile_backend=eager")  # that of the machine takes minutes
+    return given
 
 
 def _train(folder, processes, *settings):

@@ -20,9 +20,9 @@ from transformers.trainer_callback import TrainerCallback
 import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.optim import MuonWithAdamW
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import import_engine, run_ranks
 
-VOCAB, LENGTH, LAYERS = 64, 12, 8
+VOCAB, LENGTH, LAYERS, UPDATES = 64, 12, 8, 3
 GLOBAL_ROWS = 16
 """Rows of one micro-step over all data-parallel ranks: every cell and its reference see the same ones."""
 
@@ -46,7 +46,7 @@ OPTIONS = {
         "as": "",
     },
     "flattened": {"collator": DataCollatorWithFlattening},
-    "frozen stage": {"frozen": LAYERS // 2},
+    "frozen stage": {"frozen": True},
     "Adafactor": {"settings": {"optim": "adafactor"}},
     "Muon": {"factory": functools.partial(MuonWithAdamW, lr=1e-2)},
 }
@@ -77,6 +77,8 @@ class Cell:
         precision: a row of `PRECISIONS`.
         option: a row of `OPTIONS`.
         quick: part of the reduced set.
+        layers: blocks of the model.
+        updates: of each of the two epochs.
     """
 
     strategy: str
@@ -89,6 +91,13 @@ class Cell:
     precision: str = "fp64"
     option: str = ""
     quick: bool = False
+    layers: int = LAYERS
+    updates: int = UPDATES
+
+    @property
+    def small(self):
+        """Returns the cell with as few blocks as its stages allow, and an epoch of one whole update and a short one."""
+        return dataclasses.replace(self, layers=least_layers(self.settings), updates=2)
 
     @property
     def limits(self):
@@ -143,29 +152,35 @@ def broken_limits(errors, limits):
     return {name: (found[name], limit) for name, limit in limits.items() if not found[name] <= limit}
 
 
-def make_model(kind, dtype, frozen=0):
+def least_layers(settings):
+    """Returns how few blocks a model may have: one for each stage of a pipeline, two elsewhere."""
+    return max(2, settings.get("pipeline_parallel_size", 1) * settings.get("stages_per_rank", 1))
+
+
+def make_model(kind, dtype, layers=LAYERS, *, half_frozen=False):
     """Returns a tiny model whose weights depend on nothing but its kind and type.
 
     Args:
         kind: "llama", "tied llama" or "gpt2".
         dtype: of the weights.
-        frozen: blocks that are not trained, with the embedding before them; 0 trains everything.
+        layers: number of blocks.
+        half_frozen: do not train the embedding and the first half of the blocks.
     """
     torch.manual_seed(7)
-    model = _new_model(kind).to(dtype)
-    if frozen:
+    model = _new_model(kind, layers).to(dtype)
+    if half_frozen:
         model.get_input_embeddings().requires_grad_(False)
-        for block in model.get_decoder().layers[:frozen]:
+        for block in model.get_decoder().layers[: layers // 2]:
             block.requires_grad_(False)
     return model
 
 
-def _new_model(kind):
+def _new_model(kind, layers):
     if kind == "gpt2":
         sizes = {
             "vocab_size": VOCAB,
             "n_embd": 32,
-            "n_layer": LAYERS,
+            "n_layer": layers,
             "n_head": 4,
             "n_positions": LENGTH,
             "bos_token_id": None,
@@ -177,7 +192,7 @@ def _new_model(kind):
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=LENGTH,
         tie_word_embeddings=kind == "tied llama",
@@ -186,9 +201,9 @@ def _new_model(kind):
     return LlamaForCausalLM(config)
 
 
-def packed_rows(accumulation):
-    """Rows of packed documents, with unevenly many valid targets; three updates an epoch, the last of them short."""
-    micro_steps = {1: 3, 3: 8}[accumulation]
+def packed_rows(accumulation, updates=UPDATES):
+    """Rows of packed documents, with unevenly many valid targets; the last update of an epoch is short."""
+    micro_steps = updates * accumulation - (accumulation > 1)
     generator = torch.Generator().manual_seed(3)
     rows = []
     for number in range((micro_steps - 1) * GLOBAL_ROWS + 5):
@@ -235,9 +250,11 @@ def train(cell, sabotage=None):
             **(precision | option.get("settings", {}) | cell.settings),
         )
         trainer = getattr(forgather.ml, cell.trainer)(
-            model_init=functools.partial(make_model, cell.model, dtype, option.get("frozen", 0)),
+            model_init=functools.partial(
+                make_model, cell.model, dtype, cell.layers, half_frozen=option.get("frozen", False)
+            ),
             args=args,
-            train_dataset=packed_rows(cell.accumulation),
+            train_dataset=packed_rows(cell.accumulation, cell.updates),
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
             callbacks=[recorder],
@@ -255,16 +272,19 @@ def _whole(trainer):
 
 
 @functools.cache
-def reference(model, accumulation, precision, option=""):
+def reference(model, accumulation, precision, option="", **sizes):
     """Returns the curve of one process."""
-    what = {"model": model, "accumulation": accumulation, "precision": precision, "option": option}
+    what = {"model": model, "accumulation": accumulation, "precision": precision, "option": option, **sizes}
     return train(Cell("one process", 1, "Trainer", **what))
 
 
 def measure(cell, sabotage: Callable | None = None, timeout=180.0) -> Errors:
     """Trains a cell in its processes and returns how far the writer's curve lies from the reference."""
     option = OPTIONS[cell.option].get("as", cell.option)
-    expected = reference(cell.model, cell.accumulation, cell.precision, option)
+    if "deepspeed" in cell.settings:
+        import_engine()
+    sizes = {"layers": cell.layers, "updates": cell.updates}
+    expected = reference(cell.model, cell.accumulation, cell.precision, option, **sizes)
     actual = run_ranks(cell.world_size, train, cell, sabotage, timeout=timeout)[0]
     return compare(expected, actual)
 
@@ -275,7 +295,7 @@ def compare(expected, actual):
     Raises:
         AssertionError: the curves differ in their updates, in the names of weights, or in the weights they began with.
     """
-    assert len(expected.losses) == len(actual.losses) == 6
+    assert len(expected.losses) == len(actual.losses) >= 4
     assert sorted(expected.after) == sorted(actual.after)
     changed = [name for name, value in expected.before.items() if not torch.equal(value, actual.before[name])]
     assert [] == changed, "initial weights differ from those of one process"

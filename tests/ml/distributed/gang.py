@@ -4,12 +4,16 @@ Takes a function and a number of ranks; gives what it returned on each rank. Kee
 here with that rank's traceback, the others are ended; a rank that dies or hangs is an error that names it.
 """
 
+import functools
+import gc
+import importlib
 import multiprocessing
 import os
 import pickle
 import socket
 import time
 import traceback
+import warnings
 from contextlib import suppress
 from multiprocessing.connection import wait
 
@@ -31,14 +35,18 @@ def run_ranks(world_size, function, *args, timeout=60.0, start_group=False):
     MASTER_ADDR, MASTER_PORT), one thread, and what it returns must pickle. `start_group` starts a gloo group first, for
     functions that use torch.distributed without a DistributedEnvironment.
     """
+    import_what_ranks_import()
     port = free_port()
     children = []
+    # What is here already is not looked at, and so not copied, by the collector of each rank.
+    gc.freeze()
     for rank in range(world_size):
         here, there = _fork.Pipe(duplex=False)
         child = _fork.Process(target=_work, args=(there, rank, world_size, port, start_group, function, args))
         child.start()
         there.close()
         children.append((child, here))
+    gc.unfreeze()
     try:
         return _collect(children, time.monotonic() + timeout, timeout)
     finally:
@@ -68,6 +76,37 @@ def _collect(children, deadline, timeout):
                 raise RankFailed(f"rank {rank} raised\n{value}")
             results[rank] = value
     return [results[rank] for rank in range(len(children))]
+
+
+@functools.cache
+def import_what_ranks_import():
+    """Imports once, here, what each rank would import for itself."""
+    for name in (*_OURS, "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"):
+        importlib.import_module(name)
+
+
+_OURS = [
+    f"forgather.ml.{name}"
+    for name in (
+        "strategy.data_parallel",
+        "strategy.sharded",
+        "strategy.pipeline.strategy",
+        "strategy.pipeline.schedules",
+        "trainer.accel",
+        "trainer.pipeline",
+    )
+]
+
+
+@functools.cache
+def import_engine():
+    """Imports DeepSpeed once, here: it imports torch's compiler, which takes each rank seconds."""
+    from forgather.ml.strategy.deepspeed import import_deepspeed
+
+    import_deepspeed("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def free_port():

@@ -25,7 +25,7 @@ SCHEDULES = (
 )
 
 
-def make_llama(layers=8, dtype=torch.float64, **settings):
+def make_llama(layers=4, dtype=torch.float64, **settings):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes |= {"vocab_size": VOCAB, "num_hidden_layers": layers, "max_position_embeddings": 64}
@@ -33,16 +33,16 @@ def make_llama(layers=8, dtype=torch.float64, **settings):
     return LlamaForCausalLM(config).to(dtype)
 
 
-def make_gpt2(layers=8, dtype=torch.float64, dropout=0.0, **settings):
+def make_gpt2(layers=4, dtype=torch.float64, dropout=0.0, **settings):
     torch.manual_seed(0)
     drops = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     config = GPT2Config(vocab_size=VOCAB, n_layer=layers, n_embd=16, n_head=2, n_positions=64, **drops, **settings)
     return GPT2LMHeadModel(config).to(dtype)
 
 
-def make_tied_llama():
+def make_tied_llama(layers=4):
     """A Llama that two ranks can slice."""
-    return make_llama(layers=4, num_key_value_heads=2, tie_word_embeddings=True)
+    return make_llama(layers, num_key_value_heads=2, tie_word_embeddings=True)
 
 
 MODELS = {"llama": make_llama, "gpt2": make_gpt2}

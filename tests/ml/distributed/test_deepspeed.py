@@ -6,8 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import warnings
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,17 +22,17 @@ from forgather.ml.strategy.deepspeed import deepspeed_strategy, import_deepspeed
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from forgather.ml.types import Window
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
 
-# Once, before ranks are forked: an engine imports torch's compiler, which takes seconds.
-import_deepspeed("cpu")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-
+pytestmark = pytest.mark.usefixtures("engine")
 STEPS, ROWS = 4, 2
+
+
+@pytest.fixture(scope="module")
+def engine():
+    import_engine()
 
 
 def tiny_gpt2():
