@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import DistributedEnvironment, alone_among
 from forgather.ml.distributed.layout import Layout
-from forgather.ml.losses import inputs_of, num_rows
+from forgather.ml.losses import num_rows
+from forgather.ml.model_inputs import inputs_of
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.deepspeed import DeepSpeedZero

@@ -102,13 +102,3 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-
-
-def takes_use_cache(model: nn.Module) -> bool:
-    """Tells whether `use_cache` reaches the model: a wrapper such as peft's passes on what it does not name.
-
-    With a cache, transformers takes packed rows for one document.
-    """
-    parameters = inspect.signature(model.forward).parameters
-    passes_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return "use_cache" in parameters or (passes_on and hasattr(getattr(model, "config", None), "use_cache"))

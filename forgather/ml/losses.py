@@ -31,14 +31,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_sums import as_sum, setting_of, takes_use_cache, unknown_reduction
+from forgather.ml.loss_sums import as_sum, setting_of, unknown_reduction
+from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
 
 IGNORE_INDEX = -100
-
-
-SHIFTED = "shift_labels"
-"""Key of labels that lie where the logits lie which predict them."""
 
 
 class LossRule(Protocol):
@@ -88,10 +85,10 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
             hint="set label_smoothing on the loss_fn itself, or remove label_smoothing_factor",
         )
     if loss_fn is not None:
-        return UserLoss(loss_fn, causal=causal)
+        return UserLoss(model, loss_fn)
     if causal:
         return CausalTokenLoss(model, label_smoothing=label_smoothing)
-    return ModelLoss()
+    return ModelLoss(model)
 
 
 # transformers tells the kind of a loss by the name of the class; of these it says nothing, and takes the usual one.
@@ -120,15 +117,6 @@ def labels_of(batch: Any) -> Tensor | None:
 def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     """Returns the label that each position predicts: that of the next one, and none at the end of a row."""
     return F.pad(labels_BT[..., 1:], (0, 1), value=ignore_index)
-
-
-def inputs_of(batch: Any) -> Any:
-    """Returns a batch without its labels: what a model that gives logits is called with."""
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in ("labels", "label", SHIFTED)}
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        return tuple(batch[:-1])
-    return batch
 
 
 def num_rows(batch: Any) -> int:
@@ -168,15 +156,6 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
     return int(valid) if valid.device.type == "cpu" else valid
 
 
-def call_model(model: Callable[..., Any], batch: Any, **extra: Any) -> Any:
-    """Calls the model with a batch: keywords of a mapping, positions of a tuple, or one tensor."""
-    if isinstance(batch, Mapping):
-        return model(**batch, **extra)
-    if isinstance(batch, tuple | list):
-        return model(*batch, **extra)
-    return model(batch, **extra)
-
-
 def at_least_float32(values: Tensor) -> Tensor:
     """Returns half precision as float32, and anything else as it is."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -188,19 +167,26 @@ def flat_logits(logits_BTV: Tensor) -> Tensor:
 
 
 class _Sums:
-    """What the rules have in common: a batch that counts for nothing, and labels that are shifted or not."""
+    """What the rules have in common: a batch that counts for nothing, and labels that are shifted or not.
+
+    Args:
+        model: the model that will be called, or the one that something is wrapped around.
+    """
 
     ignore_index: int | None = IGNORE_INDEX
     shifts = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self._inputs = ModelInputs(model)
 
     def prepared(self, batch: Any) -> Any:
         """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
         if isinstance(batch, Weightless):
             return Weightless(self.prepared(batch.batch))
         if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
-            return batch
+            return self._inputs.prepared(batch)
         targets = self._targets(batch)
-        return batch if targets is None else {**inputs_of(batch), SHIFTED: targets}
+        return self._inputs.prepared(batch if targets is None else {**inputs_of(batch), SHIFTED: targets})
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns the number of valid targets; a number on the host where the batch lies there."""
@@ -209,8 +195,8 @@ class _Sums:
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the sum of the losses of the valid targets, in float32 or more."""
         if isinstance(batch, Weightless):
-            return self._total(model, batch.batch, denom) * 0.0
-        return self._total(model, batch, denom)
+            return self.total(model, batch.batch, denom=denom) * 0.0
+        return self._total(model, self._inputs.prepared(batch), denom)
 
     def _targets(self, batch: Any) -> Tensor | None:
         if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
@@ -233,8 +219,8 @@ class CausalTokenLoss(_Sums):
     shifts = True
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+        super().__init__(model)
         self.label_smoothing = label_smoothing
-        self._extra = {"use_cache": False} if takes_use_cache(model) else {}
         config = getattr(model, "config", None)
         self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
@@ -249,7 +235,7 @@ class CausalTokenLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets_BT = self._needed_targets(batch)
-        output = call_model(model, inputs_of(batch), **self._extra)
+        output = self._inputs.call(model, batch)
         total = F.cross_entropy(
             at_least_float32(flat_logits(_logits(output))),
             targets_BT.reshape(-1),
@@ -271,7 +257,7 @@ class ModelLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets = self.count(batch)
-        mean = at_least_float32(_returned_loss(call_model(model, batch)))
+        mean = at_least_float32(_returned_loss(self._inputs.call(model, batch, with_labels=True)))
         if not isinstance(targets, Tensor) and targets:
             return mean * targets
         # The mean over no targets is no number, and zero times that is none either.
@@ -283,12 +269,13 @@ class UserLoss(_Sums):
     """The user's loss of (logits, labels), summed.
 
     Args:
+        model: the model that gives the logits; for a causal language model labels are shifted, and both flattened.
         loss_fn: a module of torch.nn, or a function with a parameter `reduction` or `num_items_in_batch`.
-        causal: shift and flatten, as causal language models need it.
     """
 
-    def __init__(self, loss_fn: Callable[..., Any], *, causal: bool) -> None:
-        self.shifts = causal
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any]) -> None:
+        super().__init__(model)
+        self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
@@ -312,13 +299,13 @@ class UserLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         labels = self._targets(batch)
-        output = call_model(model, inputs_of(batch))
-        logits = _logits(output)
+        logits = _logits(self._inputs.call(model, batch))
         if self.shifts and labels is not None:
+            logits, labels = flat_logits(logits), labels.reshape(-1)
             if self.unit != "classes":
                 # Nothing says that a function of the user leaves labels out that are ignored: it meets only real ones.
-                logits, labels = logits[..., :-1, :], labels[..., :-1]
-            logits, labels = flat_logits(logits), labels.reshape(-1)
+                real = labels != self._ignored
+                logits, labels = logits[real], labels[real]
         logits = at_least_float32(logits) if logits.is_floating_point() else logits
         targets = () if labels is None else (labels,)
         if not self.divides:
@@ -334,7 +321,7 @@ def _no_labels(batch: Any) -> TrainingError:
     return TrainingError(
         f"the batch has no labels (found: {keys})",
         code="FG808",
-        hint="a causal language model needs 'labels': use DataCollatorForLanguageModeling(mlm=False), "
+        hint="a causal language model needs 'labels': use collators/padded.yaml (forgather.ml.data:CausalLMCollator), "
         "or a data set with a column 'labels'",
     )
 

@@ -55,6 +55,8 @@ ML_LEVELS = {
     "forgather.ml.hub": 12,
     "forgather.ml.random_state": 12,
     "forgather.ml.data": 20,
+    "forgather.ml.documents": 17,
+    "forgather.ml.model_inputs": 18,
     "forgather.ml.loss_sums": 19,
     "forgather.ml.losses": 20,
     "forgather.ml.optim": 20,

@@ -1,6 +1,10 @@
 import logging
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, default_data_collator
 
 from forgather.ml.data import DataError, pack, tokenize, tokenize_examples
+from forgather.ml.data.cache import content_key
+from forgather.ml.data.packing import positions_of
+from forgather.ml.data.tokenizer import tokenizer_digest
 
 EOS = 1
 
@@ -32,20 +39,68 @@ def stream_of(documents):
 def test_blocks_and_tail_are_the_token_stream(batches, block_size):
     expected = stream_of(document for batch in batches for document in batch)
     packed = list(pack(batches, block_size, EOS))
-    blocks = [block.tolist() for group, _ in packed for block in group]
-    tail = packed[-1][1].tolist()
+    blocks = [block.tolist() for part in packed for block in part.ids_BT]
+    tail = packed[-1].tail_N.tolist()
     assert expected == [token for block in blocks for token in block] + tail
     assert {len(block) for block in blocks} <= {block_size}
     assert len(tail) < block_size
 
 
-def test_tokenize_equals_a_five_line_reference(letters, tmp_path):
+def blocks_by_hand(documents, size):
+    """Rows of (ids, labels, positions), token by token."""
+    rows, ids, positions, labels = [], [], [], []
+    for document in documents:
+        for place, token in enumerate([*document, EOS]):
+            at = 0 if place == 0 or not ids else positions[-1] + 1
+            ids.append(token)
+            positions.append(at)
+            labels.append(token if at else -100)
+            if len(ids) == size:
+                rows.append((ids, labels, positions))
+                ids, positions, labels = [], [], []
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("abc<", max_size=9), max_size=12), st.integers(2, 7))
+def test_positions_restart_at_documents_and_blocks_and_their_first_labels_are_ignored(letters, texts, size):
+    ids = [letters(text, add_special_tokens=False)["input_ids"] for text in texts]
+    packed = list(pack([ids[:5], ids[5:]], size, EOS))
+    found = [(one.ids_BT, one.starts_BT) for one in packed]
+    found = [np.concatenate(part) for part in zip(*found, strict=True)]
+    positions = positions_of(found[1])
+    rows = zip(found[0].tolist(), np.where(positions == 0, -100, found[0]).tolist(), positions.tolist(), strict=True)
+    assert blocks_by_hand(ids, size) == list(rows)
+
+
+def test_tokenize_equals_a_reference_by_hand(letters, tmp_path):
+    # An end-of-text token within a text ends no document.
+    texts = ["abc" * (n % 9) + "<eos>ab" * (n % 2) for n in range(700)]
+    expected = blocks_by_hand(letters(texts, add_special_tokens=False)["input_ids"], 16)
+    rows = tokenize(Dataset.from_dict({"text": texts}), letters, 16, cache_dir=tmp_path)
+    columns = [rows[name][:].tolist() for name in ("input_ids", "labels", "position_ids")]
+    assert expected == list(zip(*columns, strict=True))
+    assert {torch.int64} == {rows[0][name].dtype for name in rows.column_names}
+
+
+def test_without_boundaries_rows_and_cache_are_what_they_were_before_there_were_any(letters, tmp_path):
     texts = ["abc" * n for n in range(700)]
     stream = stream_of([ord(c) - ord("a") + 2 for c in text] for text in texts)
     expected = [stream[i : i + 16] for i in range(0, len(stream) - 15, 16)]
-    rows = tokenize(Dataset.from_dict({"text": texts}), letters, 16, cache_dir=tmp_path)
-    assert expected == rows["input_ids"][:].tolist()
-    assert expected == rows["labels"][:].tolist()
+    source = Dataset.from_dict({"text": texts})
+    rows = tokenize(source, letters, 16, document_boundaries=False, cache_dir=tmp_path)
+    assert ["input_ids", "labels"] == rows.column_names
+    assert expected == rows["input_ids"][:].tolist() == rows["labels"][:].tolist()
+    key = content_key(
+        format=1, rows=source._fingerprint, text_column="text", tokenizer=tokenizer_digest(letters), block_size=16
+    )
+    assert key == Path(rows.cache_files[0]["filename"]).parent.name
+    assert rows.cache_files != tokenize(source, letters, 16, cache_dir=tmp_path).cache_files
+
+
+def test_positions_take_four_bytes_a_token_on_disk(letters, tmp_path):
+    rows = tokenize(Dataset.from_dict({"text": ["abc" * 40]}), letters, 16, cache_dir=tmp_path)
+    assert {pa.list_(pa.int32(), 16)} == {rows.data.schema.field(name).type for name in rows.column_names}
 
 
 def test_several_processes_give_the_same_blocks(letters, tmp_path):
@@ -90,7 +145,8 @@ def test_packed_rows_go_through_the_default_collator(letters, tmp_path):
     rows = tokenize(Dataset.from_dict({"text": ["abcdefg"]}), letters, 4, cache_dir=tmp_path)
     batch = default_data_collator([rows[0], rows[1]])
     assert batch["input_ids"].tolist() == [[2, 3, 4, 5], [6, 7, 8, EOS]]
-    assert batch["labels"].tolist() == batch["input_ids"].tolist()
+    assert batch["labels"].tolist() == [[-100, 3, 4, 5], [-100, 7, 8, EOS]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import SHIFTED, call_model, is_causal_lm, labels_of, loss_rule, num_rows, num_tokens
+from forgather.ml.losses import is_causal_lm, labels_of, loss_rule, num_rows, num_tokens
+from forgather.ml.model_inputs import DOCUMENTS, SHIFTED, ModelInputs
 from tests.ml.fixtures import VOCAB, Regression, rows, tiny_llama
 
 
@@ -240,7 +241,7 @@ def test_forms_of_batches():
         num_tokens({"input_ids": torch.ones(2, 5).long()}),
     )
     assert labels_of(torch.ones(2)) is None
-    assert (2, 3) == call_model(lambda a, b: (a, b), (2, 3))
+    assert (2, 3) == ModelInputs(Classifier()).call(lambda a, b: (a, b), (2, 3), with_labels=True)
     rule = loss_rule(Classifier(), nn.CrossEntropyLoss())
     assert 2 == rule.count(pair)
     assert number(F.cross_entropy(Classifier()(pair[0]), pair[1])) == pytest.approx(
@@ -252,14 +253,14 @@ def test_labels_are_shifted_once():
     model, batch = tiny_llama().eval(), stack(rows())
     for rule in (loss_rule(model), loss_rule(model, nn.CrossEntropyLoss())):
         once = rule.prepared(batch)
-        assert ["input_ids", SHIFTED] == list(once)
+        assert ["input_ids", SHIFTED, DOCUMENTS] == list(once)
         assert torch.equal(batch["labels"][:, 1:], once[SHIFTED][:, :-1])
         assert torch.equal(once[SHIFTED], rule.prepared(once)[SHIFTED])
         assert rule.count(batch) == rule.count(once)
         assert torch.equal(rule.total(model, batch), rule.total(model, once))
 
 
-def test_a_function_of_the_user_meets_no_position_without_a_next_one():
+def test_a_function_of_the_user_meets_only_targets_that_count():
     seen = []
 
     def own(logits, labels, reduction="mean"):
@@ -270,7 +271,9 @@ def test_a_function_of_the_user_meets_no_position_without_a_next_one():
     rule = loss_rule(model, own)
     expected = number(loss_rule(model).total(model, batch))
     assert expected == pytest.approx(number(rule.total(model, rule.prepared(batch))), rel=1e-6)
-    assert [((8 * 11, VOCAB), (8 * 11,))] == seen
+    targets = rule.count(batch)
+    assert targets < 8 * 11
+    assert [((targets, VOCAB), (targets,))] == seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

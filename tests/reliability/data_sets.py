@@ -60,7 +60,9 @@ class Packed(torch.utils.data.Dataset):
 
     def __init__(self, count):
         lengths = [3 + number % 5 for number in range(2 * count)]
-        blocks = [block for block, _ in pack([[[number] * length for number, length in enumerate(lengths)]], LENGTH, 0)]
+        blocks = [
+            packed.ids_BT for packed in pack([[[number] * length for number, length in enumerate(lengths)]], LENGTH, 0)
+        ]
         self.blocks = torch.from_numpy(np.concatenate(blocks)[:count]).long() % VOCAB
         assert count == len(self.blocks)
 

@@ -20,6 +20,8 @@ _LAZY = {
     "tokenize": "packing",
     "pack": "packing",
     "tokenize_examples": "examples",
+    "PaddingCollator": "padding",
+    "CausalLMCollator": "padding",
     "train_bpe": "tokenizer",
     "load_tokenizer": "tokenizer",
 }

@@ -1,7 +1,7 @@
 """Rows of text to one example each, for instruction-like data that must not be packed.
 
 Takes rows with a prompt and a completion (or a text) and a tokenizer; gives `input_ids`, `attention_mask` and
-`labels` of differing lengths, which `transformers.DataCollatorForSeq2Seq` pads. Keeps true: the loss is on the
+`labels` of differing lengths, which `CausalLMCollator` pads. Keeps true: the loss is on the
 completion and its end only; an example that is cut, or of which nothing is left to learn, is counted and logged.
 """
 

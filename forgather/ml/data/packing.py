@@ -1,9 +1,15 @@
 """Text to packed blocks of token ids.
 
-Takes rows of text and a tokenizer; gives a data set of `input_ids` and `labels`, each row exactly `block_size`
-long. Keeps true: the blocks and the tail, one after the other, are the token stream of all documents in order,
-each ended by the end-of-text token; what does not fill a block is counted and logged; the result is found again
+Takes rows of text and a tokenizer; gives a data set of `input_ids`, `position_ids` and `labels`, each row exactly
+`block_size` long. Keeps true: the blocks and the tail, one after the other, are the token stream of all documents in
+order, each ended by the end-of-text token; what does not fill a block is counted and logged; the result is found again
 by content.
+
+A document is a run of positions 0, 1, 2, ... in a row: positions restart at each document, and at each block, since a
+document that a block cuts goes on as one of its own. The token at position 0 has the label -100: nothing before it in
+the row belongs to its document.
+
+Letters of shapes: B blocks, T tokens of a block, N tokens of a stream.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +36,25 @@ from forgather.ml.data.tokenizer import tokenizer_digest
 logger = logging.getLogger(__name__)
 
 _ROWS, _STATS = "rows.arrow", "stats.json"
-_FORMAT = 1  # raised when the meaning of a cached folder changes
+_FORMAT = 2  # raised when the meaning of a cached folder changes
+_FORMAT_WITHOUT_BOUNDARIES = 1
 _BATCH_ROWS = 256
+_IGNORED = -100
+_ROW = ("input_ids", "labels", "position_ids")
+
+
+class Packed(NamedTuple):
+    """Whole blocks of a token stream, and what is carried on to the next ones.
+
+    Args:
+        ids_BT: token ids.
+        starts_BT: True where a document starts.
+        tail_N: the ids that do not fill a block; they follow the last block.
+    """
+
+    ids_BT: np.ndarray
+    starts_BT: np.ndarray
+    tail_N: np.ndarray
 
 
 def tokenize(
@@ -40,34 +63,39 @@ def tokenize(
     block_size: int = 256,
     text_column: str = "text",
     *,
+    document_boundaries: bool = True,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
     """Tokenizes documents, joins them with the end-of-text token and cuts the stream into equal blocks.
 
-    Labels equal the inputs; the model shifts them. The tail that does not fill a block is left out and its length
-    is logged.
+    Positions restart at each document, by which a model keeps the documents of a row apart. Labels equal the inputs,
+    except for the first token of each document; the model shifts them. The tail that does not fill a block is left out
+    and its length is logged.
 
     Args:
         dataset: rows of text; of a `DatasetDict`, each part is treated on its own.
         tokenizer: a tokenizer with an end-of-text token.
         block_size: tokens of a block.
         text_column: the column with the text.
+        document_boundaries: False gives rows without `position_ids` whose labels are the inputs: a token sees
+            everything before it in its row, other documents as well.
         num_proc: processes to tokenize in; fast tokenizers use all cores without.
         cache_dir: None means the user's cache folder.
 
     Returns:
-        Blocks as tensors `input_ids` and `labels`, read from disk as they are needed.
+        Blocks as tensors `input_ids`, `labels` and `position_ids`, read from disk as they are needed.
 
     Raises:
         DataError: if the column or the end-of-text token is missing, or the text does not fill one block.
     """
     if isinstance(dataset, DatasetDict):
-        options: dict[str, Any] = {"text_column": text_column, "num_proc": num_proc, "cache_dir": cache_dir}
+        options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
+        options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
     check_inputs(dataset, tokenizer, {"text_column": text_column}, block_size=block_size)
     key = content_key(
-        format=_FORMAT,
+        format=_FORMAT if document_boundaries else _FORMAT_WITHOUT_BOUNDARIES,
         rows=dataset._fingerprint,
         text_column=text_column,
         tokenizer=tokenizer_digest(tokenizer),
@@ -76,7 +104,7 @@ def tokenize(
 
     def build(folder: Path) -> None:
         documents = encoded(dataset, partial(encode_texts, tokenizer, text_column), num_proc)
-        stats = _write_blocks(folder, documents, block_size, tokenizer.eos_token_id)
+        stats = _write_blocks(folder, documents, block_size, tokenizer.eos_token_id, document_boundaries)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
     folder = cached_folder("tokens", key, build, cache_dir)
@@ -88,9 +116,7 @@ def tokenize(
     return read_rows(folder, key).with_format("torch")
 
 
-def pack(
-    documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int) -> Iterator[Packed]:
     """Cuts batches of documents into blocks.
 
     Args:
@@ -99,16 +125,31 @@ def pack(
         eos_token_id: put after every document.
 
     Yields:
-        For each batch, its whole blocks (blocks x block_size) and the tokens that are carried on; those of the
-        last batch are the tail.
+        For each batch, its whole blocks and what is carried on; the tail of the last batch is what is left over.
     """
-    carried = np.empty(0, dtype=np.int32)
+    ids_N, starts_N = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for batch in documents:
-        stream = np.fromiter(chain.from_iterable((*ids, eos_token_id) for ids in batch), dtype=np.int32)
-        stream = np.concatenate([carried, stream])
-        used = len(stream) - len(stream) % block_size
-        carried = stream[used:]
-        yield stream[:used].reshape(-1, block_size), carried
+        lengths = np.fromiter((len(ids) + 1 for ids in batch), dtype=np.int64, count=len(batch))
+        new_N = np.fromiter(chain.from_iterable((*ids, eos_token_id) for ids in batch), np.int32, lengths.sum())
+        begins_N = np.zeros(len(new_N), dtype=bool)
+        begins_N[lengths.cumsum() - lengths] = True
+        ids_N, starts_N = np.concatenate([ids_N, new_N]), np.concatenate([starts_N, begins_N])
+        used = len(ids_N) - len(ids_N) % block_size
+        blocks = ids_N[:used].reshape(-1, block_size), starts_N[:used].reshape(-1, block_size)
+        ids_N, starts_N = ids_N[used:], starts_N[used:]
+        yield Packed(*blocks, ids_N)
+
+
+def positions_of(starts_BT: np.ndarray) -> np.ndarray:
+    """Returns the position of each token in its document, or in the part of it that is in the block.
+
+    Example:
+        >>> positions_of(np.array([[False, False, True, False], [True, True, False, False]])).tolist()
+        [[0, 1, 0, 1], [0, 0, 1, 2]]
+    """
+    columns_T = np.arange(starts_BT.shape[1], dtype=np.int32)
+    # A block starts at column 0 whether a document does or not.
+    return columns_T - np.maximum.accumulate(np.where(starts_BT, columns_T, 0), axis=1, dtype=np.int32)
 
 
 def encode_texts(
@@ -144,9 +185,19 @@ def rows_writer(folder: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
     return pa.ipc.new_stream(str(folder / _ROWS), schema)
 
 
-def _write_blocks(folder: Path, documents: Iterable[list[Any]], block_size: int, eos_token_id: int) -> dict[str, int]:
+def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]:
+    if not document_boundaries:
+        return {"input_ids": packed.ids_BT, "labels": packed.ids_BT}
+    positions_BT = positions_of(packed.starts_BT)
+    labels_BT = np.where(positions_BT == 0, np.int32(_IGNORED), packed.ids_BT)
+    return {"input_ids": packed.ids_BT, "labels": labels_BT, "position_ids": positions_BT}
+
+
+def _write_blocks(
+    folder: Path, documents: Iterable[list[Any]], block_size: int, eos_token_id: int, document_boundaries: bool
+) -> dict[str, int]:
     kind = pa.list_(pa.int32(), block_size)
-    schema = pa.schema({"input_ids": kind, "labels": kind})
+    schema = pa.schema(dict.fromkeys(_ROW[: 3 if document_boundaries else 2], kind))
     counts = {"num_documents": 0, "num_tokens": 0, "num_blocks": 0, "tail_tokens": 0}
 
     def counted() -> Iterator[list[Any]]:
@@ -155,11 +206,12 @@ def _write_blocks(folder: Path, documents: Iterable[list[Any]], block_size: int,
             yield batch
 
     with rows_writer(folder, schema) as writer:
-        for blocks, carried in pack(counted(), block_size, eos_token_id):
-            column = pa.FixedSizeListArray.from_arrays(pa.array(blocks.reshape(-1)), block_size)
-            writer.write_batch(pa.record_batch([column, column], schema=schema))
-            counts["num_blocks"] += len(blocks)
-            counts["tail_tokens"] = len(carried)
+        for packed in pack(counted(), block_size, eos_token_id):
+            columns = [pa.array(column.reshape(-1)) for column in _columns(packed, document_boundaries).values()]
+            fixed = [pa.FixedSizeListArray.from_arrays(column, block_size) for column in columns]
+            writer.write_batch(pa.record_batch(fixed, schema=schema))
+            counts["num_blocks"] += len(packed.ids_BT)
+            counts["tail_tokens"] = len(packed.tail_N)
     counts["num_tokens"] = counts["num_blocks"] * block_size + counts["tail_tokens"]
     if not counts["num_blocks"]:
         raise DataError(

@@ -25,10 +25,11 @@ from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
-from forgather.ml.losses import UserLoss, is_causal_lm
+from forgather.ml.losses import UserLoss
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer.columns import keeping_rows, tell_mixed_rows
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
@@ -69,10 +70,13 @@ class HFTrainer(Trainer):
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         if loss_fn is not None:
-            others["compute_loss_func"] = _OutputLoss(UserLoss(loss_fn, causal=is_causal_lm(model)))
+            others["compute_loss_func"] = _OutputLoss(UserLoss(model, loss_fn))
         super().__init__(
             model=model, args=args, callbacks=[SpeedCallback(), *callbacks] if callbacks else None, **others
         )
+        self.data_collator = keeping_rows(self.data_collator, model)
+        for rows in (self.train_dataset, self.eval_dataset):
+            tell_mixed_rows(model, rows)
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)
@@ -210,4 +214,4 @@ class _OutputLoss:
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         batch = {"labels": labels}
         denom = self._rule.count(batch) if num_items_in_batch is None else num_items_in_batch
-        return self._rule.total(lambda: outputs, batch, denom=denom) / denom
+        return self._rule.total(lambda **_: outputs, batch, denom=denom) / denom

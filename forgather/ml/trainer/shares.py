@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import SHIFTED, LossRule, labels_of, num_rows, num_tokens
+from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens
+from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.types import Topology, Weightless
 
 Row = TypeVar("Row")

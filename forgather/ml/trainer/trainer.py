@@ -36,7 +36,7 @@ from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import beginning, resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
-from forgather.ml.trainer.columns import KnownColumns, default_collate, known_columns, without_unused_columns
+from forgather.ml.trainer.columns import default_collate, rows_for
 from forgather.ml.trainer.combinations import refuse_combination
 from forgather.ml.trainer.custom import SaveFunction, refuse_no_storage
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
@@ -301,13 +301,8 @@ class Trainer(WithOwnLoss):
 
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Returns rows and collator without the columns that the model does not name."""
-        known = known_columns(self.model) if self.args.remove_unused_columns else None
-        if known is None:
-            return dataset, self.data_collator
-        narrowed = without_unused_columns(dataset, known)
-        if narrowed is not dataset or self._has_own_collator:
-            return narrowed, self.data_collator
-        return dataset, KnownColumns(self.data_collator, known)
+        narrows = self.args.remove_unused_columns
+        return rows_for(self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator)
 
     def _finish(self, run: Run) -> TrainOutput:
         run.end_saves()

@@ -8,6 +8,7 @@ strategy but that of one process; a sabotaged cell must be far off, or the bench
 import dataclasses
 import functools
 import math
+import random
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -21,8 +22,9 @@ import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.optim import MuonWithAdamW
 from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.ml.packed_rows import SYMBOLS, VOCAB, packed
 
-VOCAB, LENGTH, LAYERS, UPDATES = 64, 12, 8, 3
+LENGTH, LAYERS, UPDATES = 12, 8, 3
 GLOBAL_ROWS = 16
 """Rows of one micro-step over all data-parallel ranks: every cell and its reference see the same ones."""
 
@@ -45,7 +47,7 @@ OPTIONS = {
         "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         "as": "",
     },
-    "flattened": {"collator": DataCollatorWithFlattening},
+    "flattened": {"collator": DataCollatorWithFlattening, "packing": {"document_boundaries": False}},
     "frozen stage": {"frozen": True},
     "Adafactor": {"settings": {"optim": "adafactor"}},
     "Muon": {"factory": functools.partial(MuonWithAdamW, lr=1e-2)},
@@ -201,18 +203,17 @@ def _new_model(kind, layers):
     return LlamaForCausalLM(config)
 
 
-def packed_rows(accumulation, updates=UPDATES):
-    """Rows of packed documents, with unevenly many valid targets; the last update of an epoch is short."""
+@functools.cache
+def packed_rows(accumulation, updates=UPDATES, **options):
+    """Rows that `tokenize` packs, with unevenly many valid targets; the last update of an epoch is short."""
     micro_steps = updates * accumulation - (accumulation > 1)
-    generator = torch.Generator().manual_seed(3)
-    rows = []
-    for number in range((micro_steps - 1) * GLOBAL_ROWS + 5):
-        ids = torch.randint(0, VOCAB, (LENGTH,), generator=generator)
-        labels = ids.clone()
-        labels[LENGTH - (number * 5) % (LENGTH - 2) :] = -100
-        cut = 2 + number % (LENGTH - 4)
-        positions = torch.cat([torch.arange(cut), torch.arange(LENGTH - cut)])
-        rows.append({"input_ids": ids, "labels": labels, "position_ids": positions})
+    count = (micro_steps - 1) * GLOBAL_ROWS + 5
+    draw = random.Random(3)
+    texts = ["".join(draw.choices(SYMBOLS, k=draw.randint(1, LENGTH - 4))) for _ in range(3 * count)]
+    rows = packed(texts, LENGTH, **options)[:count]
+    for number, row in enumerate(rows):
+        row["labels"][LENGTH - (number * 5) % (LENGTH - 2) :] = -100
+    assert count == len(rows)
     return rows
 
 
@@ -254,7 +255,7 @@ def train(cell, sabotage=None):
                 make_model, cell.model, dtype, cell.layers, half_frozen=option.get("frozen", False)
             ),
             args=args,
-            train_dataset=packed_rows(cell.accumulation, cell.updates),
+            train_dataset=packed_rows(cell.accumulation, cell.updates, **option.get("packing", {})),
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
             callbacks=[recorder],

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from forgather.ml.log import get_logger
-from forgather.ml.loss_sums import takes_use_cache
+from forgather.ml.model_inputs import NoCache
 
 _log = get_logger(__name__)
 
@@ -128,9 +128,9 @@ def _observe(
     watch = _Watch(replica, units, seen, counter)
     for index, key in enumerate(keys):
         watch.mark_block(replica.get_submodule(f"{name}.{key}"), index, len(keys))
-    extra = {"use_cache": False} if takes_use_cache(model) else {}
-    with torch.enable_grad(), counter, watch:
-        replica(**inputs, **extra)
+    no_cache = NoCache(model)
+    with torch.enable_grad(), counter, watch, no_cache.in_force():
+        replica(**inputs, **no_cache.keywords)
     if len(watch.entered) != len(keys):
         raise RuntimeError("not every block was called once, in order")
     watch.count_flops()

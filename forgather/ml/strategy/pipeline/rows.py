@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import inputs_of
+from forgather.ml.model_inputs import inputs_of
 from forgather.ml.types import Weightless
 
 _MAIN_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_sums import takes_use_cache
+from forgather.ml.model_inputs import NoCache
 from forgather.ml.strategy.pipeline.absent import (
     AbsentAfter,
     AbsentBefore,
@@ -76,7 +76,7 @@ class _StageForward:
 
     pipeline_part: StagePart
     _gate: Gate
-    _keywords: Mapping[str, Any]
+    _no_cache: NoCache
     _input_name: str
     _leak_checked: bool
 
@@ -102,7 +102,7 @@ class _StageForward:
         """
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
-        keywords = {**self._keywords, **keywords}
+        keywords = {**keywords, **self._no_cache.keywords}
         given, name = states, self._input_name
         if not part.is_first:
             given = _sent_back(states)
@@ -110,10 +110,9 @@ class _StageForward:
                 gate.open(given, unused)
                 given, name = _stand_in_input(part.entry, states, unused), "inputs_embeds"
         try:
-            if part.entry is Entry.EMBEDS:
-                output = forward(**{name: given}, **keywords)
-            else:
-                output = forward(given, **keywords)
+            with self._no_cache.in_force():
+                named = part.entry is Entry.EMBEDS
+                output = forward(**{name: given}, **keywords) if named else forward(given, **keywords)
         except Left as left:
             output = left.states
         finally:
@@ -237,7 +236,7 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage.__class__ = type(kind.__name__, (_StageForward, kind), {"__module__": kind.__module__})
     stage.pipeline_part = part  # type: ignore[assignment]
     stage._gate = gate  # type: ignore[assignment]
-    stage._keywords = {"use_cache": False} if takes_use_cache(stage) else {}  # type: ignore[assignment]
+    stage._no_cache = NoCache(stage)  # type: ignore[assignment]
     stage._input_name = input_name  # type: ignore[assignment]
     stage._leak_checked = False  # type: ignore[assignment]
 
