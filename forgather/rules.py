@@ -69,9 +69,11 @@ class Rules(NamedTuple):
         instead: what to do in place of such a setting.
         facts: what conditions may read beside settings: a name and its value.
         computed: what conditions may read beside settings, by the name of what computes it: "layout".
+        needs: package that the constructor imports when it is called.
         arguments: what becomes of arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
             how to call them: `as`), `object` (what is called, where a class would only be built), `items` (what a list
-            must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder).
+            must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder),
+            `installed` (packages by the words that need them).
     """
 
     about: tuple[str, ...]
@@ -90,6 +92,7 @@ class Rules(NamedTuple):
     facts: Mapping[str, Any] = _NOTHING
     computed: tuple[str, ...] = ()
     arguments: Mapping[str, Mapping[str, Any]] = _NOTHING
+    needs: str = ""
 
     @property
     def name(self) -> str:

@@ -183,7 +183,7 @@ _NO_KEY_HINTS = (
     (r"\[\s*(\w+)\s*\]", "a block header is alone on its line, without spaces inside or anything after it: [{0}]"),
     (r"[\w.-]+：", "this colon is no ASCII colon: write ':'"),
     (r"([\w.-]+)\s*=", "write ':' in place of '='"),
-    (r"([A-Za-z_][\w.-]*):\S", "put a space after the ':'"),
+    (r"([A-Za-z_][\w.-]*):(\S.*)", "put a space after the ':', as in `{0}: {1}`"),
 )
 
 

@@ -16,6 +16,7 @@ from forgather.config.graph import Calc, Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.before_a_run import judge_before_a_run
 from forgather.project.declared import FAULTS, read_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
@@ -91,6 +92,7 @@ def check_project(
         found = _as_a_run_sees(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
+    found += judge_before_a_run(graph, judgement.calls, reader)
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_output_folder(project)

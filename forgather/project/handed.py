@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -50,6 +51,8 @@ def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic
                 yield from _files(place, use)
             if "folder" in use:
                 yield from _folder(place, use)
+            if "installed" in use:
+                yield from _installed(place, use)
 
 
 class _Place:
@@ -183,9 +186,26 @@ def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or node.value in use["folder"]:
         return
+    if "paths" in use and not _is_path(node.value):
+        return
     if not os.path.isdir(os.path.expanduser(node.value)):
         message = f"{place.name}: there is no folder {node.value!r}"
         yield place.finding("FG456", message, _where(node.value), Severity.WARNING)
+
+
+def _is_path(text: str) -> bool:
+    """Returns whether a text can only be a path: a name of the Hub is `name` or `owner/name`."""
+    return text.startswith((".", "/", "~")) or text.count("/") > 1 or os.sep + os.sep in text
+
+
+def _installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    node = place.node
+    for item in node.items if isinstance(node, Sequence) else (node,):
+        word = item.value if isinstance(item, Scalar) else None
+        packages = use["installed"].get(word, [])
+        if packages and all(find_spec(package) is None for package in packages):
+            message = f"{place.name} names {word!r}, and it is not installed"
+            yield place.finding("FG881", message, f"pip install {packages[0]}, or leave it out")
 
 
 def _where(written: str) -> str:

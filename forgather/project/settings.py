@@ -64,6 +64,8 @@ class _Settings:
         for rules in rules_about(called):
             given, settings, found = self._settings(called, rules)
             facts = {**settings, **self._inner(called, rules)}
+            # What a derived class computes by itself is not known.
+            facts["derived"] = called.node.constructor not in rules.about
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
             found += rules.values({name: facts[name] for name in judged})
             self.texts += _asked_for(called, rules)

@@ -18,15 +18,6 @@ SEVERITIES = ("lint", "note", "warning", "error")
 KNOWN_GAPS = {
     "flat-setting-after-the-metadata",
     "flat-config-without-a-template",
-    "loss-without-a-sum",
-    "colon-without-a-blank",
-    "local-model-that-does-not-exist",
-    "deepspeed-file-that-does-not-exist",
-    "deepspeed-flat-offload",
-    "deepspeed-batch-triangle",
-    "wrap-class",
-    "metric-that-nobody-gives",
-    "tracker-that-is-not-installed",
 }
 
 

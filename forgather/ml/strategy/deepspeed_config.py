@@ -168,7 +168,7 @@ def _text(path: Path, asked: str) -> str:
         raise TrainingError(
             f"DeepSpeed's config {asked[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}",
             code="FG741",
-            hint='give the path of a JSON file, a mapping, or "auto"',
+            hint='give the path of a JSON file, counted from the working folder, a mapping, or "auto"',
         ) from None
 
 
@@ -248,12 +248,25 @@ def offloads(config: Mapping[str, Any], what: str) -> bool:
     return isinstance(config[ZERO].get(f"offload_{what}"), dict)
 
 
+_OF_ZERO = (
+    "stage",
+    "overlap_comm",
+    "contiguous_gradients",
+    "sub_group_size",
+    "round_robin_gradients",
+    "reduce_scatter",
+)
+
+
+def _is_of_zero(key: str) -> bool:
+    return key in _OF_ZERO or key.startswith(("offload_", "cpu_offload", "stage3_")) or key.endswith("_bucket_size")
+
+
 def _refuse_unknown(found: ZeroConfig) -> None:
     for key in found.config:
         if key not in KEYS and key not in ELSEWHERE and not key.startswith(("_", "#", "comment")):
-            raise TrainingError(
-                f"DeepSpeed has no setting {key!r}", code="FG741", span=found.place(key), hint=nearest(key, KEYS)
-            )
+            hint = f"write it inside {ZERO}" if _is_of_zero(key) else nearest(key, KEYS)
+            raise TrainingError(f"DeepSpeed has no setting {key!r}", code="FG741", span=found.place(key), hint=hint)
     for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):
         section = found.config.get(key)
         # DeepSpeed passes over a section that is no mapping, and over "yes" in the place of true.
