@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from forgather.process_limits import LISTENER
+
 _log = logging.getLogger(__name__)
 
 # Each more than there are processes with the one before, and small enough to be added up in float32.
@@ -167,7 +169,7 @@ class Interrupt:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))
-        threading.Thread(target=self._see_to_the_end, args=(reading,), name="forgather-signals", daemon=True).start()
+        threading.Thread(target=self._see_to_the_end, args=(reading,), name=LISTENER, daemon=True).start()
 
     def _see_to_the_end(self, reading: int) -> None:
         heard = 0
@@ -293,7 +295,7 @@ def leave_to_parent() -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_by_parent, args=(os.getppid(),), name="forgather-signals", daemon=True).start()
+    threading.Thread(target=_end_by_parent, args=(os.getppid(),), name=LISTENER, daemon=True).start()
 
 
 def _end_by_parent(parent: int) -> None:

@@ -6,26 +6,30 @@ form is as good as none; two processes may write one entry at once; where a file
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import stat
 import tempfile
 from contextlib import suppress
 from functools import cache
 from typing import Any, BinaryIO
 
 from forgather import __version__
+from forgather.bounded import MAX_RECORD_BYTES, open_regular
 
 _MAX_ENTRY_BYTES = 5_000_000
 _CHUNK = 1 << 20
 
 
 class Digests:
-    """Digests of files, each read once."""
+    """Digests of files, each read once.
 
-    def __init__(self) -> None:
+    Args:
+        most: bytes of a file that are read; one that is larger has no digest.
+    """
+
+    def __init__(self, most: int = MAX_RECORD_BYTES) -> None:
+        self._most = most
         self._known: dict[str, str | None] = {}
 
     def __call__(self, file: str) -> str | None:
@@ -33,28 +37,11 @@ class Digests:
         if file not in self._known:
             try:
                 with open_regular(file) as stream:
-                    self._known[file] = digest_of_stream(stream)
+                    is_read = os.fstat(stream.fileno()).st_size <= self._most
+                    self._known[file] = digest_of_stream(stream) if is_read else None
             except OSError:
                 self._known[file] = None
         return self._known[file]
-
-
-def open_regular(file: str) -> BinaryIO:
-    """Opens a file for reading. What is no regular file is refused: a pipe or a device might never end.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    stream = open(file, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - the caller closes it
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        return stream
-    stream.close()
-    raise OSError(errno.EINVAL, "not a regular file", file)
-
-
-def _opened(file: str, flags: int) -> int:
-    # A pipe that nobody writes to would wait here.
-    return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def digest_of_stream(stream: BinaryIO) -> str:

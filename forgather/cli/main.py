@@ -29,6 +29,7 @@ from forgather.cli.output import (
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED, SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, of_process, status_of
+from forgather.process_limits import limits_on
 from forgather.processes import is_worker, process_facts
 
 
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Nor could the collection that the interpreter makes when it ends, which takes as long again.
     atexit.register(gc.freeze)
     try:
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        with limits_on():
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
         flush_output()
     except BrokenPipeError:
         # The reader of our output left (`fgcli pp | head`): nothing more can be said, not even by the interpreter.

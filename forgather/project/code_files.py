@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
+from forgather.bounded import MAX_CODE_BYTES, read_text, walk_folders
 from forgather.config.graph import Call, Graph
 from forgather.config.traverse import roots, walk
 
@@ -49,8 +50,7 @@ def _named(graph: Graph, project_dir: str, folders: list[str]) -> Iterator[str]:
 
 def _imported(file: str, folders: list[str]) -> Iterator[str]:
     try:
-        with open(file, encoding="utf-8") as stream:
-            text = stream.read()
+        text = read_text(file, MAX_CODE_BYTES)
     except (OSError, UnicodeDecodeError):
         return
     for match in _IMPORT.finditer(text):
@@ -69,7 +69,7 @@ def _module(name: str, folders: list[str]) -> Iterator[str]:
             yield file
             return
         if top and os.path.isfile(os.path.join(package, "__init__.py")):
-            for here, inner, files in os.walk(package):
+            for here, inner, files in walk_folders(package):
                 inner[:] = sorted(item for item in inner if not item.startswith((".", "__")))
                 yield from (os.path.join(here, item) for item in sorted(files) if item.endswith(".py"))
             return

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 
+from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.errors import ProjectError, nearest
 from forgather.project.configfiles import config_files
 from forgather.project.meta import ProjectMeta
+from forgather.source import Span
 
 
 def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
@@ -23,7 +25,11 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
     Raises:
         ProjectError: there is no such config, or none was named and several could be meant.
     """
-    available = config_files(meta.searchdir, meta.config_prefix)
+    try:
+        available = config_files(meta.searchdir, meta.config_prefix)
+    except ProjectError as error:
+        error.span = _searchdir(meta)
+        raise
     if name is not None:
         return _existing(name, available, meta)
     if meta.default_config is not None:
@@ -44,6 +50,14 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
         span=lost.span if lost else None,
         hint=f"put one under {_config_folder(meta)!r}, or make one with 'fgcli new config NAME'",
     )
+
+
+def _searchdir(meta: ProjectMeta) -> Span | None:
+    """Returns where meta.yaml names the search folders."""
+    for file in meta.files[:1]:
+        lines = read_text(file, MAX_CODE_BYTES).split("\n")
+        return Span(file, next((number for number, line in enumerate(lines, 1) if line.startswith("searchdir")), 1))
+    return None
 
 
 def template_name(meta: ProjectMeta, config_name: str) -> str:

@@ -11,8 +11,10 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+from forgather.bounded import TooManyEntriesError, matching, walk_folders
 from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import roots, walk
@@ -98,15 +100,20 @@ def _files(text: str, project_dir: str) -> list[str]:
     if os.path.isdir(path):
         # A text that names what is around everything ("/", "..") is no folder of data.
         around = os.path.join(project_dir, "").startswith(os.path.join(path, ""))
-        return [] if around else list(_inside(path))
+        found: list[str] = []
+        with suppress(TooManyEntriesError):
+            found += [] if around else _inside(path)
+        return found
     if not glob.has_magic(path):
         return []
-    return sorted(file for file in glob.iglob(path, recursive=True) if os.path.isfile(file))[:_MAX_FILES]
+    with suppress(TooManyEntriesError):
+        return sorted(matching(path))[:_MAX_FILES]
+    return []
 
 
 def _inside(folder: str) -> Iterator[str]:
     count = 0
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in walk_folders(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in sorted(files):
             count += 1

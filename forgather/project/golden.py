@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forgather.bounded import MAX_RECORD_BYTES, read_text
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.diff import diff
 from forgather.config.difference import Difference
@@ -19,7 +20,6 @@ from forgather.config.graph import Graph
 from forgather.config.load import load
 from forgather.config.rendered import RenderedText
 from forgather.errors import ForgatherError, ProjectError
-from forgather.kept import open_regular
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
 from forgather.project.meta import ProjectMeta
@@ -188,8 +188,7 @@ def _kept(meta: ProjectMeta) -> Iterator[str]:
 
 def _text(file: str) -> str | None:
     try:
-        with open_regular(file) as stream:
-            return stream.read().decode().replace("\r\n", "\n")
+        return read_text(file, MAX_RECORD_BYTES)
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
+from forgather.bounded import TooManyEntriesError, matching, walk_folders
 from forgather.config.constructors import Called
 from forgather.config.forms import describe
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
@@ -177,9 +178,12 @@ def _moved(finding: Diagnostic, item: Node) -> Diagnostic:
 
 def _is_there(written: str, suffixes: Iterable[str]) -> bool:
     path = os.path.expanduser(written)
-    if os.path.isdir(path):
-        return any(file.endswith(tuple(suffixes)) for _, _, files in os.walk(path) for file in files)
-    return os.path.isfile(path) or any(os.path.isfile(found) for found in glob.iglob(path, recursive=True))
+    try:
+        if os.path.isdir(path):
+            return any(file.endswith(tuple(suffixes)) for _, _, files in walk_folders(path) for file in files)
+        return os.path.isfile(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
+    except TooManyEntriesError:
+        return True
 
 
 def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.config.graph import Call
 from forgather.errors import Diagnostic, Severity
 from forgather.source import Span
@@ -52,8 +53,7 @@ def _file(constructor: str, project_dir: str) -> str | None:
 
 def _text(file: str) -> str | None:
     try:
-        with open(file, encoding="utf-8") as stream:
-            return stream.read()
+        return read_text(file, MAX_CODE_BYTES)
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from forgather.bounded import read_bytes
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Entry, Graph, Sequence
 from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ProjectError, Severity, nearest
+from forgather.process_limits import reading
 from forgather.project.kept import Dependencies
 from forgather.project.locations import config_dir, library_dir
 from forgather.project.madefrom import made_from
@@ -27,6 +29,7 @@ from forgather.project.surroundings import surroundings
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
 from forgather.source import SourceFile, SourceMap, Span
 
+_MAX_BLANK = 100_000
 KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
 # What these give changes without any file changing.
 _MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(?:user|site|forgather)_\w+)\b")
@@ -62,8 +65,9 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
     candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), around.library)
     path = tuple(folder for folder in candidates if os.path.isdir(folder))
-    rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
-    graph = load(rendered) if rendered.text.strip() else Graph(targets={})
+    with reading(META_FILE, lambda: os.path.join(project_dir, META_FILE)):
+        rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
+        graph = load(rendered) if rendered.text.strip() else Graph(targets={})
     _refuse_unknown_keys(graph)
     entries = graph.targets
     searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir, around.is_folder)
@@ -116,9 +120,7 @@ def _nearer_workspaces(meta: ProjectMeta) -> list[str]:
 def _render(project_dir: str, environment: ConfigEnvironment) -> RenderedText:
     file = os.path.join(project_dir, META_FILE)
     # An empty meta.yaml is a project with every default, where an empty config would be a mistake.
-    with open(file, "rb") as stream:
-        blank = not stream.read().strip()
-    if blank:
+    if os.path.getsize(file) <= _MAX_BLANK and not read_bytes(file, _MAX_BLANK).strip():
         sources = {file: SourceFile(file, "")}
         return RenderedText(name=META_FILE, file=file, text="", source_map=SourceMap("", (), ()), sources=sources)
     return render(environment, META_FILE)

@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from forgather.bounded import read_bytes
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
 from forgather.config.graph import Graph
@@ -22,7 +23,6 @@ from forgather.config.load import load, load_value
 from forgather.config.override import override
 from forgather.config.render import render
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
-from forgather.kept import open_regular
 from forgather.project.declared import without_options
 from forgather.project.display import Display
 from forgather.project.locations import cache_dir, library_dir
@@ -302,13 +302,10 @@ def _read(folder: str, name: str) -> str:
         OSError: it is gone, or cannot be read.
         ValueError: it is no text, or too much.
     """
-    with open_regular(os.path.join(folder, name)) as stream:
-        if os.fstat(stream.fileno()).st_size > _MAX_BYTES:
-            raise ValueError(f"it is larger than {_MAX_BYTES:,} bytes")
-        try:
-            return stream.read().decode()
-        except UnicodeDecodeError:
-            raise ValueError("it is no text in UTF-8") from None
+    try:
+        return read_bytes(os.path.join(folder, name), _MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
 
 
 def _words(error: Exception) -> str:

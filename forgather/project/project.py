@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.process_limits import reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
@@ -107,7 +108,7 @@ class Project:
         variables = {**environment.variables, "config_stem": self.config_stem}
         environment = replace(environment, now=environment.now or datetime.now(), variables=variables)
         self._environment = environment
-        with self._named_in_errors():
+        with self._named_in_errors(), self._reading():
             return render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
 
     def see(self, now: datetime) -> None:
@@ -138,7 +139,7 @@ class Project:
         from forgather.config.load import load
 
         rendered = self.rendered
-        with self._named_in_errors():
+        with self._named_in_errors(), self._reading():
             return load(rendered)
 
     @cached_property
@@ -148,7 +149,7 @@ class Project:
         if self.overrides:
             from forgather.config.override import override
 
-            with self._named_in_errors():
+            with self._named_in_errors(), self._reading():
                 graph = override(graph, settable_paths(graph, self.overrides))
         return without_second_names(graph, self.precedence)
 
@@ -264,6 +265,15 @@ class Project:
         except ForgatherError as error:
             error.context = self._context(error.context) or self.lineage
             raise
+
+    def _reading(self) -> AbstractContextManager[None]:
+        # While objects are built, memory and time belong to them: prices alone hold for the configs that they read.
+        return nullcontext() if _UNDER_WAY.get() else reading(self.config_name, self._file)
+
+    def _file(self) -> str | None:
+        name = template_name(self.meta, self.config_name)
+        files = (os.path.join(folder, name) for folder in self.meta.searchpath)
+        return next((file for file in files if os.path.isfile(file)), None)
 
     def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
         """The context of a finding, with the config under the name that `-t` takes."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
+from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
@@ -124,14 +125,13 @@ def _code_files(project: Project) -> dict[str, str]:
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
     texts: dict[str, str] = {}
     for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
-        with suppress(UnicodeDecodeError):
+        with suppress(OSError, UnicodeDecodeError):
             texts[f"templates/{display.archive_name(file)}"] = _text(file)
     return texts
 
 
 def _text(file: str) -> str:
-    with open(file, encoding="utf-8") as stream:
-        return stream.read()
+    return read_text(file, MAX_CODE_BYTES)
 
 
 def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[str, str]]) -> str:

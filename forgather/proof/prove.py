@@ -20,7 +20,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, GraphError
 from forgather.proof.comparison import Comparison, Unequal
 from forgather.proof.recording import Log
-from forgather.proof.worlds import RecordingResolver, is_inner, module_globals
+from forgather.proof.worlds import Barred, RecordingResolver, grows, is_inner, module_globals
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ def _stay_inside(graph: Graph, text: str) -> None:
     Raises:
         GraphError: FG334, a name of Python's own is asked for.
     """
+    for node in _nodes(graph):
+        if isinstance(node, Call) and grows(node.constructor):
+            message = f"the code cannot be proven: {node.constructor!r} can make a value of any size"
+            hint = "without --verify, 'fgcli code' writes the code"
+            raise GraphError(message, code="FG334", span=node.span, hint=hint)
     paths = ((node.constructor, part) for node in _nodes(graph) if isinstance(node, Call) for part in _parts(node))
     found = next((f"!call:{whole}" for whole, part in paths if is_inner(part)), None)
     for node in ast.walk(ast.parse(text)):
@@ -122,6 +127,9 @@ def _construct(
         return materialize(graph, targets=targets, variables=given, project_dir=resolver.project_dir, resolver=resolver)
     except ForgatherError:
         raise
+    except Barred as error:
+        message = f"the code cannot be proven: {error}"
+        raise GraphError(message, code="FG334", hint="without --verify, 'fgcli code' writes the code") from None
     except Exception as error:  # noqa: BLE001 - what a builtin raises for the config's arguments
         message = f"the config cannot be built: {type(error).__name__}: {error}"
         raise GraphError(message, code="FG334", hint="'fgcli construct' shows the error with its place") from None

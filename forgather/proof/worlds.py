@@ -49,10 +49,34 @@ def is_inner(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+# What makes a value of the size that an argument says, or grows with every call.
+_GROWING = frozenset(
+    ("center", "ljust", "rjust", "zfill", "expandtabs", "replace", "join", "translate", "format", "format_map",
+     "to_bytes", "extend")
+)  # fmt: skip
+_MAX_DIGITS = 1000
+
+
+def grows(constructor: str) -> bool:
+    """Returns whether a constructor is a method of a builtin that can make a value of any size."""
+    source, _, symbol = constructor.rpartition(":")
+    first, _, rest = symbol.partition(".")
+    return source in ("", "builtins") and first in PURE and not _GROWING.isdisjoint(rest.split("."))
+
+
+def _rounded(number: Any, digits: Any = None) -> Any:
+    """What `round` is in both worlds."""
+    if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
+        raise Barred(f"round(..., {digits}) computes a number of that many digits")
+    return round(number, digits)
+
+
 def _guarded(thing: Any, name: str, *default: Any) -> Any:
     """What `getattr` is in both worlds."""
     if isinstance(name, str) and (is_inner(name) or (name[:1] == "_" and not isinstance(thing, (Recorded, StandIn)))):
         raise Barred(f"getattr(..., {name!r}) leads out of the stand-ins")
+    if name in _GROWING and not isinstance(thing, (Recorded, StandIn)):
+        raise Barred(f"{name!r} of {type(thing).__name__} can make a value of any size")
     return getattr(thing, name, *default)
 
 
@@ -91,8 +115,9 @@ def _places(folders: Iterable[str]) -> str:
 
 def _builtin(log: Log, symbol: str) -> Any:
     first, *rest = symbol.split(".")
-    if first == "getattr":
-        found: Any = _guarded
+    found: Any
+    if first in ("getattr", "round"):
+        found = _guarded if first == "getattr" else _rounded
     else:
         found = getattr(builtins, first) if first in PURE else StandIn(log, f"builtins.{first}")
     return functools.reduce(_guarded, rest, found)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from forgather.bounded import MAX_CODE_BYTES, read_bytes
 from forgather.errors import SyntaxFault
 from forgather.signatures.finding import FOLDER, Finder, Found
 from forgather.signatures.text import Text, TooDeepError, parse
@@ -18,7 +19,6 @@ from forgather.signatures.things import Doubt, Module
 from forgather.source import Span
 
 _MAKES_MODULES = re.compile(r"\bsys\.modules(?!\[__name__\])|\b__path__\b|\bmeta_path\b")
-MAX_BYTES = 5_000_000
 Use = tuple[str, str | None]
 """A module that was looked for, and the file that was read; None where there was none."""
 T = TypeVar("T")
@@ -146,13 +146,9 @@ class World:
 
     def _text(self, file: str) -> Text | None:
         try:
-            with open(file, "rb") as stream:
-                content = stream.read(MAX_BYTES + 1)
+            return decode(read_bytes(file, MAX_CODE_BYTES))
         except OSError:
             return None
-        if len(content) > MAX_BYTES:
-            return None
-        return decode(content)
 
 
 def decode(content: bytes) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from forgather.bounded import walk_folders
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import print_findings, write_json, write_text
@@ -42,7 +43,7 @@ def run(invocation: Invocation) -> int:
 def _templates(searchpath: tuple[str, ...], display: Display) -> list[dict[str, object]]:
     found: dict[str, list[str]] = {}
     for top in searchpath:
-        for here, folders, files in os.walk(top):
+        for here, folders, files in walk_folders(top):
             folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
             for file in sorted(files):
                 if file.endswith(".yaml") and not file.startswith("."):

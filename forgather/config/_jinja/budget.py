@@ -18,6 +18,7 @@ from forgather.errors import BudgetError
 from forgather.source import Span
 
 _WORK_PER_VALUE = 10
+_WORK_PER_STEP = 4
 _ITEM_CHARS = 32
 _SMALL = 1024
 _TEXTS = (str, bytes)
@@ -83,7 +84,12 @@ class Account:
     def weigh(self, value: Any) -> Any:
         """Charges the size of an existing value, containers with all they hold, and returns it."""
         kind = type(value)
-        if kind in _FLAT or isinstance(value, Undefined):
+        if kind in _FLAT:
+            # A number that is printed or divided costs the square of its length, which is bounded.
+            if kind is int and value.bit_length() > _SMALL:
+                self.charge(2 * value.bit_length())
+            return value
+        if isinstance(value, Undefined):
             return value
         if isinstance(value, str):
             if len(value) > _SMALL:
@@ -93,6 +99,17 @@ class Account:
         if size > _SMALL:
             self.charge(size // _ITEM_CHARS * 4)
         return value
+
+    def compared(self, value: Any) -> Any:
+        """Charges the size of a value that is compared or searched, and returns it; a range is walked through."""
+        if type(value) is range:
+            self.charge(_WORK_PER_STEP * len(value))
+            return value
+        return self.weigh(value)
+
+    def items(self, count: int, what: str) -> None:
+        """Checks the size of a list that is about to be made, and charges it."""
+        self.reserve(_ITEM_CHARS * count, what)
 
     def size(self, value: Any) -> int:
         """Returns the expanded size of a value in characters; raises where it passes the limit."""
@@ -158,7 +175,7 @@ class Account:
 
     def consume(self, value: Any) -> Any:
         """Charges the items of a value that a filter is about to read; iterators are charged as they go."""
-        if isinstance(value, str):
+        if isinstance(value, str | int):
             return self.weigh(value)
         if hasattr(value, "__next__"):
             return iter(self.counted(value))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Cycler, Joiner, Namespace
+from markupsafe import Markup
 
 from forgather.config._jinja import origins
 from forgather.config._jinja.budget import MAX_COUNT, Account
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.S)
 _NUMBER = re.compile(r"\d+")
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_FUNCTION_WORK = 4
+STRIPTAGS_CHARS = 100_000
 
 _STR = frozenset(
     """capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii
@@ -38,6 +42,7 @@ _STR = frozenset(
 _METHODS: dict[type, frozenset[str]] = {
     str: _STR,
     Traced: _STR,
+    Markup: _STR | {"striptags", "unescape"},
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),
@@ -58,11 +63,17 @@ _OWNERS = (LoopContext, Cycler, Joiner, Mapping)
 
 def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises where `called` may not be called, or would make too large a value."""
-    if isinstance(called, Macro | Undefined | FunctionType | Joiner):
+    if isinstance(called, Macro | Undefined | Joiner):
+        return
+    if isinstance(called, FunctionType):
+        # Python's functions on paths go through a text by single characters.
+        account.charge(_FUNCTION_WORK * sum(len(arg) for arg in args if isinstance(arg, str) and len(arg) > 1024))
         return
     if isinstance(called, type) and issubclass(called, _CLASSES):
         return
-    if isinstance(called, BuiltinMethodType):
+    if isinstance(called, BuiltinMethodType) or (
+        isinstance(called, MethodType) and isinstance(called.__self__, str | type)
+    ):
         owner = called.__self__
         allowed = _METHODS.get(str if owner is str else type(owner), frozenset())
         if called.__name__ in allowed or _is_plain_function(called):
@@ -145,7 +156,25 @@ def _translate(account: Account, text: str, table: Any = None) -> None:
     account.reserve(len(text) * max(longest, 1), "'translate'")
 
 
+def _split(account: Account, text: str, sep: Any = None, *rest: Any, **named: Any) -> None:
+    sep = named.get("sep", sep)
+    account.items(text.count(sep) if isinstance(sep, str) and sep else len(text) // 2, "the list of parts")
+
+
+def _splitlines(account: Account, text: str, *keep: Any) -> None:
+    account.items(sum(map(text.count, _LINE_ENDS)), "the list of lines")
+
+
+def _striptags(account: Account, text: str) -> None:
+    if len(text) > STRIPTAGS_CHARS:
+        account.reserve(float("inf"), "'striptags'")
+
+
 _ESTIMATES: dict[str, Callable[..., None]] = {
+    "split": _split,
+    "rsplit": _split,
+    "splitlines": _splitlines,
+    "striptags": _striptags,
     "center": _pad,
     "ljust": _pad,
     "rjust": _pad,

@@ -11,6 +11,9 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 
+INTERCEPTED = frozenset({"+", "-", "*", "/", "//", "**", "%"})
+"""Operators whose operands are weighed before."""
+
 
 class ChargingGenerator(CodeGenerator):
     """Jinja's code generator, for expressions; what costs something goes through the account of the render."""
@@ -51,7 +54,7 @@ class ChargingGenerator(CodeGenerator):
         """Writes a comparison; its operands are weighed."""
         for operand in (node.expr, *(op.expr for op in node.ops)):
             if not isinstance(operand, nodes.Const):
-                operand.__dict__["fg_wrap"] = "fg_weigh("
+                operand.__dict__["fg_wrap"] = "fg_compared("
         super().visit_Compare(node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:

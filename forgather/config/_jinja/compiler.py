@@ -16,7 +16,7 @@ from jinja2.compiler import Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
-from forgather.config._jinja.charged import ChargingGenerator
+from forgather.config._jinja.charged import INTERCEPTED, ChargingGenerator
 from forgather.config._jinja.holdings import holdings
 from forgather.config._jinja.names import bound_by, count_nodes, finds, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
@@ -352,7 +352,7 @@ class CompilerEnvironment(Environment):
     """The environment that source is parsed in; templates never run in it."""
 
     sandboxed = True
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = INTERCEPTED
     intercepted_unops: frozenset[str] = frozenset()
     code_generator_class = TracingGenerator
 

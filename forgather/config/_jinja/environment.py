@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from forgather.config._jinja import calls, origins
 from forgather.config._jinja.budget import Account
+from forgather.config._jinja.charged import INTERCEPTED
 from forgather.config._jinja.filters import FILTERS, TESTS, json_text
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
@@ -36,6 +37,7 @@ from forgather.source import Span
 
 MAX_DEPTH = 60
 _TRAIL_WORK = 96
+_MANY = 10
 
 
 class MissingTemplate(TemplateNotFound):
@@ -88,7 +90,7 @@ class LoadedTemplate(Template):
 class RunEnvironment(ImmutableSandboxedEnvironment):
     """One load's environment."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = INTERCEPTED
     context_class = RunContext
     template_class = LoadedTemplate
 
@@ -110,6 +112,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         self.templates: list[LoadedTemplate] = []
         self._shared = {
             "fg_weigh": account.weigh,
+            "fg_compared": account.compared,
             "fg_turn": account.turn,
             "fg_count": self._count,
             "fg_join": self.join,
@@ -312,9 +315,12 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return self.account.counted(values, cost)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Computes `+ * ** %`, checked before they are carried out."""
+        """Computes `+ - * / // ** %`, checked before they are carried out."""
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             return self.binop_table[operator](left, right)
+        if type(left) is int or type(right) is int:
+            self.account.weigh(left)
+            self.account.weigh(right)
         if operator == "%" and isinstance(left, str):
             calls.check_percent(self.account, left, right)
         elif operator == "**":
@@ -345,7 +351,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         """Calls what a template calls."""
         account = __self.account
         kind = type(__obj)
-        account.turn()
+        account.turn(1 if len(args) + len(kwargs) < _MANY else len(args) + len(kwargs))
         for value in args:
             account.weigh(value)
         if kind is BlockReference:

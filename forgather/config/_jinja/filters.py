@@ -20,16 +20,16 @@ from jinja2.utils import _PassArg, pass_context
 
 from forgather.config._jinja import origins
 from forgather.config._jinja.budget import MAX_COUNT, Account
-from forgather.config._jinja.calls import check_percent, replaced_size, small_count
+from forgather.config._jinja.calls import STRIPTAGS_CHARS, check_percent, replaced_size, small_count
 from forgather.config._jinja.origins import Traced
 from forgather.config._jinja.toyaml import toyaml
 from forgather.errors import BudgetError
 
-_FREE = frozenset({"default", "d", "length", "count", "first", "last", "random", "string", "attr", "abs", "items"})
-_SLOW = frozenset({"wordwrap", "title", "pprint", "tojson", "urlencode", "xmlattr", "escape", "e", "forceescape"})
+_FREE = frozenset({"default", "d", "length", "count", "first", "last", "random", "attr", "abs", "items"})
+_WORK = {"wordwrap": 9, "pprint": 9, "tojson": 9, "xmlattr": 9, "escape": 9, "e": 9, "forceescape": 9,
+         "wordcount": 15, "urlencode": 20, "title": 40}  # fmt: skip
 _SORTS = frozenset({"sort", "unique", "groupby", "dictsort", "min", "max"})
 _DROPPED = frozenset({"urlize", "sum", "join"})
-_STRIPTAGS_CHARS = 100_000
 
 
 # -- estimates: called with what the filter is called with, before it is called
@@ -94,8 +94,13 @@ def _round(account: Account, value: Any, precision: int = 0, method: str = "comm
 
 
 def _striptags(account: Account, value: Any) -> None:
-    if len(str(value)) > _STRIPTAGS_CHARS:
+    if len(str(value)) > STRIPTAGS_CHARS:
         account.reserve(float("inf"), "'striptags'")
+
+
+def _list(account: Account, value: Any) -> None:
+    if isinstance(value, str):
+        account.items(len(value), "the list of characters")
 
 
 def _int(account: Account, value: Any, default: int = 0, base: int = 10) -> None:
@@ -115,6 +120,7 @@ _ESTIMATES: dict[str, Callable[..., None]] = {
     "round": _round,
     "striptags": _striptags,
     "int": _int,
+    "list": _list,
 }
 _FOLLOW: dict[str, Callable[..., Traced | None]] = {
     "trim": origins.follow_trim,
@@ -127,7 +133,7 @@ def _priced(name: str, function: Any) -> Callable[..., Any]:
     """Returns a filter that pays for its work before it does it."""
     wants = _PassArg.from_obj(function)
     estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
-    weight = 9 if name in _SLOW else 3 if name in _SORTS else 0
+    weight = _WORK.get(name, 3 if name in _SORTS else 0)
 
     @pass_context
     @wraps(function, assigned=("__doc__", "__name__"), updated=())
@@ -202,7 +208,7 @@ def _weighed_test(function: Any) -> Any:
         account: Account = context.environment.account  # type: ignore[attr-defined]
         for value in args:
             if not isinstance(value, Undefined):
-                account.weigh(value)
+                account.compared(value)
         return function(*args)
 
     return run

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from forgather.aliases import alias_of
+from forgather.bounded import TooManyEntriesError, walk_folders
 from forgather.config.environment import ConfigEnvironment, TemplateUse
 from forgather.config.split import split
 from forgather.errors import RenderError, SyntaxFault
@@ -221,7 +223,10 @@ class Library:
         """Returns the error for a name that nothing has, with the nearest names and where was looked."""
         # The asker itself is never what was meant.
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
-        names = [other for other in (*self.inline, *self._listed()) if other not in own]
+        names = [*self.inline]
+        with suppress(TooManyEntriesError):
+            names += self._listed()
+        names = [other for other in names if other not in own]
         close = [other for other in names if other.lower() == name.lower()]
         tail = os.path.basename(name)
         if not close and "/" not in name:
@@ -252,8 +257,9 @@ class Library:
     def _listed(self) -> Iterator[str]:
         count = 0
         for root in self.roots:
-            for folder, folders, files in os.walk(root):
+            for folder, folders, files in walk_folders(root):
                 folders[:] = sorted(item for item in folders if not item.startswith("."))
+                count += len(folders)
                 for file in sorted(files):
                     count += 1
                     if count > _MAX_LISTED:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cached_property
 
 from forgather.aliases import alias_of
+from forgather.bounded import walk_folders
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.loader import read_text
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -165,8 +166,9 @@ class _ProjectFiles:
 
 def _files(root: str) -> Iterator[str]:
     count = 0
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in walk_folders(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        count += len(folders)
         for name in files:
             count += 1
             if count > _MAX_SEARCHED:
