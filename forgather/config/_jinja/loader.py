@@ -22,6 +22,7 @@ from forgather.errors import RenderError, SyntaxFault
 from forgather.source import SourceFile, Span
 
 MAX_FILE_CHARS = 500_000
+_MAX_LINES = 60_000
 _MAX_LISTED = 2_000
 _MAX_PARTS = 500
 _BAD_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^[/~]|^\w+:")
@@ -90,6 +91,13 @@ class Library:
             )
         if "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if text.count("\n") > _MAX_LINES:
+            raise SyntaxFault(
+                f"the template has more than {_MAX_LINES:,} lines",
+                code="FG124",
+                span=Span(file, _MAX_LINES),
+                hint="a config is a few hundred lines; keep data in files of its own",
+            )
         self.sources[file] = SourceFile(file, text)
         own, *parts = split(text)
         if len(parts) > _MAX_PARTS:
