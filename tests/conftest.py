@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
+TEST_SECONDS = 300
+
 
 def pytest_addoption(parser):
     parser.addoption("--all-cells", action="store_true", help="train every cell of the matrix of strategies, and more")
@@ -31,6 +35,10 @@ def trusted_folders(tmp_path_factory):
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("timeout") is None:
+        limit = pytest.mark.timeout(patience(TEST_SECONDS))
+        for item in items:
+            item.add_marker(limit)
     if not config.getoption("all_cells"):
         further = [item for item in items if item.get_closest_marker("matrix")]
         config.hook.pytest_deselected(items=further)

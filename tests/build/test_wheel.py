@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command, cwd, env=None):
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+        [str(part) for part in command],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=patience(240),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
@@ -92,7 +93,7 @@ def test_ctrl_c_ends_with_130_and_says_what_was_saved_and_how_to_go_on(bench, co
     with process:
         assert "training\n" == process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=patience(30))
 
     assert 130 == process.returncode
     assert error.endswith(f"interrupted; the state is saved in out/checkpoint-1\n{go_on}")
@@ -111,7 +112,7 @@ def test_a_reader_that_leaves_is_no_error(bench):
     with process:
         process.stdout.close()
         error = process.stderr.read()
-        process.wait(timeout=30)
+        process.wait(timeout=patience(30))
 
     assert b"" == error
 
@@ -123,7 +124,7 @@ def script(*arguments, cwd, env=None):
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
 from tests.project.workbench import make_project
 
 COMMANDS = {
@@ -114,7 +115,7 @@ def run(project, arguments, home, **env):
         env={**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home), "PYTHONPATH": str(project), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
     lines = [line for line in done.stderr.split("\n") if line.startswith("AUDIT ")]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from forgather.launch.accelerate import added_settings, config_file
+from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 
 IDLE = {
@@ -48,7 +49,7 @@ def launched(bench, options, *words, hf_home):
         env={**os.environ, "HF_HOME": str(hf_home)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
 

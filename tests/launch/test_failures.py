@@ -10,6 +10,7 @@ import pytest
 
 from forgather.errors import ProjectError
 from tests.matrix import thinned
+from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
@@ -115,7 +116,7 @@ def test_a_failure_under_torchrun_is_told_once(bench):
         cwd=bench,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
 

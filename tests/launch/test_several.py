@@ -9,6 +9,7 @@ import pytest
 
 from forgather.errors import ProjectError
 from forgather.launch.several import refuse_two_launchers
+from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
@@ -85,7 +86,7 @@ def test_torchrun_is_in_charge_where_it_started_the_processes(bench):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
 

@@ -20,6 +20,7 @@ from forgather.ml.trainer.snapshot import Snapshot
 from forgather.ml.trainer.staging import Staging
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import rows, tiny_llama
+from tests.patience import patience
 
 EVERY_TWO = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
 
@@ -78,7 +79,7 @@ def test_callbacks_are_told_of_it_with_the_history_of_its_step(settings, tmp_pat
     class Late(Slow):
         def create(self, file):
             if ".saving-checkpoint-2-" in str(file):
-                self.may_go.wait(10)
+                self.may_go.wait(patience(10))
             return super().create(file)
 
     class History(Watch):

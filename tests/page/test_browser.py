@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.page.conftest import FILES
+from tests.patience import patience
 
 OVERLAPS = """(() => {
   const frames = [...document.querySelectorAll('#objects .box')].map(box => box.getBoundingClientRect());
@@ -369,7 +370,7 @@ def test_a_long_text_is_cut_and_shown_on_demand(opened):
 def test_a_large_graph_opens_fast_folded_and_without_overlap(opened, stages):
     start = time.perf_counter()
     page = opened(synthetic(stages), config="big")
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < patience(5)
     first = page.js(OVERLAPS)
     assert [] == first["found"]
     assert 8 <= first["boxes"] <= 120
@@ -377,7 +378,7 @@ def test_a_large_graph_opens_fast_folded_and_without_overlap(opened, stages):
     page.click("[data-do=unfold]")
     page.js("(() => { for (let at = 0; at < 40; at++) document.querySelector('[data-do=out]').click(); })()")
     whole = page.js(OVERLAPS)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < patience(5)
     assert [] == whole["found"]
     assert stages * 20 + 3 <= whole["boxes"]
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PLAIN = """\
@@ -42,6 +44,6 @@ def fgcli(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subp
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )

@@ -20,6 +20,7 @@ from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.bench import GLOBAL_ROWS, least_layers, make_model, packed_rows
 from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.patience import patience
 
 FAULTS = {
     "loss nan": ("forward", float("nan")),
@@ -219,7 +220,7 @@ def make_trainer(folder, strategy, settings, callbacks):
         train_dataset=packed_rows(1),
         eval_dataset=packed_rows(1)[:4],
         callbacks=callbacks,
-        distributed_env=DistributedEnvironment(timeout_seconds=30, start_timeout_seconds=30),
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(30), start_timeout_seconds=patience(30)),
     )
 
 

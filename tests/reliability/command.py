@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 
 TINY = """\
@@ -74,7 +75,7 @@ def start(project, *arguments, step_seconds=0.3):
 
 def finish(project, *arguments, timeout=120):
     """Runs the command to its end."""
-    status = start(project, *arguments).wait(timeout)
+    status = start(project, *arguments).wait(patience(timeout))
     assert 0 == status, (Path(project) / "log.txt").read_text(errors="replace")[-3000:]
 
 
@@ -85,4 +86,4 @@ def killed(project, seconds):
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-    return -signal.SIGKILL == process.wait(10)
+    return -signal.SIGKILL == process.wait(patience(10))

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tests.patience import patience
+
 _HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
 
@@ -62,6 +64,7 @@ class Child:
 
     def ended(self, timeout=60.0):
         """Waits for the process; one that takes longer is killed, and `Stuck` is raised."""
+        timeout = patience(timeout)
         deadline = time.monotonic() + timeout
         pieces = []
         try:

@@ -1,34 +1,87 @@
 """What a disk may hold after a loss of power: every state that pessimistic rules allow, rebuilt from the operations.
 
-Takes the operations of a run, with their data; gives states as {path: content}. The rules are those of POSIX and no
+Takes the calls of the system that a run makes, with their data; gives states as {path: content}. The rules are those of POSIX and no
 better: what was written and not synced is there, gone, cut at any 4 KiB boundary or zeros; a name that was made, changed
 or removed, and whose folder was not synced, is there or not, each for itself, in any combination. What was synced stays.
 """
 
+import os
 import random
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
+from forgather.ml.checkpoint import storage
 from tests.reliability.wrapped import Wrapped
 
 BLOCK = 4096
 
 
-class Logged(Wrapped):
-    """A storage that notes every operation with its data, once it is done."""
+class SystemCalls:
+    """What the product asks of the system, in the place of the module `os`: what changes a disk is noted once it is done.
 
-    NAMES = {"remove_file": "remove", "remove_folder": "remove"}
+    Args:
+        note: called with the name of an operation, the paths, and what was written.
+    """
+
+    def __init__(self, note):
+        self.note = note
+        self.files = {}
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def open(self, path, flags, *mode):
+        handle = os.open(path, flags, *mode)
+        self.files[handle] = Path(path)
+        if flags & os.O_CREAT:
+            self.note("create", Path(path))
+        return handle
+
+    def write(self, handle, data):
+        count = os.write(handle, data)
+        self.note("write", self.files[handle], memoryview(data)[:count])
+        return count
+
+    def fsync(self, handle):
+        os.fsync(handle)
+        self.note("sync_folder" if self.files[handle].is_dir() else "sync", self.files[handle])
+
+    def close(self, handle):
+        os.close(handle)
+        del self.files[handle]
+
+    def mkdir(self, folder):
+        os.mkdir(folder)
+        self.note("make_folder", Path(folder))
+
+    def replace(self, old, new):
+        os.replace(old, new)
+        self.note("rename", Path(old), Path(new))
+
+    def unlink(self, file):
+        os.unlink(file)
+        self.note("remove", Path(file))
+
+    def rmdir(self, folder):
+        os.rmdir(folder)
+        self.note("remove", Path(folder))
+
+
+class Logged(Wrapped):
+    """The storage of the product, of which every call of the system is noted with its data: not what it says it does."""
 
     def __init__(self, root, inner=None):
         super().__init__(inner)
         self.root = Path(root)
         self.log = []
+        self._system = SystemCalls(self._note)
+        self._alone = threading.RLock()  # a thread may write beside the run
 
     def act(self, name, do, *given):
-        result = do()
-        if name != "close":
-            self._note(self.NAMES.get(name, name), *given)
-        return result
+        with self._alone, mock.patch.object(storage, "os", self._system):
+            return do()
 
     def _note(self, name, *given):
         self.log.append(

@@ -16,6 +16,7 @@ import torch
 
 from forgather.cli.main import main
 from tests.ml.distributed.gang import free_port
+from tests.patience import patience
 
 _fork = multiprocessing.get_context("fork")
 
@@ -45,6 +46,7 @@ def run_command(words, cwd, *, ranks=2, timeout=60.0):
     children = [_fork.Process(target=_work, args=(rank, ranks, port, words, cwd, output)) for rank in range(ranks)]
     for child in children:
         child.start()
+    timeout = patience(timeout)
     deadline = time.monotonic() + timeout
     try:
         # Asking takes note of those that have ended, as a launcher does: until then they are there for the others.

@@ -13,11 +13,19 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import list_checkpoints, write_checkpoint
+from forgather.ml.checkpoint.folders import (
+    bring_back,
+    discard_folder,
+    half_replaced,
+    list_checkpoints,
+    write_checkpoint,
+)
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.quiet import without_progress_bars
+from forgather.ml.trainer.rewind import read_skipped, write_skipped
+from forgather.ml.trainer.skip_list import RowRange, SkipList
 from tests.ml.fixtures import tiny_llama, weights
 from tests.reliability import job
 from tests.reliability.forks import in_child, spread
@@ -105,6 +113,63 @@ def test_a_checkpoint_is_safe_with_the_folders_that_were_made_for_it(tmp_path):
     assert {None, 3} == {loss.saved for loss in found}
 
 
+def content(draft):
+    draft.write("a.bin", [bytes(range(256)) * 40])
+
+
+def after(folder, act):
+    """Returns the states that a loss of power may leave of what lies in a folder while `act(storage)` changes it."""
+    before, storage = read_tree(folder), Logged(folder)
+    act(storage)
+    storage.saved(1)
+    return losses(before, storage.log)
+
+
+def whole_checkpoints(place, loss):
+    build(place, loss.files)
+    return {verify(checkpoint).step for _, checkpoint in list_checkpoints(place)}
+
+
+def test_a_folder_that_is_in_the_way_of_a_checkpoint_is_never_lost(tmp_path):
+    out = tmp_path / "out"
+    (out / "checkpoint-3").mkdir(parents=True)
+    (out / "checkpoint-3/own.txt").write_text("somebody's own")
+    for number, loss in enumerate(after(out, lambda storage: write_checkpoint(out, 3, content, storage=storage))):
+        build(tmp_path / str(number), loss.files)
+        assert [b"somebody's own"] == [file.read_bytes() for file in (tmp_path / str(number)).rglob("own.txt")]
+        assert loss.saved is None or 3 == verify(tmp_path / str(number) / "checkpoint-3").step
+
+
+@pytest.mark.parametrize("act", ["removed", "replaced", "brought back"])
+def test_a_checkpoint_that_goes_or_comes_is_whole_or_out_of_sight(act, tmp_path):
+    out = tmp_path / "out"
+    for step in (3, 6):
+        write_checkpoint(out, step, content)
+    if act == "brought back":
+        (out / "checkpoint-3").rename(out / ".replaced-checkpoint-3-999999999")
+    acts = {
+        "removed": lambda storage: discard_folder(storage, out / "checkpoint-3"),
+        "replaced": lambda storage: write_checkpoint(out, 3, content, storage=storage),
+        "brought back": lambda storage: bring_back(storage, out),
+    }
+    expected = {"removed": {6}, "replaced": {3, 6}, "brought back": {3, 6}}[act]
+    for number, loss in enumerate(after(out, acts[act])):
+        found = whole_checkpoints(tmp_path / str(number), loss)
+        assert 6 in found and (loss.saved is None or expected == found), f"after operation {loss.operation}"
+        if act == "replaced":
+            assert 3 in found or half_replaced(tmp_path / str(number))
+
+
+def test_steps_that_were_left_out_are_known_once_the_run_goes_back(tmp_path):
+    out, skips = tmp_path / "out", SkipList(most=5, among=10)
+    write_skipped(LocalStorage(), out, "a", skips)
+    skips.add(7, RowRange(0, 0, 4), "the loss is nan")
+    for number, loss in enumerate(after(out, lambda storage: write_skipped(storage, out, "a", skips))):
+        build(tmp_path / str(number), loss.files)
+        found = len(read_skipped([tmp_path / str(number)], "a"))
+        assert found == 1 if loss.saved else found in (0, 1)
+
+
 @pytest.mark.parametrize("careless", [FilesNotSynced, FoldersNotSynced])
 def test_control_a_writer_that_does_not_sync_is_caught(careless, tmp_path):
     """The replayer finds states from which such a writer cannot go on, or goes on too early."""
@@ -116,6 +181,18 @@ def test_control_a_writer_that_does_not_sync_is_caught(careless, tmp_path):
         except (AssertionError, ForgatherError):
             lost += 1
     assert lost > 20
+
+
+def test_what_said_how_older_weights_are_read_is_gone_before_newer_ones_have_their_name(tmp_path):
+    """A model that cannot be loaded takes the place of one that can: nobody reads its weights as those of the other."""
+    out = tmp_path / "out"
+    write_model_of(0, out, "50GB", LocalStorage())
+    older = (out / "model.safetensors").read_bytes()
+    found = after(
+        out, lambda storage: write_model(storage, out, lambda draft: draft.write("model.safetensors", [b"x"]))
+    )
+    for loss in found:
+        assert loss.files["model.safetensors"] == older or "config.json" not in loss.files
 
 
 SIZES = {"one file": "50GB", "shards": "60KB", "other shards": "40KB"}

@@ -17,6 +17,7 @@ from forgather.ml.metrics import read_records
 from tests.golden import check_golden
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import StopAt, tiny_llama
+from tests.patience import patience
 from tests.reliability.data_sets import Numbered, collate, drawn_collate
 from tests.reliability.forks import in_child
 
@@ -40,7 +41,7 @@ def trained(folder, kind=Trainer, model=tiny_llama, collator=drawn_collate, call
         **given,
     }
     arguments = AccelTrainingArguments if kind is AccelTrainer else TrainingArguments
-    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    environment = DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
     kind(
         model,
         arguments(str(folder), **args),

@@ -19,6 +19,7 @@ from forgather.ml.trainer import run as run_module
 from forgather.ml.trainer.batches import TrainBatches
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import StopAt, tiny_llama
+from tests.patience import patience
 from tests.reliability import job
 from tests.reliability.data_sets import KINDS, data_of, drawn_collate
 from tests.reliability.forks import spread
@@ -82,7 +83,9 @@ def train(strategy, accumulation, kind, folder, *, stop=0, resume=None, sabotage
         "report_to": "none",
         **settings,
     }
-    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20) if ranks > 1 else None
+    environment = (
+        DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20)) if ranks > 1 else None
+    )
     made = getattr(forgather.ml, name)(
         make_model,
         getattr(forgather.ml, f"{name.removesuffix('Trainer')}TrainingArguments")(str(folder), **given),

@@ -11,6 +11,7 @@ import pytest
 from forgather.errors import ForgatherError
 from forgather.ml.checkpoint.folders import list_checkpoints
 from forgather.ml.checkpoint.manifest import MANIFEST
+from tests.patience import patience
 from tests.reliability import command, faults, job
 from tests.reliability.bitflip import DAMAGES
 from tests.reliability.forks import Child, in_child
@@ -103,7 +104,7 @@ class Week:
             ]
             time.sleep(0.02)
         process.send_signal(self.dice.choice([signal.SIGKILL, signal.SIGTERM]))
-        assert process.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
+        assert process.wait(patience(30)) in (-signal.SIGKILL, 128 + signal.SIGTERM)
 
 
 def _until_power_is_gone(folder, steps, at):
@@ -147,4 +148,4 @@ def test_a_bad_week(full, figure, tmp_path):
     shown = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(collections.Counter(kinds).items()))
     seconds = time.monotonic() - began
     figure("R17", f"{len(kinds)} faults ({shown}) until step {at} of {steps}: the same bits ({seconds:.0f} s)")
-    assert seconds < 600
+    assert seconds < patience(600)

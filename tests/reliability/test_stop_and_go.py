@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 
 TOY = """\
@@ -110,7 +111,7 @@ def stopped(bench, words, number, to, *, again=None):
         if again is not None:
             time.sleep(again)
             os.kill(process.pid if to == "launcher" else ranks[to], number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=patience(60))
     return process.returncode, "".join(lines) + output, time.monotonic() - begun
 
 
@@ -144,7 +145,7 @@ def test_a_second_signal_ends_at_once_and_saves_nothing(bench):
     status, output, seconds = stopped(bench, bench_words, signal.SIGTERM, "launcher", again=0.2)
     assert 143 == status, output
     assert [] == saved(bench), output
-    assert seconds < 10
+    assert seconds < patience(10)
 
 
 def test_torchrun_in_charge_saves_once(bench):
@@ -159,7 +160,7 @@ def test_a_run_that_is_killed_is_started_again_and_ends_with_the_same_bits(bench
     weights = []
     for dies in (0, 1):
         with started(bench, *FGCLI, "--procs", str(ranks), "--dies", str(dies)) as process:
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=patience(120))
         assert 0 == process.returncode, output
         weights.append((bench / "out/model.safetensors").read_bytes())
         (bench / "out").rename(bench / f"out{dies}")

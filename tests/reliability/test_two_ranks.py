@@ -9,6 +9,7 @@ import pytest
 
 from forgather.ml.checkpoint import verify
 from forgather.ml.checkpoint.folders import list_checkpoints
+from tests.patience import patience
 from tests.reliability import faults, job, two_ranks
 from tests.reliability.forks import spread
 
@@ -30,7 +31,7 @@ def trial(case, clean, place):
     folder.parent.mkdir()
     acknowledged = folder.parent / "acknowledged"
     ended, seconds = two_ranks.disturbed(folder, strategy, fault, at, rank, [job.Acknowledged(acknowledged)])
-    assert seconds is not None and seconds < PROMPT, f"the ranks ended {seconds} s after the fault"
+    assert seconds is not None and seconds < patience(PROMPT), f"the ranks ended {seconds} s after the fault"
     assert [] == [end.error for end in ended if end.error]
     told = [end.value[0] if end.value else f"signal {end.signal}" for end in ended]
     if isinstance(fault, faults.Kill):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses /dev/full, FIFOs and a shell")
@@ -29,7 +30,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 
@@ -127,7 +128,7 @@ def test_commands_at_the_same_time_do_not_disturb_each_other(bench):
         )
         for _ in range(6)
     ]
-    answers = [process.communicate(timeout=60) for process in running]
+    answers = [process.communicate(timeout=patience(60)) for process in running]
 
     assert [0] * 6 == [process.returncode for process in running]
     assert 1 == len(set(answers))

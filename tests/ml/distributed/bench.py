@@ -23,6 +23,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.optim import MuonWithAdamW
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.packed_rows import SYMBOLS, VOCAB, packed
+from tests.patience import patience
 
 LENGTH, LAYERS, UPDATES = 12, 8, 3
 GLOBAL_ROWS = 16
@@ -259,7 +260,7 @@ def train(cell, sabotage=None):
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
             callbacks=[recorder],
-            distributed_env=DistributedEnvironment(timeout_seconds=60, start_timeout_seconds=60),
+            distributed_env=DistributedEnvironment(timeout_seconds=patience(60), start_timeout_seconds=patience(60)),
         )
         if sabotage is not None:
             sabotage(trainer)

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 
+from tests.patience import patience
+
 _fork = multiprocessing.get_context("fork")
 
 
@@ -36,6 +38,7 @@ def run_ranks(world_size, function, *args, timeout=60.0, start_group=False):
     functions that use torch.distributed without a DistributedEnvironment.
     """
     import_what_ranks_import()
+    timeout = patience(timeout)
     port = free_port()
     children = []
     # What is here already is not looked at, and so not copied, by the collector of each rank.
@@ -136,7 +139,7 @@ def _work(there, rank, world_size, port, start_group, function, args):
         if start_group:
             import datetime
 
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=patience(20)))
         answer = (True, function(*args))
     except BaseException:  # noqa: BLE001 - the border of a test's child process
         answer = (False, traceback.format_exc())

@@ -12,6 +12,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.pipeline.strategy import Pipeline
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.types import Window
+from tests.patience import patience
 
 VOCAB = 32
 SCHEDULES = (
@@ -128,7 +129,7 @@ def single_run(the_recipe, all_windows, **settings):
 
 
 def environment():
-    return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    return DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
 
 
 def pipeline(the_recipe, *, world, data=1, tensor=1, rows=4, **settings):

@@ -6,6 +6,7 @@ from forgather.ml import AccelTrainer, AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import Recorder, rows, tiny_llama, weights
+from tests.patience import patience
 
 
 def arguments(folder, **settings):
@@ -20,7 +21,7 @@ def trained(folder, settings):
         arguments(folder, **settings),
         train_dataset=rows(count=32),
         callbacks=[recorder],
-        distributed_env=DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20),
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20)),
     )
     trainer.train()
     return [line["loss"] for line in recorder.lines if "loss" in line], weights(trainer.model)

@@ -29,6 +29,7 @@ from forgather.ml.types import Window
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
+from tests.patience import patience
 
 STEPS = 6
 ROWS = 4  # of all ranks, in one micro-step
@@ -46,7 +47,7 @@ MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2}
 
 
 def environment():
-    return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    return DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
 
 
 def single():

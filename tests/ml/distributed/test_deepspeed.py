@@ -25,6 +25,7 @@ from forgather.ml.types import Window
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
+from tests.patience import patience
 
 pytestmark = pytest.mark.usefixtures("engine")
 STEPS, ROWS = 4, 2
@@ -63,7 +64,7 @@ def recipe(model="llama", optimizer="adamw"):
 
 
 def environment():
-    return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    return DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
 
 
 def arguments(accumulation=1, **given):

@@ -12,6 +12,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.bench import PRECISIONS, least_layers, make_model
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.packed_rows import leak, two_documents, weights
+from tests.patience import patience
 
 ROWS = 4
 PIPELINE = {"split_spec": "auto", "pipeline_parallel_size": 2, "pipeline_chunks": 2}
@@ -63,7 +64,7 @@ def train_once(rows, strategy, attention="sdpa", loss_fn=None, **settings):
             train_dataset=rows,
             eval_dataset=rows,
             loss_fn=loss_fn,
-            distributed_env=DistributedEnvironment(timeout_seconds=60, start_timeout_seconds=60),
+            distributed_env=DistributedEnvironment(timeout_seconds=patience(60), start_timeout_seconds=patience(60)),
         )
         evaluated = trainer.evaluate()["eval_loss"]
         before = weights(trainer)

@@ -9,6 +9,7 @@ from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import rows, tiny_llama
+from tests.patience import patience
 
 
 class Stopped(TrainerCallback):
@@ -28,7 +29,7 @@ def _stopped(folder):
         per_device_train_batch_size=2,
         report_to="none",
         disable_tqdm=True,
-        ddp_timeout=20,
+        ddp_timeout=patience(20),
         ddp_find_unused_parameters=False,
     )
     trainer = HFTrainer(tiny_llama(), args, train_dataset=rows(), callbacks=[Stopped()])

@@ -22,6 +22,7 @@ from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import COMMON, Signals, StopAt
 from tests.ml.distributed.test_shares import collate
 from tests.ml.fixtures import largest_difference, rows, tiny_llama, weights
+from tests.patience import patience
 
 
 class ShardTrainer(AccelTrainer):
@@ -50,7 +51,7 @@ def model():
 def part(folder, layout, callbacks=(), given=None, resume=True):
     """Trains as one of the processes; returns what the run left behind."""
     ranks, batch_size, trainer_class, arguments, settings = LAYOUTS[layout]
-    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=20)}
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
     settings = {
         **COMMON, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
         "load_best_model_at_end": True, "per_device_eval_batch_size": batch_size, **settings, **(given or {}),

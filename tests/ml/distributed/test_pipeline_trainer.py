@@ -14,6 +14,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama, make_tied_llama
 from tests.ml.fixtures import Recorder
+from tests.patience import patience
 
 MODELS = {"llama": make_llama, "gpt2": make_gpt2, "tied": make_tied_llama}
 
@@ -53,7 +54,7 @@ def run(trainer_class, arguments, model, callbacks=(), resume=None):
         train_dataset=rows(21),
         eval_dataset=rows(7),
         callbacks=[recorder, *callbacks],
-        distributed_env=DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20),
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20)),
     )
     trainer.train(resume)
     return [{key: line[key] for key in ("loss", "grad_norm", "eval_loss") if key in line} for line in recorder.lines]
@@ -150,7 +151,7 @@ def test_the_summary_tells_of_the_whole_model(tmp_path, sizes):
 
 def _layout(folder, settings):
     args = PipelineTrainingArguments(**settings_of(folder, per_device_train_batch_size=4, **settings))
-    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    environment = DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
     return PipelineTrainer(make_llama, args, train_dataset=rows(16), distributed_env=environment).layout
 
 

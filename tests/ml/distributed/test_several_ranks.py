@@ -24,6 +24,7 @@ from forgather.ml.trainer.resumed import refuse_unseen
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_shares import Stream, collate
 from tests.ml.fixtures import Noisy, assert_same_weights, largest_difference, rows, tiny_llama, weights
+from tests.patience import patience
 
 COMMON = {
     "max_steps": 7,
@@ -37,7 +38,7 @@ COMMON = {
 
 def make(folder, *, batch_size, ranks, data=None, model=None, callbacks=(), **given):
     """Returns a trainer of one process, or the part of one of several."""
-    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=20)}
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
     trainer, arguments = (Trainer, TrainingArguments) if ranks == 1 else (AccelTrainer, AccelTrainingArguments)
     objects = {name: given.pop(name) for name in ("eval_dataset", "processing_class") if name in given}
     return trainer(
@@ -312,7 +313,7 @@ def test_replicas_draw_numbers_of_their_own(tmp_path):
 
 
 def of_writer():
-    DistributedEnvironment(timeout_seconds=20).start(use_cpu=True)
+    DistributedEnvironment(timeout_seconds=patience(20)).start(use_cpu=True)
     found = [agreement.gathered(os.environ["RANK"]), agreement.by_writer(lambda: os.environ["RANK"])]
     try:
         agreement.by_writer(fails)
@@ -333,7 +334,7 @@ def test_an_act_of_the_writer_has_one_outcome():
 
 
 def unseen(folder):
-    DistributedEnvironment(timeout_seconds=20).start(use_cpu=True)
+    DistributedEnvironment(timeout_seconds=patience(20)).start(use_cpu=True)
     try:
         refuse_unseen(folder / os.environ["RANK"])
     except ForgatherError as error:

@@ -12,10 +12,11 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.types import Window
 from tests.ml.strategy.models import batches, rows_of
+from tests.patience import patience
 
 
 def environment():
-    return DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    return DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
 
 
 def recipe_of(make, *, make_optimizer=None, prepare=()):

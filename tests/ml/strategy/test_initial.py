@@ -17,6 +17,7 @@ from forgather.ml.strategy.initial import initial_state, tensors_of
 from forgather.ml.types import Topology
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.models import Plain, gpt2, llama
+from tests.patience import patience
 
 
 def recipe_of(make, *, anew=True):
@@ -29,7 +30,7 @@ def recipe_of(make, *, anew=True):
 
 
 def started():
-    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    environment = DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20))
     device = environment.start(use_cpu=True)
     return Topology(
         rank=environment.rank,
