@@ -41,6 +41,7 @@ COMMANDS = {
     "rerun": "repeat a past run out of its folder",
     "ckpt": "list, verify, show, export and prune checkpoints",
     "new": "make a working project or config",
+    "trust": "say whose code may run",
     "explain": "explain an error code",
 }
 _EPILOG = """examples:

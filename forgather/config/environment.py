@@ -6,7 +6,7 @@ loads can share nothing but compiled template code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -39,6 +39,8 @@ class ConfigEnvironment:
         now: the one instant that all clock functions of the load see; None takes the time of the render.
         budget: limits.
         cache_dir: private folder for compiled templates; None switches the cache off.
+        allowed_env: tells the names of environment variables that the user lets templates read, `*` as in file names;
+            asked for a name that is not one of the usual ones.
     """
 
     searchpath: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class ConfigEnvironment:
     now: datetime | None = None
     budget: Budget = Budget()
     cache_dir: str | None = None
+    allowed_env: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass(frozen=True, slots=True)

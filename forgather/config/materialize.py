@@ -192,6 +192,11 @@ class _Construction:
         latent = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
         if fitting is None:
             self._check(function, node, path, args, {**kwargs, **latent})
+        try:
+            self._resolver.guard.arguments(function, args, {**kwargs, **latent})
+        except ResolveError as error:
+            error.span, error.path = _written(node, error.argument or "") or node.span, format_path(path)
+            raise
         if node.kind is CallKind.PARTIAL:
             return PartialObject(function, args, kwargs, latent, place)
         try:

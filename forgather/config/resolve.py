@@ -16,17 +16,43 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from forgather.config import shortnames
 from forgather.config.nearfiles import near_file, near_module, near_symbol, own_module
 from forgather.config.shortnames import SHORT
 from forgather.errors import ResolveError, nearest
 
 _PREFIX = "_forgather_folder_"
+
+
+class Guard:
+    """Says what may be imported and called; this one lets everything pass."""
+
+    def before_import(self, module: str) -> None:
+        """Raises a `ResolveError` where a module must not be imported."""
+
+    def before_files(self, folders: Sequence[str]) -> None:
+        """Raises a `ResolveError` where Python files of these folders must not be run."""
+
+    def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
+        """Returns what is called for a constructor.
+
+        Args:
+            constructor: as a node holds it.
+            walked: its module, then each part of its symbol with what was found there; the last one is named.
+
+        Raises:
+            ResolveError: it must not be called.
+        """
+        return walked[-1][1]
+
+    def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises a `ResolveError` where a function must not be called with these arguments."""
 
 
 class Resolver:
@@ -35,11 +61,13 @@ class Resolver:
     Args:
         project_dir: folder that file imports are relative to.
         searchpath: folders for `.module` where the call has no `submodule_searchpath` of its own.
+        guard: says what may be imported and called.
     """
 
-    def __init__(self, project_dir: str, searchpath: Sequence[str] = ()) -> None:
+    def __init__(self, project_dir: str, searchpath: Sequence[str] = (), guard: Guard | None = None) -> None:
         self.project_dir = os.path.abspath(project_dir)
         self.searchpath = tuple(self._absolute(folder) for folder in searchpath)
+        self.guard = guard or Guard()
 
     def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
         """Returns the object that a constructor names; imports its module.
@@ -54,15 +82,17 @@ class Resolver:
         """
         module_name, colon, symbol = constructor.rpartition(":")
         if not colon:
-            return self._short(constructor)
+            home = shortnames if constructor in SHORT else builtins
+            return self.guard.found(constructor, [(home.__name__, home), (constructor, self._short(constructor))])
         folders = tuple(self._absolute(folder) for folder in searchpath)
         if module_name.endswith(".py") or "/" in module_name:
             module = self._file(module_name, folders)
         elif module_name.startswith("."):
             module = self._relative(module_name, folders or self.searchpath)
         else:
+            self.guard.before_import(module_name)
             module = _import(module_name, symbol, self.project_dir)
-        return _attribute(module, symbol, module_name)
+        return self.guard.found(constructor, self._walk(module, symbol, module_name))
 
     def _absolute(self, folder: str) -> str:
         return os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(folder)))
@@ -87,6 +117,7 @@ class Resolver:
         folder, base = os.path.split(file)
         if not base.endswith(".py"):
             raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+        self.guard.before_files((folder, *folders))
         return importlib.import_module(f"{_package((folder, *folders))}.{base.removesuffix('.py')}")
 
     def _relative(self, name: str, folders: tuple[str, ...]) -> ModuleType:
@@ -95,6 +126,7 @@ class Resolver:
             raise ResolveError(
                 f"the relative module {name!r} has no folders to be looked for in", code="FG325", hint=hint
             )
+        self.guard.before_files(folders)
         package = _package(folders)
         full = f"{package}{name}"
         try:
@@ -105,6 +137,40 @@ class Resolver:
             found = [module.name for module in pkgutil.iter_modules(list(folders))]
             message = f"no module {name!r} in {', '.join(folders)}"
             raise ResolveError(message, code="FG320", hint=nearest(name.lstrip("."), found)) from None
+
+    def _walk(self, module: ModuleType, symbol: str, module_name: str) -> list[tuple[str, Any]]:
+        """Returns the module and each part of the symbol, with what it names."""
+        found: Any = module
+        walked = module.__name__
+        trail = [(module_name, found)]
+        for part in symbol.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                submodule = self._submodule(found, part)
+                if submodule is None:
+                    shown = module_name if found is module else f"{module_name}:{walked}"
+                    known = [name for name in dir(found) if not name.startswith("__")]
+                    own = _defined(found) if module.__name__.startswith(_PREFIX) else []
+                    hint = near_symbol(shown, part, known, own)
+                    raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
+                found = submodule
+            walked = part if walked == module.__name__ else f"{walked}.{part}"
+            trail.append((part, found))
+        return trail
+
+    def _submodule(self, parent: Any, part: str) -> ModuleType | None:
+        if not isinstance(parent, ModuleType) or not hasattr(parent, "__path__"):
+            return None
+        name = f"{parent.__name__}.{part}"
+        if not parent.__name__.startswith(_PREFIX):
+            self.guard.before_import(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if _is_missing(error, name):
+                return None
+            raise
 
 
 def _package(folders: tuple[str, ...]) -> str:
@@ -141,42 +207,11 @@ def _is_missing(error: ModuleNotFoundError, name: str) -> bool:
     return error.name is not None and (name == error.name or name.startswith(error.name + "."))
 
 
-def _attribute(module: ModuleType, symbol: str, module_name: str) -> Any:
-    found: Any = module
-    walked = module.__name__
-    for part in symbol.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            submodule = _submodule(found, part)
-            if submodule is None:
-                shown = module_name if found is module else f"{module_name}:{walked}"
-                known = [name for name in dir(found) if not name.startswith("__")]
-                own = _defined(found) if module.__name__.startswith(_PREFIX) else []
-                hint = near_symbol(shown, part, known, own)
-                raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
-            found = submodule
-        walked = part if walked == module.__name__ else f"{walked}.{part}"
-    return found
-
-
 def _defined(module: Any) -> list[str]:
     """Returns the classes and functions that a module defines itself."""
     name = getattr(module, "__name__", None)
     found = {word: value for word, value in vars(module).items() if not word.startswith("__") and callable(value)}
     return [word for word, value in found.items() if getattr(value, "__module__", None) == name]
-
-
-def _submodule(parent: Any, part: str) -> ModuleType | None:
-    if not isinstance(parent, ModuleType) or not hasattr(parent, "__path__"):
-        return None
-    name = f"{parent.__name__}.{part}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if _is_missing(error, name):
-            return None
-        raise
 
 
 def _beside(name: str) -> list[str]:

@@ -21,6 +21,7 @@ from forgather.launch.asked import Asked, torchrun_words
 from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
 CHECKED = "FORGATHER_CHECKED"
+SAFE_PATH = ("PYTHONSAFEPATH", "forgather")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def start(asked: Asked, arguments: Sequence[str], *, again: Callable[[Any, int, 
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     _let_children_find_us()
+    # Python would look for modules, and for this package, in the working folder first.
+    os.environ.setdefault(*SAFE_PATH)
     ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
     return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
 

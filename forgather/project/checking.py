@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from forgather.config.constructors import Unchecked, judge
 from forgather.config.graph import Calc, Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.remote import judge_remote_code
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.before_a_run import judge_before_a_run
@@ -22,6 +23,7 @@ from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.hooks import judge_hooks
 from forgather.project.imports import judge_imports
+from forgather.project.needs import judge_callables
 from forgather.project.output_folders import judge_output_folder
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
@@ -39,7 +41,7 @@ UNNAMED = "FG232"
 """The finding that a calculation reads a name that nothing has."""
 LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
-SAID_BY_THE_RUN = frozenset({"FG825"})
+SAID_BY_THE_RUN = frozenset({"FG825", "FG440"})
 """Findings that whatever is built says too: a run need not print them twice."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
@@ -93,6 +95,7 @@ def check_project(
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
     found += judge_before_a_run(graph, judgement.calls, reader)
+    found += (*judge_callables(project), *judge_remote_code(graph))
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_output_folder(project)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from forgather.config.constructors import Unchecked
@@ -41,6 +42,16 @@ def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], li
                 Unchecked(path=format_path(path), constructor=node.constructor, reason=str(reason), span=node.span)
             )
     return findings, unchecked
+
+
+def projects_named(graph: Graph, project: Project) -> list[Project]:
+    """Returns the configs of other projects whose targets a graph asks for, as far as they are written out."""
+    loaded: dict[tuple[Any, ...], Project] = {}
+    for path, node in walk(roots(graph)):
+        if isinstance(node, Call) and node.constructor in CONSTRUCTORS and node.kind is not CallKind.META:
+            with suppress(ForgatherError, _NotWritten):
+                _judge(node, path, project, loaded)
+    return list(loaded.values())
 
 
 class _NotWritten(Exception):  # noqa: N818 - no error: it ends a look-up

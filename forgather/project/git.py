@@ -1,7 +1,7 @@
 """Git, asked questions about a repository that may be anybody's.
 
 Takes a folder and arguments, gives what Git answered. Keeps true: Git reads, it does not fetch, ask, page or refresh
-the index, and no hook or monitor of the repository runs (`status` alone asks filters, of files that were touched); the
+the index, and no hook or monitor of the repository runs; `status` and `diff`, which run filters, are not asked; the
 repository is that of the folder, whatever the environment of the caller says.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from forgather.project.locations import config_dir, library_dir
 from forgather.project.madefrom import made_from
 from forgather.project.meta import ProjectMeta
 from forgather.project.plain import plain_value
+from forgather.project.roots import is_allowed_root
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
 from forgather.source import SourceFile, SourceMap, Span
@@ -42,11 +44,13 @@ class Neighbors:
     Args:
         workspace: absolute folder of its workspace; None outside any.
         library: absolute folder of the library of templates.
+        repository: absolute folder whose templates are the project's, too; None looks for the user's repository.
         is_folder: tells whether a search folder exists.
     """
 
     workspace: str | None
     library: str
+    repository: str | None = None
     is_folder: Callable[[str], bool] = os.path.isdir
 
 
@@ -71,6 +75,7 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     _refuse_unknown_keys(graph)
     entries = graph.targets
     searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir, around.is_folder)
+    _refuse_foreign_roots(entries.get("searchdir"), (*searchdir, *shared), project_dir, around)
     system_path = _folders(entries.get("system_path"), project_dir)
     missing = [item for item in system_path if not around.is_folder(item[1])]
     warnings += [_missing_folder("folder", "system_path", *item) for item in missing]
@@ -156,6 +161,22 @@ def _search_folders(
         else:
             warnings.append(_missing_folder("search folder", "searchdir", item, folder, span))
     return tuple(dict.fromkeys(folders)), warnings
+
+
+def _refuse_foreign_roots(entry: Entry | None, folders: tuple[str, ...], project_dir: str, around: Neighbors) -> None:
+    own = (around.workspace, around.library, around.repository)
+    places = {folder: (item, span) for item, folder, span in _folders(entry, project_dir)}
+    for folder in folders:
+        if not is_allowed_root(folder, project_dir, own):
+            item, span = places.get(folder, (os.path.relpath(folder, project_dir), None))
+            real = os.path.realpath(folder)
+            way = f"fgcli trust {shlex.quote(real)}"
+            raise ProjectError(
+                f"search folder {item!r} leads out of the project, to {real!r}",
+                code="FG444",
+                span=span,
+                hint=f"copy what you need into the project; or, where you trust that folder: {way}",
+            )
 
 
 def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span | None]]:

@@ -12,7 +12,9 @@ from typing import Any
 
 from forgather.kept import Digests
 from forgather.project.kept import holds, keep_entry, read_entry, restore_dependencies
+from forgather.project.locations import library_dir
 from forgather.project.meta import ProjectMeta
+from forgather.project.roots import is_allowed_root
 from forgather.source import Span
 
 _PART = "projects"
@@ -31,7 +33,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
     if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
-        if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)):
+        if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)) and _is_allowed(kept):
             return kept
     # The stages are loaded for what is not known yet, and for nothing else.
     from forgather.project.metafile import read_meta
@@ -40,6 +42,12 @@ def load_meta(project_dir: str) -> ProjectMeta:
     if meta.dependencies is not None:
         keep_entry(_PART, project_dir, asdict(meta))
     return meta
+
+
+def _is_allowed(meta: ProjectMeta) -> bool:
+    """Returns whether its roots are still its own or trusted: the user's list may have changed."""
+    around = (meta.workspace_root, library_dir())
+    return all(is_allowed_root(folder, meta.project_dir, around) for folder in meta.searchdir)
 
 
 def _restore(facts: dict[str, Any]) -> ProjectMeta | None:

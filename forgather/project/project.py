@@ -34,6 +34,7 @@ from forgather.project.workspace import find_project
 if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment
     from forgather.config.graph import Graph
+    from forgather.project.trust import Trust
 
 _Construction = tuple[str, str, tuple[str, ...]]
 # Constructions that are under way in this context, outermost first: what `from_project` is relative to.
@@ -47,6 +48,7 @@ class Project:
         config: the config's name, with or without `.yaml`; None takes the project's default.
         project_dir: the project's folder; "." also finds the nearest project above the working folder.
         overrides: pairs of graph path and YAML text, as `--set` takes them.
+        trust: True says that what this config calls may run, without the user's list (`fgcli trust`).
         variables: Jinja variables.
 
     Raises:
@@ -59,6 +61,7 @@ class Project:
         project_dir: str | os.PathLike[str] = ".",
         *,
         overrides: Sequence[tuple[str, str]] = (),
+        trust: bool = False,
         **variables: Any,
     ) -> None:
         folder = os.fspath(project_dir)
@@ -66,6 +69,7 @@ class Project:
         self.config_name: str = choose_config(self.meta, config)
         self.overrides: tuple[tuple[str, str], ...] = tuple(overrides)
         self.variables: Mapping[str, Any] = variables
+        self._is_trusted = trust
         self._environment: ConfigEnvironment | None = None
         self._template: str | None = None
 
@@ -93,7 +97,7 @@ class Project:
         project = cls.__new__(cls)
         project.meta, project.config_name = meta, config_name
         project.overrides, project.variables = tuple(overrides), dict(variables or {})
-        project._environment, project._template = environment, template
+        project._environment, project._template, project._is_trusted = environment, template, False
         return project
 
     def __repr__(self) -> str:
@@ -226,20 +230,28 @@ class Project:
 
     def _build(self, targets: tuple[str, ...], variables: Mapping[str, Any]) -> dict[str, Any]:
         from forgather.config.materialize import materialize
+        from forgather.config.resolve import Resolver
+        from forgather.project.guard import ProjectGuard
         from forgather.project.seeding import seeded
 
         self.refuse_errors()
-        for folder in self.meta.system_path:
-            if folder not in sys.path:
-                sys.path.append(folder)
-        with self._under_way(targets), self.located(), seeded(self.graph, self.meta) as seed_all:
-            return materialize(
-                self.graph,
-                targets=targets,
-                variables=variables,
-                project_dir=self.meta.project_dir,
-                before_calls=seed_all,
-            )
+        guard = ProjectGuard(self.meta, self._trust)
+        with self._under_way(targets), self.located():
+            guard.before_files(self.meta.system_path)
+            for folder in self.meta.system_path:
+                if folder not in sys.path:
+                    sys.path.append(folder)
+            resolver = Resolver(self.meta.project_dir, guard=guard)
+            with seeded(self.graph, self.meta) as seed_all:
+                return materialize(
+                    self.graph, targets=targets, variables=variables, resolver=resolver, before_calls=seed_all
+                )
+
+    def _trust(self) -> Trust:
+        """Returns what may run: what the user trusts, or all where the caller said so."""
+        from forgather.project.trust import EVERYTHING, current_trust
+
+        return EVERYTHING if self._is_trusted else current_trust()
 
     @contextmanager
     def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -30,7 +29,7 @@ from forgather.project.data_files import data_facts
 from forgather.project.declared import without_options
 from forgather.project.defaults import read_defaults
 from forgather.project.display import Display
-from forgather.project.git import run_git
+from forgather.project.git_state import git_state
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
 from forgather.project.run_facts import FACTS, GRAPH
@@ -206,32 +205,6 @@ def _keywords(node: object) -> tuple[Entry, ...]:
     if isinstance(node, Call):
         return node.kwargs
     return node.entries if isinstance(node, Mapped) else ()
-
-
-def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] | None:
-    """Returns commit and whether there are changes; None outside a repository or without git.
-
-    Args:
-        folder: the project; what is untracked in it is a change.
-        output_dir: where runs write, which is none.
-    """
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    if not changes:
-        inside = os.path.relpath(os.path.realpath(output_dir), os.path.realpath(folder)) if output_dir else os.pardir
-        beside = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
-        changes = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", ".", *beside)
-    return {"commit": commit, "dirty": bool(changes)}
-
-
-def _git(folder: str, *arguments: str) -> str | None:
-    try:
-        done = run_git(folder, *arguments, seconds=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return os.fsdecode(done.stdout).strip() if done.returncode == 0 else None
 
 
 def unwritable(folder: str, error: OSError) -> ProjectError:

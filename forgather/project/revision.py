@@ -96,6 +96,7 @@ def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
     neighbors = Neighbors(
         workspace=tree.laid(workspace) if workspace else find_workspace(os.path.dirname(tree.top)),
         library=_library(tree),
+        repository=tree.laid(tree.top),
         is_folder=tree.is_folder,
     )
     laid = tree.laid(project_dir)

@@ -10,6 +10,7 @@ import os
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.project.locations import cache_dir
+from forgather.project.trust import kept_trust
 from forgather.project.versions import VersionTable
 
 STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions", "config_stem")
@@ -31,7 +32,13 @@ def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_roo
         "uname": system,
         "versions": VersionTable(),
     }
-    return ConfigEnvironment(searchpath=searchpath, variables=variables, cache_dir=cache_dir("templates"))
+    return ConfigEnvironment(
+        searchpath=searchpath, variables=variables, cache_dir=cache_dir("templates"), allowed_env=_allowed_env
+    )
+
+
+def _allowed_env() -> tuple[str, ...]:
+    return kept_trust().variables
 
 
 def host_facts() -> dict[str, str]:

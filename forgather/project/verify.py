@@ -19,10 +19,11 @@ from forgather.errors import ForgatherError
 from forgather.kept import Digests
 from forgather.project.data_files import changed_data
 from forgather.project.defaults import changed_defaults, read_defaults
+from forgather.project.git_state import git_state
 from forgather.project.meta import ProjectMeta
 from forgather.project.past_run import PastRun
 from forgather.project.reader import reader_for
-from forgather.project.record import environment_needed, git_state, runtime_facts
+from forgather.project.record import environment_needed, runtime_facts
 from forgather.project.versions import installed_versions
 
 
@@ -129,7 +130,8 @@ def _git(run: PastRun) -> Iterator[Row]:
 
 
 def _commit(state: dict[str, Any]) -> str:
-    return f"{str(state.get('commit', 'none'))[:10]}{' with changes' if state.get('dirty') else ''}"
+    words = {True: " with changes", None: ", changes unknown"}.get(state.get("dirty", False), "")
+    return f"{str(state.get('commit', 'none'))[:10]}{words}"
 
 
 def _data(run: PastRun) -> Iterator[Row]:

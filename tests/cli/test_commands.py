@@ -370,10 +370,10 @@ def test_construct_takes_values_for_variables(bench, out):
 
 
 def test_a_dry_run_says_what_would_run_and_constructs_nothing(bench, out):
-    (bench / "templates/configs/c.yaml").write_text("main: !call:builtins:exit [9]\n")
+    (bench / "templates/configs/c.yaml").write_text("main: !call:builtins:print [9]\n")
     text = out("-t", "c", "train", "--dry-run", "--set", "main[0]=8")
 
-    assert "main        !singleton:builtins:exit" in text
+    assert "main        !singleton:builtins:print" in text
     assert "changes     main[0]=8" in text
     facts = json.loads(out("-t", "c", "train", "--dry-run", "--json"))
     assert ("c.yaml", ["main"], []) == (facts["config"], facts["targets"], facts["overrides"])

@@ -36,7 +36,7 @@ def words(line, bench, tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("fgcli t", {"targets", "tlist", "train", "trefs"}),
+        ("fgcli t", {"targets", "tlist", "train", "trefs", "trust"}),
         ("fgcli -t ", {"broken.yaml", "tiny.yaml"}),
         ("fgcli -t t", {"tiny.yaml"}),
         ("fgcli -t tiny train --st", {"--steps"}),

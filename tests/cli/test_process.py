@@ -29,6 +29,9 @@ def explode(depth=6):
     if depth:
         return explode(depth - 1)
     raise RuntimeError("no memory\\nleft")
+
+def leave(status):
+    raise SystemExit(status)
 """
 
 
@@ -41,7 +44,7 @@ def bench(tmp_path):
         "templates/configs/resumes.yaml": "dynamic_args: [{names: --resume-from-checkpoint, type: str}]\n"
         "main: !singleton:toy.py:Trainer {run_dir: !var run_dir , wait: 60}\n",
         "templates/configs/bad.yaml": "main: !partial:toy.py:explode\n",
-        "templates/configs/leave.yaml": "main: !partial:sys:exit [7]\n",
+        "templates/configs/leave.yaml": "main: !partial:toy.py:leave [7]\n",
         "templates/configs/loops.yaml": "dynamic_args: [{names: --n, type: int}]\nmain: !partial:int [{{ n }}]\n",
     }
     return make_project(tmp_path / "bench", configs, meta="default_config: good\n")

@@ -69,17 +69,17 @@ def test_a_clock_with_another_zone_is_converted():
 
 def test_reads_of_the_environment_are_recorded(monkeypatch):
     monkeypatch.setenv("DATA_DIR", "/data")
-    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.delenv("NOT_SET_DIR", raising=False)
     rendered = render_text(
-        ConfigEnvironment(), "{{ env('DATA_DIR') }} {{ env('NOT_SET', 'x') }} {{ env('DATA_DIR', 'y') }}"
+        ConfigEnvironment(), "{{ env('DATA_DIR') }} {{ env('NOT_SET_DIR', 'x') }} {{ env('DATA_DIR', 'y') }}"
     )
-    assert ("/data x /data", {"DATA_DIR": "/data", "NOT_SET": "x"}) == (rendered.text, rendered.env_reads)
+    assert ("/data x /data", {"DATA_DIR": "/data", "NOT_SET_DIR": "x"}) == (rendered.text, rendered.env_reads)
 
 
 def test_an_unset_variable_without_default_is_an_error(monkeypatch):
-    monkeypatch.delenv("NOT_SET", raising=False)
-    with pytest.raises(RenderError, match="the environment variable 'NOT_SET' is not set") as caught:
-        text("a: 1\nb: {{ env('NOT_SET') }}")
+    monkeypatch.delenv("NOT_SET_DIR", raising=False)
+    with pytest.raises(RenderError, match="the environment variable 'NOT_SET_DIR' is not set") as caught:
+        text("a: 1\nb: {{ env('NOT_SET_DIR') }}")
     assert ("FG116", 2) == (caught.value.code, caught.value.span.line)
 
 
@@ -94,7 +94,7 @@ def test_a_name_that_looks_secret_is_refused(monkeypatch, name):
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["NUM_MEMORY_TOKENS", "KEYBOARD", "TOKENIZER", "MONKEY"])
+@pytest.mark.parametrize("name", ["NUM_MEMORY_TOKENS_DIR", "KEYBOARD_PATH", "TOKENIZER_DIR", "MONKEY_HOME"])
 def test_a_name_that_only_resembles_a_secret_is_read(monkeypatch, name):
     monkeypatch.setenv(name, "8")
     assert "8" == text(f"{{{{ env('{name}') }}}}")

@@ -23,7 +23,7 @@ places:
   - {{ relpath(project_dir, workspace_root) | toyaml }}
   - {{ joinpath(workspace_root, 'shared') }}
 host: {{ uname.release | toyaml }}
-env: [{{ env('SOME_NUMBER', 3) }}, {{ env('SOME_WORD') }}]
+env: [{{ env('SOME_ROOT', 3) }}, {{ env('SOME_DIR') }}]
 versions: {{ versions.torch }}
 new: {{ versions.torch >= '2.4' }}
 main: 1
@@ -47,7 +47,7 @@ def test_a_golden_holds_nothing_of_the_machine_and_the_day(tmp_path, monkeypatch
     one = text(project(tmp_path / "one", workspace=workspace))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv("SOME_NUMBER", "7")
+    monkeypatch.setenv("SOME_ROOT", "7")
     monkeypatch.setenv("HOME", "/other")
     two = text(project(tmp_path / "two", workspace=workspace))
 
@@ -175,7 +175,7 @@ def test_a_golden_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_the_real_graph_is_another_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOME_WORD", "w")
+    monkeypatch.setenv("SOME_DIR", "w")
     meta = project(tmp_path)
     update(judge(meta, ["a"])[0])
 

@@ -75,9 +75,9 @@ def test_a_default_search_folder_that_appears_is_noticed(tmp_path):
 
 
 def test_an_environment_variable_is_noticed(tmp_path, monkeypatch):
-    bench = make_project(tmp_path / "bench", meta="name: {{ env('BENCH_NAME', 'unset') }}\n")
+    bench = make_project(tmp_path / "bench", meta="name: {{ env('BENCH_DIR', 'unset') }}\n")
     assert "unset" == load_meta(str(bench)).name
-    monkeypatch.setenv("BENCH_NAME", "set")
+    monkeypatch.setenv("BENCH_DIR", "set")
 
     assert "set" == load_meta(str(bench)).name
 

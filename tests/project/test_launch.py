@@ -195,14 +195,14 @@ RECORDED = """\
 -- extends 'base.yaml'
 [body]
 optimizer: {lr: 1, seed: 42, secret: !env BENCH_SECRET }
-word: {{ env('BENCH_WORD', 'none') }}
+word: {{ env('BENCH_DIR', 'none') }}
 main: !partial:toy.py:status [0]
 """
 
 
 def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCH_SECRET", "hunter2")
-    monkeypatch.setenv("BENCH_WORD", "word")
+    monkeypatch.setenv("BENCH_DIR", "word")
     one = project(tmp_path, RECORDED, overrides=[("optimizer.lr", "3e-4"), ("+optimizer.betas", "[0.9, 0.95]")], n=3)
     (tmp_path / "templates/base.yaml").write_text("-- block body\n-- endblock body\n")
 
@@ -223,7 +223,7 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     assert one.rendered.text == (folder / "config.yaml").read_text()
     facts = json.loads((folder / "run.json").read_text())
     assert ("a.yaml", "fgcli train", {"optimizer.seed": 42}) == (facts["config"], facts["command"], facts["seeds"])
-    assert {"BENCH_WORD": "word"} == facts["environment_read"]
+    assert {"BENCH_DIR": "word"} == facts["environment_read"]
     assert {"python", "torch", "forgather"} <= set(facts["versions"])
     assert "hunter2" not in "".join(file.read_text() for file in folder.rglob("*") if file.is_file())
 

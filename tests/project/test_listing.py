@@ -13,13 +13,13 @@ from tests.project.workbench import fgcli, make_project
 CONFIGS = {
     "templates/base.yaml": "meta:\n  config_description: {{ text | default('base') }}\n",
     "templates/configs/a.yaml": "-- set text = 'first'\n-- extends 'base.yaml'\n",
-    "templates/configs/b.yaml": "meta: {config_description: {{ env('BENCH_WORD', 'none') }}}\n",
+    "templates/configs/b.yaml": "meta: {config_description: {{ env('BENCH_DIR', 'none') }}}\n",
 }
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.delenv("BENCH_WORD", raising=False)
+    monkeypatch.delenv("BENCH_DIR", raising=False)
     return make_project(tmp_path / "bench", CONFIGS)
 
 
@@ -82,7 +82,7 @@ def test_a_template_that_now_hides_the_parent_is_noticed(tmp_path, described, ca
 
 def test_a_changed_environment_variable_is_noticed(bench, described, capsys, monkeypatch):
     ls(bench, capsys)
-    monkeypatch.setenv("BENCH_WORD", "word")
+    monkeypatch.setenv("BENCH_DIR", "word")
 
     assert "word" == ls(bench, capsys)["b.yaml"]
 

@@ -19,7 +19,7 @@ from forgather.project.sides import open_sides
 from tests.project.workbench import make_project
 
 BASE = """\
-meta: {host: {{ hostname }}, at: {{ isotime() | toyaml }}, word: {{ env('BENCH_WORD', 'none') }}}
+meta: {host: {{ hostname }}, at: {{ isotime() | toyaml }}, word: {{ env('BENCH_DIR', 'none') }}}
 dynamic_args:
   lr: {names: --lr, type: float}
 args: &args !singleton:toy.py:Arguments
@@ -80,7 +80,7 @@ def told(*words):
 
 
 def test_a_run_is_what_its_config_gives_now_options_and_clock_included(bench, monkeypatch):
-    monkeypatch.setenv("BENCH_WORD", "word")
+    monkeypatch.setenv("BENCH_DIR", "word")
     run = recorded(bench, overrides=[("args.lr", "0.3"), ("+args.more", "[1]")], lr=0.2)
 
     assert [] == told(run)

@@ -9,8 +9,8 @@ import pytest
 from forgather.config.path import format_path
 from forgather.errors import ForgatherError, ProjectError
 from forgather.project.compared import compare
+from forgather.project.git_state import git_state
 from forgather.project.gittree import open_tree
-from forgather.project.record import git_state
 from forgather.project.sides import open_sides, split_revision
 from tests.project.workbench import make_project
 
@@ -271,9 +271,6 @@ def test_nothing_that_a_repository_names_is_run(repository, tmp_path):
 
     assert [] == told("a@v2")
     assert "$Format:%H$" in str(open_sides("a@v2", None, None, None)[0].graph.targets)
-    # Whether a file is changed is for its filters to say.
-    for name in HOSTILE:
-        git(top, *(("config", "--unset", name) if name.startswith("filter") else ("version",)))
     assert git_state(str(repository))["commit"]
     assert [] == [*tmp_path.glob("ran-*")]
 

@@ -8,6 +8,7 @@ import pprint
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, add_var, construction_variables
 from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.trusting import ask_trust
 
 CONFIG_OPTIONS = True
 EXECUTES = True
@@ -34,6 +35,7 @@ def run(invocation: Invocation) -> int:
     project = invocation.open_project()
     project.refuse_errors()
     print_findings(project.diagnostics, project.meta.project_dir)
+    ask_trust(project, options.targets)
     built = project(options.targets, **construction_variables(invocation))
     if options.json:
         facts = {name: _fact(value) for name, value in built.items()}

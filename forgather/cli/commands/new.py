@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from contextlib import suppress
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
+from forgather.errors import ProjectError
 from forgather.project.metastore import load_meta
 from forgather.project.scaffold import DEFAULT_PARENT, new_config, new_project
+from forgather.project.trust import Trust, add_trust
 from forgather.project.workspace import find_project
 
 DESCRIPTION = "Make a working project in a new folder, or a config in a project. Overwrites nothing."
@@ -33,6 +36,7 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     if options.what == "project":
         files = new_project(options.name)
+        _trust(options.name)
         next_step = f"cd {shlex.quote(options.name)} && fgcli train"
     else:
         meta = load_meta(find_project(invocation.project_dir))
@@ -44,3 +48,9 @@ def run(invocation: Invocation) -> int:
     else:
         write_text("\n".join([*(f"made {os.path.relpath(file)}" for file in files), f"now: {next_step}"]))
     return 0
+
+
+def _trust(folder: str) -> None:
+    """Trusts a project that was made here; where that cannot be noted, a run asks."""
+    with suppress(ProjectError):
+        add_trust(Trust(folders=(os.path.realpath(folder),)))

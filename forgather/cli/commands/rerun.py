@@ -17,6 +17,7 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
+from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
@@ -73,8 +74,9 @@ def run(invocation: Invocation) -> int:
     output_dir = new_output_dir(past, options.output_dir, datetime.now(UTC))
     rows = verify(past, place_of(past))
     lost = [row for row in rows if row.fate is Fate.LOST]
-    if options.output_dir is None and not options.dry_run and (options.anyway or not lost):
-        output_dir = new_folder(output_dir)
+    if not options.dry_run and (options.anyway or not lost):
+        ask_trust(again(past, place_of(past), output_dir))
+        output_dir = new_folder(output_dir) if options.output_dir is None else output_dir
     if not options.json:
         _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
     if options.dry_run:

@@ -17,6 +17,7 @@ from forgather.cli.going_on import RESUME_OPTION, command_to_go_on, resuming_wor
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
+from forgather.cli.trusting import ask_trust
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
@@ -131,6 +132,8 @@ def run(invocation: Invocation) -> int:
         refuse_no_meeting_place(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
+    if options.world_size is not None or not (options.dry_run or options.print):
+        ask_trust(project)
     if options.dry_run:
         return _dry_run(plan, asked, command, world_size=options.world_size, as_json=options.json)
     if options.print:

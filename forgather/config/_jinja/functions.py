@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +17,14 @@ import platformdirs
 
 from forgather.errors import RenderError
 
-_SECRET = ("*_TOKEN", "TOKEN", "*_KEY", "*APIKEY", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*SECRET*", "*CREDENTIAL*")
+_SECRET = ("*_TOKEN", "TOKEN", "*_KEY", "*APIKEY", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*SECRET*", "*CREDENTIAL*",
+           "*JWT*")  # fmt: skip
+# What paths, launchers and schedulers set.
+_USUAL = ("HOME", "USER", "USERNAME", "LOGNAME", "HOSTNAME", "LANG", "PWD", "TMP", "TEMP", "TMPDIR", "SCRATCH", "WORK",
+          "*_DIR", "*_PATH", "*_HOME", "*_ROOT", "*_FOLDER", "*_CACHE", "XDG_*", "SLURM_*", "PBS_*", "LSB_*", "OMPI_*",
+          "CUDA_*", "NCCL_*", "ROCR_*", "HIP_*", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK",
+          "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CONDA_PREFIX",
+          "VIRTUAL_ENV", "HF_HUB_OFFLINE", "FORGATHER_*")  # fmt: skip
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _UNSAFE_IN_FILES = re.compile(r"[:+]")
 _REQUIRED = object()
@@ -25,9 +32,15 @@ _APP = "forgather"
 
 
 class Globals:
-    """The functions of one load."""
+    """The functions of one load.
 
-    def __init__(self, instant: datetime | None) -> None:
+    Args:
+        instant: what all clocks show; None takes the time of now.
+        allowed_env: tells which environment variables may be read beyond the usual ones.
+    """
+
+    def __init__(self, instant: datetime | None, allowed_env: Callable[[], Sequence[str]] = tuple) -> None:
+        self._allowed_env = allowed_env
         self._now = instant if instant is not None else datetime.now()
         self.env_reads: dict[str, str] = {}
 
@@ -92,7 +105,7 @@ class Globals:
 
     def env(self, name: str, default: Any = _REQUIRED) -> Any:
         """Returns an environment variable, and records that it was read."""
-        if any(fnmatchcase(str(name).upper(), pattern) for pattern in _SECRET):
+        if _is_one_of(name, _SECRET):
             raise RenderError(
                 f"the environment variable '{name}' looks secret, and a rendered config is stored with the run",
                 code="FG116",
@@ -105,6 +118,14 @@ class Globals:
                 code="FG116",
                 hint=f"write `!env {name}`: it is read when the object is built, and never stored",
             )
+        if not (_is_one_of(name, _USUAL) or _is_one_of(name, self._allowed_env())):
+            raise RenderError(
+                f"the environment variable '{name}' is not among those that templates may read, and a rendered config "
+                "is stored with the run",
+                code="FG446",
+                hint=f"write `!env {name}`, read at construction and never stored; or allow it for your templates: "
+                f"fgcli trust --env {name}",
+            )
         if name in os.environ:
             self.env_reads[str(name)] = os.environ[name]
             return os.environ[name]
@@ -116,6 +137,10 @@ class Globals:
             )
         self.env_reads[str(name)] = str(default)
         return default
+
+
+def _is_one_of(name: object, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(str(name).upper(), pattern.upper()) for pattern in patterns)
 
 
 def _plain_repr(value: Any) -> str:

@@ -39,7 +39,7 @@ class Render:
     def __init__(self, environment: ConfigEnvironment) -> None:
         self.environment = environment
         self.library = Library(environment)
-        self.functions = Globals(environment.now)
+        self.functions = Globals(environment.now, environment.allowed_env)
         self.run = RunEnvironment(
             self.library,
             Account(environment.budget),

@@ -89,8 +89,8 @@ def project(original, tmp_path, monkeypatch):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("DATA_ADDRESS", "postgres://reader:hunter2@example.org/data")
-    for name in ("HF_TOKEN", "UNSET_THING"):
+    monkeypatch.setenv("DATA_PATH", "postgres://reader:hunter2@example.org/data")
+    for name in ("HF_TOKEN", "UNSET_DIR"):
         monkeypatch.delenv(name, raising=False)
     return folder
 

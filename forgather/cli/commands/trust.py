@@ -1,0 +1,67 @@
+"""`fgcli trust`: says which code may run, and which variables templates may read."""
+
+from __future__ import annotations
+
+import argparse
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import write_json, write_text
+from forgather.project.trust import Trust, keep_trust, kept_trust, trust_file, trust_of
+
+DESCRIPTION = """Say that the Python code of a folder may run, that configs may call a package, or that templates may
+read an environment variable. What is trusted is kept in a file of yours, never in a project. Configs that call nothing
+but PyTorch, transformers and the other shipped packages need none of this."""
+EXAMPLES = """examples:
+  fgcli trust .                          the code of the project in this folder, now and after changes
+  fgcli trust ~/shared/models sklearn    a folder, and a package
+  fgcli trust --env 'MY_DATA_*'          variables that templates may read with env()
+  fgcli trust --list
+  fgcli trust . --remove"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("words", nargs="*", metavar="DIR|PACKAGE", help="folder of code, or name of a package")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME", help="environment variable; * is any text"
+    )
+    parser.add_argument("--list", action="store_true", help="print what is trusted")
+    parser.add_argument("--remove", action="store_true", help="trust it no more")
+    add_json(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Changes or prints the list, and returns the exit status."""
+    options = invocation.options
+    named = _named(options)
+    kept = kept_trust()
+    changed = kept.minus(named) if options.remove else kept.plus(named)
+    if changed != kept:
+        keep_trust(changed)
+    if options.json:
+        write_json({"file": trust_file(), **_facts(changed)})
+    elif options.list or named == Trust():
+        write_text("\n".join(_lines(changed)) or "nothing is trusted")
+    else:
+        write_text("\n".join(_lines(named, "trusted no more: " if options.remove else "trusted: ")))
+    return 0
+
+
+def _named(options: argparse.Namespace) -> Trust:
+    variables = Trust(variables=tuple(options.env))
+    if not options.remove:
+        return trust_of(options.words).plus(variables)
+    # A folder that is trusted no more may be gone.
+    packages = [word for word in options.words if word in kept_trust().packages]
+    folders = [word for word in options.words if word not in packages]
+    return trust_of(folders, lambda word: True).plus(Trust(packages=tuple(packages))).plus(variables)
+
+
+def _facts(trust: Trust) -> dict[str, list[str]]:
+    return {"folders": list(trust.folders), "packages": list(trust.packages), "variables": list(trust.variables)}
+
+
+def _lines(trust: Trust, head: str = "") -> list[str]:
+    kinds = {"folder": trust.folders, "package": trust.packages, "variable": trust.variables}
+    return [f"{head}{kind} {item}" for kind, items in kinds.items() for item in items]

@@ -1,0 +1,57 @@
+"""The question whether code may run, asked once, where somebody sits at a terminal.
+
+Takes a project that is about to be built, gives back when all that it needs is trusted. Keeps true: a process that a
+launcher has started never asks, and finds in its environment what was decided.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from forgather.cli.output import print_note
+from forgather.errors import ProjectError
+from forgather.processes import is_worker
+from forgather.project.display import near_path
+from forgather.project.guard import Needs, said, way
+from forgather.project.needs import needs_of
+from forgather.project.project import Project
+from forgather.project.trust import Trust, add_trust, current_trust, inherit, trust_file
+
+
+def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
+    """Has the user say that what targets need may run, where he has not said so before.
+
+    Raises:
+        ProjectError: FG440, he does not, or nobody sits at a terminal.
+    """
+    needs = needs_of(project, targets)
+    if not needs or is_worker(os.environ):
+        return
+    missing = needs.beyond(current_trust())
+    if missing:
+        if not (_is_terminal() and _says_yes(missing)):
+            raise ProjectError(said(missing), code="FG440", hint=way(missing), context=project.lineage)
+        _keep(missing)
+    inherit(Trust(folders=needs.folders, packages=needs.packages))
+
+
+def _is_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def _says_yes(missing: Needs) -> bool:
+    print_note(said(missing))
+    sys.stderr.write("trust it from now on? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _keep(missing: Needs) -> None:
+    try:
+        add_trust(Trust(folders=missing.folders, packages=missing.packages))
+    except ProjectError as error:
+        print_note(f"trusted for this run alone: {error.message}")
+    else:
+        print_note(f"noted in {near_path(trust_file())}")

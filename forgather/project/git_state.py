@@ -1,0 +1,230 @@
+"""Commit of a repository, and whether its working tree has changes, without running anything of the repository.
+
+Takes a folder, gives commit and state. Keeps true: `git status` and `git diff` ask filters, which are programs that a
+repository may name; so Git only lists what its index and its commit hold, and files that were touched are hashed here,
+as they are. Where that cannot tell (a filter changes a file on its way in), the state is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha1, sha256
+
+from forgather.project.git import run_git
+
+_MAX_DEPTH = 5
+_MAX_BYTES = 1 << 30
+# The index keeps the lower half of a size.
+_SIZE = 0xFFFFFFFF
+_LINK, _SUBMODULE = b"120000", b"160000"
+_CONVERSIONS = ("filter", "working-tree-encoding", "ident")
+# What `ls-files --debug` adds is for people; where it reads otherwise, files are hashed.
+_ENTRY = re.compile(
+    rb"(?P<flag>\S) (?P<mode>\d+) (?P<digest>[0-9a-f]+) \d\t(?P<path>[^\0]+)\0"
+    rb"(?:  ctime: \d+:\d+\n  mtime: (?P<seconds>\d+):(?P<nanoseconds>\d+)\n"
+    rb"  dev: .*\n  uid: .*\n  size: (?P<size>\d+)\tflags: .*\n)?"
+)
+
+
+class _Unknown(Exception):  # noqa: N818 - no error: it ends the look
+    """What cannot be told without running a program of the repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A file of the index.
+
+    Args:
+        mode: its kind, as Git writes it.
+        digest: name of its blob.
+        path: below the top of the working tree.
+        watched: whether the user wants Git to look at it.
+        seen: size and time of the file when Git last compared it; None where that is not known.
+    """
+
+    mode: bytes
+    digest: bytes
+    path: bytes
+    watched: bool
+    seen: tuple[int, int] | None
+
+
+def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] | None:
+    """Returns commit and whether there are changes, None where that is not known; None outside a repository.
+
+    Args:
+        folder: the project; what is untracked in it is a change.
+        output_dir: where runs write, which is none.
+    """
+    commit, top = _line(folder, "rev-parse", "HEAD"), _line(folder, "rev-parse", "--show-toplevel")
+    if commit is None or top is None:
+        return None
+    dirty: bool | None
+    try:
+        dirty = _has_changes(top) or _has_untracked(folder, output_dir)
+    except (_Unknown, OSError, subprocess.TimeoutExpired):
+        dirty = None
+    return {"commit": commit, "dirty": dirty}
+
+
+def _line(folder: str, *arguments: str) -> str | None:
+    try:
+        done = run_git(folder, *arguments, seconds=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return os.fsdecode(done.stdout).rstrip("\n") if done.returncode == 0 else None
+
+
+def _answer(folder: str, *arguments: str, given: bytes = b"") -> bytes:
+    done = run_git(folder, *arguments, given=given, seconds=20)
+    if done.returncode != 0:
+        raise _Unknown
+    return done.stdout
+
+
+def _has_changes(top: str, depth: int = 0) -> bool:
+    """Returns whether index or files of a working tree differ from its commit.
+
+    Raises:
+        _Unknown: it cannot be told.
+    """
+    entries = list(_index(top))
+    if {entry.path: (entry.mode, entry.digest) for entry in entries} != _committed(top):
+        return True
+    index_time = os.stat(_file_of_git(top, "index")).st_mtime_ns
+    touched = [entry for entry in entries if entry.watched and not _is_untouched(top, entry, index_time)]
+    if any(_is_another(top, entry) for entry in touched):
+        return True
+    submodules = [entry for entry in touched if entry.mode == _SUBMODULE]
+    files = [entry for entry in touched if entry.mode != _SUBMODULE]
+    _refuse_many_bytes(top, files)
+    differ = [entry for entry in files if not _is_as_stored(top, entry)]
+    unclear = _converted(top, differ)
+    if any(entry.path not in unclear for entry in differ) or any(_has_moved(top, it, depth) for it in submodules):
+        return True
+    if unclear:
+        raise _Unknown
+    return False
+
+
+def _index(top: str) -> Iterator[_Entry]:
+    listed, at = _answer(top, "ls-files", "-s", "-v", "-z", "--debug"), 0
+    while found := _ENTRY.match(listed, at):
+        at = found.end()
+        seen = None
+        if found["size"] is not None:
+            seen = int(found["size"]), int(found["seconds"]) * 10**9 + int(found["nanoseconds"])
+        # Lower case: assumed unchanged; S: not checked out.
+        watched = found["flag"].isupper() and found["flag"] != b"S"
+        yield _Entry(found["mode"], found["digest"], found["path"], watched, seen)
+    if at != len(listed):
+        raise _Unknown
+
+
+def _committed(top: str) -> dict[bytes, tuple[bytes, bytes]]:
+    """Returns mode and blob of each file of the commit."""
+    found = {}
+    for record in _answer(top, "ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]:
+        facts, _, path = record.partition(b"\t")
+        mode, _, digest = facts.split(b" ")
+        found[path] = mode, digest
+    return found
+
+
+def _file_of_git(top: str, name: str) -> str:
+    found = _line(top, "rev-parse", "--git-path", name)
+    if found is None:
+        raise _Unknown
+    return os.path.join(top, found)
+
+
+def _facts(top: str, entry: _Entry) -> os.stat_result | None:
+    try:
+        return os.lstat(os.path.join(os.fsencode(top), entry.path))
+    except OSError:
+        return None
+
+
+def _kind(facts: os.stat_result) -> bytes:
+    if stat.S_ISREG(facts.st_mode):
+        return b"100755" if facts.st_mode & stat.S_IXUSR else b"100644"
+    return _LINK if stat.S_ISLNK(facts.st_mode) else b""
+
+
+def _is_another(top: str, entry: _Entry) -> bool:
+    """Returns whether a file is gone, of another kind, or of another size: Git, too, asks no further then."""
+    facts = _facts(top, entry)
+    if facts is None:
+        return True
+    if entry.mode == _SUBMODULE:
+        return False
+    kind = _kind(facts)
+    if kind != entry.mode and (kind == b"" or _LINK in (kind, entry.mode) or _minds_modes(top)):
+        return True
+    return entry.seen is not None and entry.seen[0] not in (0, facts.st_size & _SIZE)
+
+
+def _minds_modes(top: str) -> bool:
+    return _line(top, "config", "--type=bool", "core.fileMode") != "false"
+
+
+def _is_untouched(top: str, entry: _Entry, index_time: int) -> bool:
+    """Returns whether a file has the size and time that Git saw, and could not have changed in the same moment."""
+    facts = _facts(top, entry)
+    if facts is None or entry.seen is None or entry.mode != _kind(facts):
+        return False
+    return entry.seen == (facts.st_size & _SIZE, facts.st_mtime_ns) and facts.st_mtime_ns < index_time
+
+
+def _refuse_many_bytes(top: str, entries: Sequence[_Entry]) -> None:
+    if sum(facts.st_size for entry in entries if (facts := _facts(top, entry)) is not None) > _MAX_BYTES:
+        raise _Unknown
+
+
+def _is_as_stored(top: str, entry: _Entry) -> bool:
+    """Returns whether a file holds the bytes of its blob but for the ends of lines."""
+    path = os.path.join(os.fsencode(top), entry.path)
+    if entry.mode == _LINK:
+        return entry.digest == _blob(os.readlink(path), entry)
+    with open(path, "rb") as stream:
+        content = stream.read()
+    return entry.digest in (_blob(content, entry), _blob(content.replace(b"\r\n", b"\n"), entry))
+
+
+def _blob(content: bytes, entry: _Entry) -> bytes:
+    header = b"blob %d\0" % len(content)
+    if len(entry.digest) == 2 * sha256().digest_size:
+        return sha256(header + content).hexdigest().encode()
+    return sha1(header + content, usedforsecurity=False).hexdigest().encode()
+
+
+def _converted(top: str, entries: Sequence[_Entry]) -> set[bytes]:
+    """Returns the paths that Git would change on their way in, which is not done here."""
+    if not entries:
+        return set()
+    given = b"".join(entry.path + b"\0" for entry in entries)
+    answers = _answer(top, "check-attr", "-z", "--stdin", *_CONVERSIONS, given=given).split(b"\0")
+    triples = zip(answers[::3], answers[2::3], strict=False)
+    return {path for path, value in triples if value not in (b"unspecified", b"unset")}
+
+
+def _has_moved(top: str, entry: _Entry, depth: int) -> bool:
+    """Returns whether a submodule is at another commit, or has changes of its own."""
+    folder = os.path.join(top, os.fsdecode(entry.path))
+    if not os.path.lexists(os.path.join(folder, ".git")):
+        return False
+    if depth >= _MAX_DEPTH:
+        raise _Unknown
+    return _line(folder, "rev-parse", "HEAD") != entry.digest.decode() or _has_changes(folder, depth + 1)
+
+
+def _has_untracked(folder: str, output_dir: str | None) -> bool:
+    inside = os.path.relpath(os.path.realpath(output_dir), os.path.realpath(folder)) if output_dir else os.pardir
+    beside = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
+    words = ["ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z"]
+    return bool(_answer(folder, *words, "--", ".", *beside))

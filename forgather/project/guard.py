@@ -1,0 +1,252 @@
+"""The guard of constructions: only what is on the list, or what the user trusts, is imported and called.
+
+Takes a project's facts and a `Trust`, gives a `Guard` for the resolver, and for names alone what a config would need.
+Keeps true: a name is judged before its module is imported, and the object that was found after; what the list denies
+no trust allows; code is the user's to trust where it lies in the project or in a folder that the project names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
+
+from forgather.config.callables import Standing, Verdict, judge_found, judge_module, judge_name, required_of
+from forgather.config.partials import PartialObject, Recipe
+from forgather.config.remote import refuse_remote_code
+from forgather.config.resolve import Guard
+from forgather.config.shortnames import SHORT, call
+from forgather.errors import ResolveError
+from forgather.project.meta import ProjectMeta
+from forgather.project.trust import VARIABLE, Trust
+
+_OWN_FUNCTION = "write what you need as a function in a .py file of the project, and name that"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a config would run that no list allows.
+
+    Args:
+        folders: of the code, as real paths.
+        packages: their names.
+    """
+
+    folders: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.folders or self.packages)
+
+    def beyond(self, trust: Trust) -> Needs:
+        """Returns what of this is not trusted."""
+        folders = [folder for folder in self.folders if not trust.has_folder(folder)]
+        packages = [name for name in self.packages if not trust.has_package(name)]
+        return Needs(folders=tuple(folders), packages=tuple(packages))
+
+    def plus(self, other: Needs) -> Needs:
+        """Returns both; a folder inside another one is left out."""
+        folders = sorted({*self.folders, *other.folders})
+        outer = [one for one in folders if not any(one.startswith(os.path.join(it, "")) for it in folders)]
+        return Needs(folders=tuple(outer), packages=tuple(sorted({*self.packages, *other.packages})))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a project's own code may lie.
+
+    Args:
+        project_dir: its folder.
+        system_path: further folders of modules.
+    """
+
+    project_dir: str
+    system_path: tuple[str, ...] = ()
+    _homes: dict[str, str | None] = field(default_factory=dict, compare=False)
+
+    def owner(self, folder: str) -> str:
+        """Returns the folder that a user trusts for code in `folder`: the project's, where it is inside."""
+        real, project = os.path.realpath(folder), os.path.realpath(self.project_dir)
+        return project if _is_in(real, project) else real
+
+    def home(self, package: str) -> str | None:
+        """Returns the folder that a user trusts for a top-level package; None for one that is installed."""
+        if package not in self._homes:
+            self._homes[package] = self._home(package)
+        return self._homes[package]
+
+    def exists(self, package: str) -> bool:
+        """Returns whether there is a top-level package of that name."""
+        return _where(package, self.system_path) is not None
+
+    def _home(self, package: str) -> str | None:
+        where = _where(package, self.system_path)
+        if where is None or any(_is_in(where, installed) for installed in _installed()):
+            return None
+        roots = [self.project_dir, *self.system_path]
+        if "" in sys.path or os.getcwd() in sys.path:
+            roots.append(os.getcwd())
+        return next((self.owner(root) for root in roots if _is_in(where, os.path.realpath(root))), None)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    forgather = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(os.path.realpath(folder) for folder in (*found, forgather))
+
+
+def _where(package: str, further: Iterable[str]) -> str | None:
+    """Returns the real path of a package's file or folder, without importing it; None for what has none."""
+    if package in sys.builtin_module_names or package == "forgather":
+        return None
+    path = [*sys.path, *(folder for folder in further if folder not in sys.path)]
+    spec = PathFinder.find_spec(package, path)
+    inside = list(spec.submodule_search_locations or ()) if spec else []
+    origin = spec.origin if spec and spec.has_location else next(iter(inside), None)
+    return os.path.realpath(origin) if origin else None
+
+
+def _exists(module: str) -> bool:
+    """Returns whether there may be a module, as far as that is known without importing what is not listed."""
+    parent, _, leaf = module.rpartition(".")
+    if not parent:
+        return module in sys.builtin_module_names or PathFinder.find_spec(module, sys.path) is not None
+    if judge_module(parent).standing is not Standing.ALLOWED:
+        return _exists(parent)
+    folders = getattr(import_module(parent), "__path__", None)
+    return folders is not None and PathFinder.find_spec(leaf, list(folders)) is not None
+
+
+class ProjectGuard(Guard):
+    """Lets a project call what is on the list, and what the user trusts.
+
+    Args:
+        meta: the project.
+        trust: tells what the user trusts; asked where something is not on the list.
+    """
+
+    def __init__(self, meta: ProjectMeta, trust: Callable[[], Trust]) -> None:
+        self._places = Places(meta.project_dir, meta.system_path)
+        self._tell = trust
+
+    @cached_property
+    def _trust(self) -> Trust:
+        return self._tell()
+
+    def before_import(self, module: str) -> None:
+        """Raises where a module is denied, or of a package that is not trusted."""
+        package = module.partition(".")[0]
+        home = self._places.home(package)
+        if home is not None:
+            return self.before_files((home,))
+        verdict = judge_module(module)
+        if verdict.standing is Standing.ALLOWED or not _exists(module):
+            # An import that fails runs nothing, and says what is missing.
+            return None
+        if verdict.standing is Standing.DENIED:
+            raise denied(verdict)
+        if verdict.standing is Standing.UNLISTED and not self._trust.has_package(package):
+            raise untrusted(Needs(packages=(package,)))
+        return None
+
+    def before_files(self, folders: Sequence[str]) -> None:
+        """Raises where the code of a folder is not trusted."""
+        needs = Needs(folders=tuple(self._places.owner(folder) for folder in folders)).beyond(self._trust)
+        if needs:
+            raise untrusted(needs)
+
+    def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
+        """Returns what is called; raises where it is denied, or was reached through what is."""
+        found = walked[-1][1]
+        modules = [at for at, (_, thing) in enumerate(walked[:-1]) if at and isinstance(thing, ModuleType)]
+        for at in modules:
+            self.before_import(walked[at][1].__name__)
+        last = modules[-1] if modules else 0
+        module = walked[last][1].__name__ if modules else walked[0][0]
+        symbol = ".".join(part for part, _ in walked[last + 1 :])
+        own = self._is_own(module)
+        by_name = judge_name("own" if own else module, symbol)
+        verdicts = [*([] if own and by_name.standing is not Standing.DENIED else [by_name]), *judge_found(found)]
+        for verdict in verdicts:
+            self._admit(verdict, is_own=own)
+        return self._call if found is SHORT["call"] else found
+
+    def _is_own(self, module: str) -> bool:
+        """Returns whether a module is code that was let in by trust; what it offers is its own business."""
+        if module.startswith(".") or "/" in module or module.endswith(".py"):
+            return True
+        root = module.partition(".")[0]
+        return self._places.home(root) is not None or judge_module(module).standing is Standing.UNLISTED
+
+    def _admit(self, verdict: Verdict, *, is_own: bool) -> None:
+        if verdict.standing is Standing.DENIED:
+            raise denied(verdict)
+        package = verdict.name.partition(":")[0].partition(".")[0]
+        if verdict.standing is Standing.UNLISTED and not is_own and not self._trust.has_package(package):
+            home = self._places.home(package)
+            needs = Needs(folders=(home,)) if home else Needs(packages=(package,))
+            if needs.beyond(self._trust):
+                raise untrusted(needs)
+
+    def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What the short name `call` is: it calls what was let in."""
+        if not isinstance(function, PartialObject):
+            for verdict in judge_found(function):
+                self._admit(verdict, is_own=True)
+        return call(function, *args, **kwargs)
+
+    def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises where an argument makes a loader run code."""
+        for rule in required_of(function):
+            if rule.name in kwargs and kwargs[rule.name] is not rule.value:
+                found = kwargs[rule.name]
+                shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
+                message = f"{rule.name} is {shown}, and {rule.why}"
+                hint = f"write {rule.name}: {rule.value}, or leave it out"
+                raise ResolveError(message, code="FG340", hint=hint).about(rule.name)
+        refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
+
+    def _needs(self, folder: str) -> Needs:
+        return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
+
+
+def denied(verdict: Verdict) -> ResolveError:
+    """Returns the error for what no config may call."""
+    message = f"no config may call {verdict.name!r}: {verdict.why}"
+    error: ResolveError = ResolveError(message, code="FG339", hint=_OWN_FUNCTION)
+    return error
+
+
+def untrusted(needs: Needs) -> ResolveError:
+    """Returns the error for what only the user can allow."""
+    error: ResolveError = ResolveError(said(needs), code="FG440", hint=way(needs))
+    return error
+
+
+def said(needs: Needs) -> str:
+    """Returns in words that something is not trusted."""
+    what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
+    what += [f"calls {', '.join(map(repr, needs.packages))}"] if needs.packages else []
+    return f"the config {' and '.join(what)}, which you have not said that you trust"
+
+
+def way(needs: Needs) -> str:
+    """Returns how a user says so."""
+    import shlex
+
+    words = shlex.join([*needs.folders, *needs.packages])
+    each = os.pathsep.join([*needs.folders, *needs.packages])
+    return f"look at it, then: fgcli trust {words}  (on a machine that nobody sits at: {VARIABLE}={shlex.quote(each)})"

@@ -1,0 +1,174 @@
+"""Whom the user trusts: folders whose code may run, packages that configs may call, variables that templates may read.
+
+Takes the user's `trust.json` (in the config folder of Forgather) and `FORGATHER_TRUST`, gives a `Trust`. Keeps true: no
+file of a project is asked; a folder is known by its real path; a file that others can write is not believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from forgather.errors import ProjectError
+from forgather.project.locations import config_dir
+
+VARIABLE = "FORGATHER_TRUST"
+"""Further folders (with a slash) and packages, separated as in PATH; what a run hands to its processes."""
+_PACKAGE = re.compile(r"[^\W\d]\w*")
+_KINDS = ("folders", "packages", "variables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """What a user trusts.
+
+    Args:
+        folders: real paths; what lies in one is trusted too.
+        packages: names of packages that configs may import.
+        variables: names of environment variables that templates may read, with `*` as in file names.
+    """
+
+    folders: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+    def has_folder(self, folder: str) -> bool:
+        """Returns whether the code of a folder is trusted."""
+        real = os.path.join(os.path.realpath(folder), "")
+        return any(real.startswith(os.path.join(trusted, "")) for trusted in self.folders)
+
+    def has_package(self, name: str) -> bool:
+        """Returns whether a package is trusted."""
+        return "*" in self.packages or name.partition(".")[0] in self.packages
+
+    def plus(self, other: Trust) -> Trust:
+        """Returns both."""
+        both = {kind: tuple(dict.fromkeys((*getattr(self, kind), *getattr(other, kind)))) for kind in _KINDS}
+        return Trust(**both)
+
+    def minus(self, other: Trust) -> Trust:
+        """Returns what is left without another."""
+        left = {kind: [item for item in getattr(self, kind) if item not in getattr(other, kind)] for kind in _KINDS}
+        return Trust(**{kind: tuple(items) for kind, items in left.items()})
+
+
+EVERYTHING = Trust(folders=(os.path.abspath(os.sep),), packages=("*",))
+"""What a caller from Python trusts who says so."""
+
+
+def trust_file() -> str:
+    """Returns the path of the user's file, whether it exists or not."""
+    return os.path.join(config_dir(), "trust.json")
+
+
+def current_trust() -> Trust:
+    """Returns what the user trusts now: his file, and the environment of this process.
+
+    Raises:
+        ProjectError: FG442, the file cannot be believed; FG443, `FORGATHER_TRUST` names neither folder nor package.
+    """
+    words = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
+    return kept_trust().plus(trust_of(words, _is_path))
+
+
+def kept_trust() -> Trust:
+    """Returns what the user's file says.
+
+    Raises:
+        ProjectError: FG442, it can be written by others, or is not as this program writes it.
+    """
+    file = trust_file()
+    try:
+        with open(file, encoding="utf-8") as stream:
+            facts = os.fstat(stream.fileno())
+            text = stream.read()
+    except FileNotFoundError:
+        return Trust()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unbelievable(file, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if hasattr(os, "geteuid") and (facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022):
+        raise _unbelievable(file, "belongs to another user, or can be written by others", f"chmod 600 {file}")
+    try:
+        data = json.loads(text)
+        return Trust(**{kind: _texts(data.get(kind, [])) for kind in _KINDS})
+    except (ValueError, AttributeError, RecursionError):
+        raise _unbelievable(file, "is not a JSON object of lists of texts") from None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError
+
+
+def _unbelievable(file: str, why: str, hint: str | None = None) -> ProjectError:
+    return ProjectError(
+        f"the list of what you trust, {file!r}, {why}",
+        code="FG442",
+        hint=hint or "mend or remove it; 'fgcli trust DIR' writes a new one",
+    )
+
+
+def keep_trust(trust: Trust) -> None:
+    """Writes the user's file, for him alone.
+
+    Raises:
+        ProjectError: FG442, it cannot be written.
+    """
+    file = trust_file()
+    facts = {kind: sorted(getattr(trust, kind)) for kind in _KINDS}
+    draft = f"{file}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(facts, indent=2) + "\n")
+        os.replace(draft, file)
+    except OSError as error:
+        raise _unbelievable(file, f"cannot be written: {error.strerror}", "check the folder's permissions") from error
+
+
+def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:
+    """Returns what words mean: folders, or names of packages.
+
+    Args:
+        words: as a user writes them.
+        is_folder: tells which words are folders; the others are names of packages.
+
+    Raises:
+        ProjectError: FG443, a word is neither.
+    """
+    folders, packages = [], []
+    for word in words:
+        path = os.path.expanduser(word)
+        if is_folder(path):
+            folders.append(os.path.realpath(path))
+        elif _PACKAGE.fullmatch(word):
+            packages.append(word)
+        else:
+            raise ProjectError(
+                f"{word!r} is neither a folder that exists nor the name of a package",
+                code="FG443",
+                hint="name a folder, as in 'fgcli trust .', or what stands before the first dot of an import",
+            )
+    return Trust(folders=tuple(folders), packages=tuple(packages))
+
+
+def _is_path(word: str) -> bool:
+    """Tells a folder from a package by its spelling alone: a project has folders of any name in the working folder."""
+    return word.startswith(".") or os.sep in word
+
+
+def inherit(trust: Trust) -> None:
+    """Hands trust to the processes that this one starts."""
+    words = [*os.environ.get(VARIABLE, "").split(os.pathsep), *trust.folders, *trust.packages]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(word for word in words if word))
+
+
+def add_trust(added: Trust) -> None:
+    """Adds to the user's file."""
+    keep_trust(kept_trust().plus(added))
