@@ -25,6 +25,7 @@ from forgather.project.hooks import judge_hooks
 from forgather.project.imports import judge_imports
 from forgather.project.needs import judge_callables
 from forgather.project.output_folders import judge_output_folder
+from forgather.project.packed_rows import judge_packed_rows
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.settings import judge_settings
@@ -42,6 +43,7 @@ UNNAMED = "FG232"
 LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
 SAID_BY_THE_RUN = frozenset({"FG825", "FG440"})
+SAID_BY_THE_RUN = frozenset({"FG825", "FG848"})
 """Findings that whatever is built says too: a run need not print them twice."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
@@ -96,6 +98,7 @@ def check_project(
     found += judge_handed(judgement.calls)
     found += judge_before_a_run(graph, judgement.calls, reader)
     found += (*judge_callables(project), *judge_remote_code(graph))
+    found += judge_packed_rows(judgement.calls, reader)
     found += _of_meta(graph)
     named = (called.node for called in judgement.calls.values())
     found += judge_output_folder(project)

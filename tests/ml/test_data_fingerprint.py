@@ -135,6 +135,20 @@ def test_a_stream_of_other_rows_is_taken_where_that_is_meant(settings, caplog):
     assert "compared rows differ" in caplog.text
 
 
+@pytest.mark.parametrize("boundaries", [True, False])
+def test_packed_rows_of_an_earlier_release_go_on_without_boundaries(settings, letters, tmp_path, boundaries):  # noqa: F811
+    source = Dataset.from_dict({"text": TEXTS})
+    rows = tokenize(source, letters, 12, document_boundaries=boundaries, cache_dir=tmp_path)
+    batches = trainer(settings, rows)._train_batches()
+    written = {name: value for name, value in batches.state_dict().items() if name != "fingerprint"}
+    if not boundaries:
+        batches.load_state_dict(written)
+        return
+    with pytest.raises(CheckpointError, match="document_boundaries: false of tokenize") as excinfo:
+        batches.load_state_dict(written)
+    assert "FG610" == excinfo.value.code
+
+
 def test_a_checkpoint_of_an_earlier_release_says_that_its_rows_are_not_known(settings, caplog):
     batches = trainer(settings, rows(12))._train_batches()
     state = batches.state_dict()

@@ -23,6 +23,7 @@ from forgather.interrupt import leave_to_parent
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.columns import has_new_boundaries
 from forgather.ml.trainer.draws import Rows, Stream, as_it_is
 from forgather.ml.trainer.fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.order import EpochBatches, epoch_seed
@@ -323,6 +324,11 @@ class TrainBatches:
         changed = other_order(before, now)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
+        elif known is None and has_new_boundaries(self._own.dataset):
+            changed.append(
+                "its packed rows did not keep their documents apart, and do so now (document_boundaries: false of "
+                "tokenize gives the rows of earlier releases)"
+            )
         elif known is None:
             _log.warning(
                 "the checkpoint is of an earlier release, and does not tell which rows its training data had: their "

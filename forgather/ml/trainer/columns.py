@@ -26,7 +26,7 @@ from transformers.data.data_collator import (
 from forgather.errors import TrainingError
 from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.documents import any_packed, tell_mixed, why_mixed
-from forgather.ml.losses import is_causal_lm
+from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
 
 _LABELS = ("label", "label_ids", "labels")
 _LOOKED_AT = 64
@@ -110,6 +110,14 @@ def _first_positions(dataset: Any) -> list[Any]:
         column = dataset.select_columns(["position_ids"])
         return list(column[:_LOOKED_AT]["position_ids"]) if hasattr(column, "__getitem__") else []
     return []
+
+
+def has_new_boundaries(dataset: Any) -> bool:
+    """Tells whether rows are those of `tokenize` with document boundaries, which earlier releases did not write."""
+    names = {*(getattr(dataset, "column_names", None) or ())}
+    if not {"input_ids", "labels"} <= names <= {"input_ids", "labels", "position_ids"} or not len(dataset):
+        return False
+    return int(dataset[0]["labels"][0]) == IGNORE_INDEX
 
 
 def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
