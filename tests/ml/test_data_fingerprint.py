@@ -157,6 +157,21 @@ def test_a_checkpoint_of_an_earlier_release_says_that_its_rows_are_not_known(set
     assert "is of an earlier release, and does not tell which rows" in caplog.text
 
 
+def test_packed_rows_of_an_earlier_release_are_made_again_or_refused(settings, letters, tmp_path):  # noqa: F811
+    rows_of = {
+        bounds: tokenize(
+            Dataset.from_dict({"text": TEXTS}), letters, 12, cache_dir=tmp_path, document_boundaries=bounds
+        )
+        for bounds in (True, False)
+    }
+    state = trainer(settings, rows_of[False])._train_batches().state_dict()
+    del state["fingerprint"]
+    trainer(settings, rows_of[False])._train_batches().load_state_dict(state)
+    with pytest.raises(CheckpointError, match="FG610.*document_boundaries: false"):
+        trainer(settings, rows_of[True])._train_batches().load_state_dict(state)
+    trainer(settings, rows_of[True], allow_changed=["data"])._train_batches().load_state_dict(state)
+
+
 class Drawing:
     """Rows that draw: from the global numbers, from numbers of their own, or both."""
 

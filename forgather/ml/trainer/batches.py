@@ -27,7 +27,14 @@ from forgather.ml.trainer.columns import has_new_boundaries
 from forgather.ml.trainer.draws import Rows, Stream, as_it_is
 from forgather.ml.trainer.fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.order import EpochBatches, epoch_seed
-from forgather.ml.trainer.reread import after_first, after_the_same, digest_of, other_order, say_changed
+from forgather.ml.trainer.reread import (
+    after_first,
+    after_the_same,
+    digest_of,
+    other_order,
+    say_changed,
+    since_an_earlier_release,
+)
 from forgather.ml.trainer.shares import OwnRows, Ready, Share, cannot_fill_up
 from forgather.ml.trainer.skip_list import RowRange
 from forgather.ml.types import Topology, Weightless, Window
@@ -330,10 +337,7 @@ class TrainBatches:
                 "tokenize gives the rows of earlier releases)"
             )
         elif known is None:
-            _log.warning(
-                "the checkpoint is of an earlier release, and does not tell which rows its training data had: their "
-                "number and order alone were compared"
-            )
+            changed += since_an_earlier_release(self.fingerprint.columns)
         elif before["num_rows"] == now["num_rows"]:
             changed += known.differences(self.fingerprint)
         say_changed(changed, may_change=self._may_change)

@@ -7,7 +7,7 @@ is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +29,24 @@ def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
+
+
+def since_an_earlier_release(columns: Collection[str]) -> list[str]:
+    """Returns, in words, what differs from a checkpoint that does not tell its rows, and says that it does not.
+
+    Args:
+        columns: of the rows now.
+    """
+    _log.warning(
+        "the checkpoint is of an earlier release, and does not tell which rows its training data had: their number and "
+        "order alone were compared"
+    )
+    if "position_ids" not in columns:
+        return []
+    return [
+        "rows have position_ids now, and 'tokenize' of an earlier release made none: with document_boundaries: false "
+        "it makes the rows of that time"
+    ]
 
 
 def say_changed(changed: list[str], *, may_change: bool) -> None:
