@@ -6,7 +6,6 @@ that Accelerate gives, and a setting that changes nothing is not told.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from forgather.processes import is_accelerate
@@ -41,11 +40,3 @@ def added_settings(environ: Mapping[str, str]) -> list[str]:
 
 def _counts(value: str) -> bool:
     return value.strip().lower() not in _IDLE
-
-
-def config_file(environ: Mapping[str, str]) -> str | None:
-    """Returns the file that `accelerate config` wrote on this machine; None where there is none."""
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    home = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    file = os.path.join(os.path.expanduser(home), "accelerate", "default_config.yaml")
-    return file if os.path.isfile(file) else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from forgather.errors import ProjectError
 from forgather.processes import NodeFacts
-from forgather.project.asked import processes_asked_for
+from forgather.project.asked import wished_processes
 from forgather.project.locations import library_dir
 from forgather.project.plain import string_entries
 from forgather.project.project import Project
@@ -113,7 +113,7 @@ def asked_processes(
     """
     tolerance = fault_tolerance(project.graph)
     asked = Asked(
-        per_node=_per_node(project),
+        per_node=wished_processes(project.graph),
         handed=tuple(handed),
         is_default=_is_default(project),
         attempts=tolerance.max_retry_attempts if tolerance else 0,
@@ -140,12 +140,6 @@ def _shared_out(asked: Asked) -> Asked:
     if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
         return replace(asked, per_node=total // machines)
     return asked
-
-
-def _per_node(project: Project) -> int | str:
-    """Returns what the config asks for; the sizes of its trainer's arguments say what `auto` is, where they do."""
-    wished = run_meta(project.graph).nproc_per_node
-    return processes_asked_for(project.graph) or wished if wished == "auto" else wished
 
 
 def _is_default(project: Project) -> bool:

@@ -20,6 +20,7 @@ from forgather.interrupt import present, status_of
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
+from forgather.starter import launched
 
 MAIN = "main"
 
@@ -146,7 +147,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
     """
     main: Any = None
     try:
-        main = plan.project(MAIN, run_dir=run_dir)
+        main = _built(plan, run_dir)
         if built is not None:
             built(main)
         with plan.project.located():
@@ -166,6 +167,15 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             nothing_trained=heard is not None and not heard.began and (main is None or heard.is_told),
         )
     raise _not_runnable(f"of type {type(main).__name__}", plan.project)
+
+
+def _built(plan: RunPlan, run_dir: str) -> Any:
+    # Whoever starts a run here has compared the processes that there are with those that were asked for.
+    token = launched.set(True)
+    try:
+        return plan.project(MAIN, run_dir=run_dir)
+    finally:
+        launched.reset(token)
 
 
 def _is_trainer(main: object) -> bool:

@@ -19,8 +19,9 @@ from forgather.errors import ForgatherError, ProjectError
 from forgather.interrupt import Terminated
 from forgather.launch.asked import Asked, torchrun_words
 from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
+from forgather.starter import OURS
 
-CHECKED = "FORGATHER_CHECKED"
+CHECKED = OURS
 SAFE_PATH = ("PYTHONSAFEPATH", "forgather")
 
 

@@ -10,8 +10,15 @@ from typing import Any
 
 from forgather.conditions import UNKNOWN
 from forgather.config.graph import Graph, Mapped, Node, Scalar
+from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.rules import shipped_rules
+
+
+def wished_processes(graph: Graph) -> int | str:
+    """Returns how many processes a config asks for on one machine; the sizes of its arguments say what "auto" is."""
+    wished = run_meta(graph).nproc_per_node
+    return processes_asked_for(graph) or wished if wished == "auto" else wished
 
 
 def processes_asked_for(graph: Graph) -> int | None:

@@ -30,6 +30,7 @@ from forgather.project.old_names import settable_paths, without_second_names
 from forgather.project.precedence import Precedence
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
+from forgather.starter import Wish, launched, wish
 
 if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment
@@ -49,7 +50,8 @@ class Project:
         project_dir: the project's folder; "." also finds the nearest project above the working folder.
         overrides: pairs of graph path and YAML text, as `--set` takes them.
         trust: True says that what this config calls may run, without the user's list (`fgcli trust`).
-        variables: Jinja variables.
+        variables: Jinja variables. `nproc_per_node` is also how many processes a trainer that is built here is meant
+            for, whatever the config asks for: 1 trains in this process.
 
     Raises:
         ForgatherError: there is no such project or config. A config that is broken raises when it is first used.
@@ -242,7 +244,7 @@ class Project:
                 if folder not in sys.path:
                     sys.path.append(folder)
             resolver = Resolver(self.meta.project_dir, guard=guard)
-            with seeded(self.graph, self.meta) as seed_all:
+            with self._wishing(), seeded(self.graph, self.meta) as seed_all:
                 return materialize(
                     self.graph, targets=targets, variables=variables, resolver=resolver, before_calls=seed_all
                 )
@@ -252,6 +254,22 @@ class Project:
         from forgather.project.trust import EVERYTHING, current_trust
 
         return EVERYTHING if self._is_trusted else current_trust()
+
+    @contextmanager
+    def _wishing(self) -> Iterator[None]:
+        """Tells a trainer that is built how many processes it was meant for, unless whoever starts it compares them."""
+        if launched.get():
+            yield
+            return
+        from forgather.project.asked import wished_processes
+
+        given = self.variables.get("nproc_per_node")
+        number = given if isinstance(given, int) else wished_processes(self.graph)
+        token = wish.set(Wish(number, self.config_name, self.meta.project_dir))
+        try:
+            yield
+        finally:
+            wish.reset(token)
 
     @contextmanager
     def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:

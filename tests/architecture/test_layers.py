@@ -21,6 +21,7 @@ LEVELS = {
     "forgather.interrupt": 3,
     "forgather.process_limits": 2,
     "forgather.processes": 2,
+    "forgather.starter": 3,
     "forgather.setting_values": 2,
     "forgather.sizes": 3,
     "forgather.combination": 4,
@@ -145,6 +146,7 @@ def test_a_module_imports_lower_layers_only(name, file):
                     "forgather.rules",
                     "forgather.combination",
                     "forgather.processes",
+                    "forgather.starter",
                     "forgather.interrupt",
                     "forgather.trainer_hooks",
                 }

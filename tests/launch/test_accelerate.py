@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 
-from forgather.launch.accelerate import added_settings, config_file
+from forgather.launch.accelerate import added_settings
+from forgather.starter import accelerate_config
 from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 
@@ -34,11 +35,11 @@ def test_settings_that_change_a_run_are_told():
 
 
 def test_the_config_file_of_the_machine_is_found(tmp_path):
-    assert config_file({"HF_HOME": str(tmp_path)}) is None
+    assert accelerate_config({"HF_HOME": str(tmp_path)}) is None
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate/default_config.yaml").write_text("mixed_precision: bf16\n")
 
-    assert str(tmp_path / "accelerate/default_config.yaml") == config_file({"HF_HOME": str(tmp_path)})
+    assert str(tmp_path / "accelerate/default_config.yaml") == accelerate_config({"HF_HOME": str(tmp_path)})
 
 
 def launched(bench, options, *words, hf_home):

@@ -22,7 +22,7 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.launch.accelerate import added_settings, config_file
+from forgather.launch.accelerate import added_settings
 from forgather.launch.again import Again, goes_on
 from forgather.launch.asked import Asked, add_process_options, asked_processes, refuse_no_meeting_place, use_devices
 from forgather.launch.layout import lay_out, layout_text
@@ -50,6 +50,7 @@ from forgather.project.resuming import (
     takes_resume,
 )
 from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
+from forgather.starter import accelerate_config
 
 CONFIG_OPTIONS = True
 HANDS_THROUGH = True
@@ -189,7 +190,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
-        outcome = _ran(plan, run_dir, command, partial(_begin, member))
+        outcome = _ran(plan, run_dir, command, lambda _: member.built())
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
     return _told(outcome, plan, command, as_json=options.json)
@@ -237,17 +238,10 @@ def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -
     )
 
 
-def _begin(member: Any, main: Any) -> None:
-    """Says who holds what, between construction and run."""
-    member.built()
-    for line in getattr(main, "layout", ()):
-        print_note(line)
-
-
 def _print_what_accelerate_adds() -> None:
     settings = added_settings(os.environ)
     if settings:
-        file = config_file(os.environ)
+        file = accelerate_config(os.environ)
         source = f"its options, or {near_path(file)}" if file else "its options"
         print_note(
             f"accelerate launch sets {', '.join(settings)} (from {source}); "

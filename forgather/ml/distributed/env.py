@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from forgather import processes
+from forgather import processes, starter
 from forgather.errors import DistributedError, nearest
 from forgather.ml.distributed.group import shutdown, start, start_pretended
 from forgather.processes import ProcessFacts
@@ -40,6 +40,19 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
         DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
     """
     return processes.process_facts(os.environ if environ is None else environ)
+
+
+def who_started() -> str:
+    """Returns who started this process, for people."""
+    return starter.started_by(os.environ)
+
+
+def count_of(asked: int | str) -> int:
+    """Returns how many processes "gpu" and "auto" are on this machine; a number is itself."""
+    if isinstance(asked, int):
+        return asked
+    devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    return devices or (1 if asked in ("gpu", "xpu") else os.cpu_count() or 1)
 
 
 @contextlib.contextmanager

@@ -37,19 +37,18 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
 
 
 def description(strategy: Strategy) -> list[str]:
-    """Returns the lines that a run of several processes begins with; none for one process.
+    """Returns the lines that tell who holds what in a run of several processes; none for one process.
 
-    As in `processes  2 on cpu: replicate 2  (DDP)`; a pipeline has a line for each stage.
+    As in `layout     replicate 2  (DDP)`; a pipeline has a line for each stage.
     """
-    topology = strategy.topology
-    if topology.world_size == 1:
+    if strategy.topology.world_size == 1:
         return []
     axes = axes_of(strategy)
     sizes = " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
     name = type(strategy).__name__
     kind = "tensor parallel" if name == "Sharded" and axes["shard"] == 1 else _WORDS.get(name, "")
     kind = getattr(strategy, "schedule", kind)
-    lines = [f"processes  {topology.world_size} on {topology.device.type}: {sizes}" + (f"  ({kind})" if kind else "")]
+    lines = [f"layout     {sizes}" + (f"  ({kind})" if kind else "")]
     return lines + (_stages(strategy) if hasattr(strategy, "placement") else [])
 
 

@@ -31,6 +31,7 @@ from forgather.ml.run_place import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.columns import keeping_rows, tell_mixed_rows
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
+from forgather.ml.trainer.run_start import RunStart
 
 # `transformers.TrainingArguments` takes any value and fails later, elsewhere.
 _RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
@@ -67,6 +68,7 @@ class HFTrainer(Trainer):
             args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
+        self._start = RunStart()
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         if loss_fn is not None:
@@ -92,8 +94,10 @@ class HFTrainer(Trainer):
 
         Raises:
             CheckpointError: FG601 where the folder does not exist.
+            DistributedError: FG776 for one process where the config asks for several.
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes alike, when the state was saved.
         """
+        self._start.begin(self.args.world_size, self.args.device)
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
         if folder is not None:

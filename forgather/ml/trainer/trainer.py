@@ -49,6 +49,7 @@ from forgather.ml.trainer.own_loss import WithOwnLoss
 from forgather.ml.trainer.prepare import preparation
 from forgather.ml.trainer.randomness import seed_process
 from forgather.ml.trainer.run import Run
+from forgather.ml.trainer.run_start import RunStart
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.shares import Share
 from forgather.ml.types import TrainOutput
@@ -113,6 +114,7 @@ class Trainer(WithOwnLoss):
             save_function=save_function,
         )
         self.args = self.ARGUMENTS() if args is None else args
+        self._start = RunStart()
         refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -214,15 +216,16 @@ class Trainer(WithOwnLoss):
             TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder
                 that cannot be written to, FG818 for a loss that is not finite.
             CheckpointError: where a checkpoint cannot be resumed from.
+            DistributedError: FG776 for one process where the config asks for several.
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; at once before a step.
         """
         refuse_unused_hooks(self)
-        args, session = self.args, self._session
+        args, session, topology = self.args, self._session, self.strategy.topology
+        self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = agreement.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))
         if folder is not None:
             resumed.refuse_unseen(folder)
-        topology = self.strategy.topology
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with heard(same_within=same, speaks=topology.rank == 0) as interrupt:

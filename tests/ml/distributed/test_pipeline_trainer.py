@@ -159,7 +159,7 @@ def test_a_run_says_who_holds_what(tmp_path):
     settings = {"data_parallel_size": 2, "split_spec": {"layer.1": "end"}}
     lines = run_ranks(4, _layout, tmp_path, settings)[0]
 
-    assert "processes  4 on cpu: pipeline 2 x replicate 2  (ScheduleGPipe)" == lines[0]
+    assert "layout     pipeline 2 x replicate 2  (ScheduleGPipe)" == lines[0]
     assert lines[1].startswith("  stage 0: model.embed_tokens, blocks 0 to 1")
     assert lines[2].endswith("(rank 1 of each pipeline)")
 
