@@ -257,7 +257,7 @@ class ModelLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets = self.count(batch)
-        mean = at_least_float32(_returned_loss(self._inputs.call(model, batch, with_labels=True)))
+        mean = at_least_float32(_returned_loss(self._inputs.call(model, batch, labels=True)))
         if not isinstance(targets, Tensor) and targets:
             return mean * targets
         # The mean over no targets is no number, and zero times that is none either.

@@ -36,6 +36,13 @@ def inputs_of(batch: Any) -> Any:
     return batch
 
 
+def with_labels(batch: Any) -> Any:
+    """Returns a batch as a model, or a method of the user, is called with it that computes the loss itself."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name != DOCUMENTS}
+    return batch
+
+
 class NoCache:
     """Lets a model fill no cache of keys and values: with one, transformers takes packed rows for one document.
 
@@ -111,7 +118,7 @@ class ModelInputs:
                 hint="set attn_implementation: sdpa, per_device_train_batch_size: 1, or document_boundaries: false",
             )
 
-    def call(self, model: Callable[..., Any], batch: Any, *, with_labels: bool = False) -> Any:
+    def call(self, model: Callable[..., Any], batch: Any, *, labels: bool = False) -> Any:
         """Calls the model, or what is wrapped around it, with a batch.
 
         A mapping gives keywords, a tuple positions, and a tensor is the only argument.
@@ -119,14 +126,9 @@ class ModelInputs:
         Args:
             model: the model, or a callable in its place.
             batch: as the collator gave it, or prepared.
-            with_labels: hand on the labels, to a model that computes its own loss.
+            labels: hand on the labels, to a model that computes its own loss.
         """
-        if not with_labels:
-            inputs = inputs_of(batch)
-        elif isinstance(batch, Mapping):
-            inputs = {name: value for name, value in batch.items() if name != DOCUMENTS}
-        else:
-            inputs = batch
+        inputs = with_labels(batch) if labels else inputs_of(batch)
         with self._no_cache.in_force():
             if isinstance(inputs, Mapping):
                 return model(**{**inputs, **self._no_cache.keywords})

@@ -42,8 +42,7 @@ UNNAMED = "FG232"
 """The finding that a calculation reads a name that nothing has."""
 LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
-SAID_BY_THE_RUN = frozenset({"FG825", "FG440"})
-SAID_BY_THE_RUN = frozenset({"FG825", "FG848"})
+SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
 """Findings that whatever is built says too: a run need not print them twice."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 

@@ -69,7 +69,7 @@ def make(name="llama", attention="sdpa"):
     return kind(config)
 
 
-def train_once(rows, folder, make_model=make, collator=None, loss_fn=None, **settings):
+def train_once(rows, folder, make_model=make, collator=None, loss_fn=None, kind=Trainer, **settings):
     """Returns the weights before and after one update with plain SGD."""
     args = TrainingArguments(
         output_dir=str(folder),
@@ -84,7 +84,7 @@ def train_once(rows, folder, make_model=make, collator=None, loss_fn=None, **set
         logging_steps=10,
         **settings,
     )
-    trainer = Trainer(make_model(), args, train_dataset=rows, data_collator=collator, loss_fn=loss_fn)
+    trainer = kind(make_model(), args, train_dataset=rows, data_collator=collator, loss_fn=loss_fn)
     before = weights(trainer)
     trainer.train()
     return {"before": before, "after": weights(trainer)}
@@ -136,6 +136,20 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_whatever_computes_the_loss(way, tmp_path):
     assert leak(lambda rows: train_once(rows, tmp_path, **WAYS[way])) <= 1e-6
+
+
+class OverridingTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return (loss, logits) if return_outputs else loss
+
+
+def test_an_overridden_compute_loss(tmp_path):
+    for collator in (None, with_mask):
+        way = {"collator": collator, "kind": OverridingTrainer}
+        assert leak(lambda rows, way=way: train_once(rows, tmp_path, **way)) <= 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

@@ -241,7 +241,7 @@ def test_forms_of_batches():
         num_tokens({"input_ids": torch.ones(2, 5).long()}),
     )
     assert labels_of(torch.ones(2)) is None
-    assert (2, 3) == ModelInputs(Classifier()).call(lambda a, b: (a, b), (2, 3), with_labels=True)
+    assert (2, 3) == ModelInputs(Classifier()).call(lambda a, b: (a, b), (2, 3), labels=True)
     rule = loss_rule(Classifier(), nn.CrossEntropyLoss())
     assert 2 == rule.count(pair)
     assert number(F.cross_entropy(Classifier()(pair[0]), pair[1])) == pytest.approx(

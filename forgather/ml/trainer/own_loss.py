@@ -7,10 +7,9 @@ mean by rows is taken; which of them is known before the first step, and a resul
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +26,7 @@ from forgather.ml.losses import (
     num_rows,
     shifted,
 )
+from forgather.ml.model_inputs import ModelInputs, NoCache, with_labels
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.types import Weightless
 
@@ -47,7 +47,8 @@ class OwnLoss:
     def __init__(
         self, method: Callable[..., Any], model: nn.Module, rule: LossRule, *, said: Callable[[], bool | None]
     ) -> None:
-        self._method, self._model, self._said = method, model, said
+        self._method, self._said = method, said
+        self._inputs, self._no_cache = ModelInputs(model), NoCache(model)
         self._is_causal = is_causal_lm(model)
         self._takes_items = _takes(method, ITEMS)
         self._reads_items = _reads_items(method)
@@ -60,8 +61,10 @@ class OwnLoss:
         return self._reads_items if said is None else said
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch as it is: the method gets the labels that the collator gave."""
-        return batch
+        """Returns the batch with its labels as the collator gave them, and without what would mix packed documents."""
+        if isinstance(batch, Weightless):
+            return Weightless(self.prepared(batch.batch))
+        return self._inputs.prepared(batch)
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns what a batch counts: its targets where the method divides by their number, else its rows."""
@@ -89,12 +92,12 @@ class OwnLoss:
         return self._loss(model, batch, items) * items
 
     def _loss(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> Tensor:
-        inputs = dict(batch) if isinstance(batch, Mapping) else batch  # methods take labels out of it
+        inputs = with_labels(batch)  # a mapping of its own: methods take labels out of it
         given = {ITEMS: Items.of(items, labels_of(batch))} if self._takes_items else {}
         # transformers asks for outputs where it evaluates, and for the loss alone where it trains.
         evaluates = not torch.is_grad_enabled()
         reads = Items.reads
-        with without_cache(self._model):
+        with self._no_cache.in_force():
             found = self._method(model, inputs, return_outputs=evaluates, **given)
         loss = found[0] if evaluates and isinstance(found, tuple | list) and found else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -148,21 +151,6 @@ class Items(Tensor):
         if func in cls._READERS:
             Items.reads += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Turns the model's cache off, with which transformers takes packed rows for one document."""
-    config = getattr(model, "config", None)
-    before = getattr(config, "use_cache", None)
-    if config is None or not before:
-        yield
-        return
-    config.use_cache = False
-    try:
-        yield
-    finally:
-        config.use_cache = before
 
 
 class WithOwnLoss:
