@@ -40,7 +40,7 @@ from forgather.ml.checkpoint import (
 )
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.folders import Draft, own_mark, step_of
-from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.trainer.beginning import begin_from
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
@@ -502,6 +502,18 @@ def test_the_manifest_lists_every_file(saved):
     assert {file.name for file in folder.iterdir()} - {"manifest.json"} == listed
 
 
+@pytest.mark.parametrize("place", [0, 5 << 20, (9 << 20) - 1])
+def test_damage_is_found_wherever_it_is_in_a_large_file(place, tmp_path):
+    content = bytes(9 << 20)  # more than is read, and hashed, at once
+    folder = write_checkpoint(tmp_path, 3, lambda draft: draft.write("file", [content]))
+    verify(folder)
+    with (folder / "file").open("r+b") as stream:
+        stream.seek(place)
+        stream.write(b"1")
+    with pytest.raises(CheckpointError, match="its content is not what was written"):
+        verify(folder)
+
+
 @hypothesis_settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.sampled_from([0, 1, 5000, 1 << 20, (8 << 20) + 3, 20 << 20]), max_size=6))
 def test_the_digest_of_a_file_is_that_of_its_bytes_whatever_their_pieces(sizes, tmp_path_factory):
@@ -512,4 +524,5 @@ def test_the_digest_of_a_file_is_that_of_its_bytes_whatever_their_pieces(sizes, 
     whole = b"".join(chunks)
     assert (len(whole), xxhash.xxh3_128(whole).hexdigest()) == (draft.files["file"].size, draft.files["file"].digest)
     assert whole == (folder / "file").read_bytes()
+    assert draft.files["file"].digest == digest_of_file(folder / "file")
     (folder / "file").unlink()

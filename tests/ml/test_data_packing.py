@@ -134,6 +134,18 @@ def test_the_second_time_comes_from_the_cache_and_settings_make_a_new_entry(lett
     assert tokenize(rows, letters, 3, cache_dir=tmp_path).cache_files != first.cache_files
 
 
+def test_whatever_changes_the_rows_makes_a_new_entry(letters, tmp_path):
+    """Each of these gives other rows; an entry that two of them share would give one of them those of the other."""
+    texts = Dataset.from_dict({"text": ["abcdefgh", "ab"], "other": ["hgfedcba", "ba"]})
+    longer = PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer, eos_token="z", pad_token="<pad>")
+    changes = [{}, {"block_size": 3}, {"text_column": "other"}, {"document_boundaries": False}, {"tokenizer": longer}]
+    given = {"dataset": texts, "tokenizer": letters, "block_size": 4, "cache_dir": tmp_path}
+    every = [*changes, {"dataset": texts.select([1, 0])}]
+    found = [tokenize(**{**given, **change}) for change in every]
+    assert len(every) == len({rows.cache_files[0]["filename"] for rows in found})
+    assert len(every) == len({str([rows[name][:].tolist() for name in rows.column_names]) for rows in found})
+
+
 def test_padding_state_of_the_tokenizer_does_not_change_the_entry(letters, tmp_path):
     rows = Dataset.from_dict({"text": ["abcdefgh"]})
     first = tokenize(rows, letters, 4, cache_dir=tmp_path)
