@@ -331,13 +331,8 @@ class TrainBatches:
         changed = other_order(before, now)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
-        elif known is None and has_new_boundaries(self._own.dataset):
-            changed.append(
-                "its packed rows did not keep their documents apart, and do so now (document_boundaries: false of "
-                "tokenize gives the rows of earlier releases)"
-            )
         elif known is None:
-            changed += since_an_earlier_release(self.fingerprint.columns)
+            changed += since_an_earlier_release(has_new_boundaries(self._own.dataset))
         elif before["num_rows"] == now["num_rows"]:
             changed += known.differences(self.fingerprint)
         say_changed(changed, may_change=self._may_change)

@@ -7,7 +7,7 @@ is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -31,21 +31,21 @@ def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
 
 
-def since_an_earlier_release(columns: Collection[str]) -> list[str]:
+def since_an_earlier_release(has_boundaries: bool) -> list[str]:
     """Returns, in words, what differs from a checkpoint that does not tell its rows, and says that it does not.
 
     Args:
-        columns: of the rows now.
+        has_boundaries: the rows are now those of `tokenize` with document boundaries.
     """
     _log.warning(
         "the checkpoint is of an earlier release, and does not tell which rows its training data had: their number and "
         "order alone were compared"
     )
-    if "position_ids" not in columns:
+    if not has_boundaries:
         return []
     return [
-        "rows have position_ids now, and 'tokenize' of an earlier release made none: with document_boundaries: false "
-        "it makes the rows of that time"
+        "the rows have document boundaries now, and 'tokenize' of an earlier release made none: with "
+        "document_boundaries: false it makes the rows of that time"
     ]
 
 
