@@ -47,8 +47,6 @@ def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -
     storage.make_folder(draft.folder)
     try:
         fill(draft)
-        for inner in sorted({(draft.folder / name).parent for name in draft.files}):
-            storage.sync_folder(inner)
         _put_in_place(storage, draft, folder)
     finally:
         drop_draft(draft)
