@@ -1,7 +1,8 @@
 """The summing form of a loss that was written as a mean.
 
 Takes a loss of torch.nn, of torch.nn.functional, or of the user; gives a callable that sums, and what the mean divided
-by. Keeps true: the object that was given is not changed; a loss whose divisor cannot be known is refused.
+by. Keeps true: the settings of the object that was given are not changed; a loss whose divisor cannot be known is
+refused; the tensors that a loss holds go where the logits are, as a model's buffers do.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
@@ -84,6 +86,46 @@ def _summing_copy(loss_fn: nn.Module) -> nn.Module:
     summing = copy.deepcopy(loss_fn)
     setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors
     return summing
+
+
+def placed(loss_fn: Any, device: torch.device) -> Any:
+    """Returns a loss whose tensors are on a device: buffers, attributes and arguments; what a closure holds stays.
+
+    A module or an object is moved as it stands, a partial is made again.
+    """
+    if isinstance(loss_fn, nn.Module):
+        for module in loss_fn.to(device).modules():
+            _place_attributes(module, device)
+        return loss_fn
+    if isinstance(loss_fn, functools.partial):
+        args = [_there(value, device) for value in loss_fn.args]
+        keywords = {name: _there(value, device) for name, value in loss_fn.keywords.items()}
+        return functools.partial(placed(loss_fn.func, device), *args, **keywords)
+    keywords = {
+        name: value.to(device)
+        for name, value in (getattr(loss_fn, "keywords", None) or {}).items()
+        if isinstance(value, Tensor)
+    }
+    if keywords:
+        return functools.partial(loss_fn, **keywords)
+    owner = getattr(loss_fn, "__self__", loss_fn)
+    if isinstance(owner, nn.Module):
+        placed(owner, device)
+    elif not isinstance(owner, type):
+        _place_attributes(owner, device)
+    return loss_fn
+
+
+def _there(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return placed(value, device) if isinstance(value, nn.Module) else value
+
+
+def _place_attributes(owner: Any, device: torch.device) -> None:
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if isinstance(value, Tensor):
+            setattr(owner, name, value.to(device))
 
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_sums import as_sum, setting_of, unknown_reduction
+from forgather.ml.loss_sums import as_sum, placed, setting_of, unknown_reduction
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
 
@@ -277,6 +277,7 @@ class UserLoss(_Sums):
         super().__init__(model)
         self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
+        self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
             raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
@@ -307,6 +308,8 @@ class UserLoss(_Sums):
                 real = labels != self._ignored
                 logits, labels = logits[real], labels[real]
         logits = at_least_float32(logits) if logits.is_floating_point() else logits
+        if logits.device != self._device:
+            self.call, self._device = placed(self.call, logits.device), logits.device
         targets = () if labels is None else (labels,)
         if not self.divides:
             loss: Tensor = self.call(logits, *targets)

@@ -313,3 +313,95 @@ def test_documents_of_a_packed_row_stay_apart_under_a_lora():
     expected = loss_rule(model).total(model, packed)
     wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     assert number(expected) == pytest.approx(number(loss_rule(wrapped).total(wrapped, packed)))
+
+
+class Weighted(nn.Module):
+    """A loss of one's own that holds tensors in every way in which a module can."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("classes", torch.ones(3))
+        self.scale = torch.tensor(2.0)
+        self.inner = nn.CrossEntropyLoss(weight=torch.ones(3))
+
+    def forward(self, logits, labels, reduction="mean"):
+        self.inner.reduction = reduction
+        return self.inner(logits * self.classes, labels) * self.scale
+
+
+class Plain:
+    def __init__(self):
+        self.weight = torch.ones(3)
+
+    def __call__(self, logits, labels, reduction="mean"):
+        return F.cross_entropy(logits, labels, weight=self.weight, reduction=reduction)
+
+    def method(self, logits, labels, reduction="mean"):
+        return self(logits, labels, reduction=reduction)
+
+
+def scaled(logits, labels, scale, reduction="mean"):
+    return F.cross_entropy(logits, labels, reduction=reduction) * scale
+
+
+def tensors_in(value):
+    """Yields the tensors that a loss holds, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, functools.partial):
+        for inner in (*value.args, *value.keywords.values(), value.func):
+            yield from tensors_in(inner)
+    elif isinstance(value, nn.Module | Plain):
+        modules = value.modules() if isinstance(value, nn.Module) else [value]
+        for module in modules:
+            held = [*vars(module).values(), *vars(module).get("_buffers", {}).values()]
+            yield from (item for item in held if isinstance(item, torch.Tensor))
+    elif hasattr(value, "__self__"):
+        yield from tensors_in(value.__self__)
+
+
+LOSSES_WITH_TENSORS = {
+    "module of torch": lambda: nn.CrossEntropyLoss(weight=torch.ones(3)),
+    "own module": Weighted,
+    "own object": Plain,
+    "bound method": lambda: Plain().method,
+    "partial": lambda: functools.partial(F.cross_entropy, weight=torch.ones(3)),
+    "partial of a partial": lambda: functools.partial(functools.partial(scaled, scale=torch.ones(3))),
+    "partial of an object": lambda: functools.partial(Plain()),
+}
+
+
+@pytest.mark.parametrize("make", LOSSES_WITH_TENSORS.values(), ids=LOSSES_WITH_TENSORS)
+def test_the_tensors_of_a_loss_go_where_the_logits_are(make):
+    rule = loss_rule(Classifier(), make())
+    batch = class_batch()
+    rule.total(Classifier(), batch)
+    held = list(tensors_in(rule.call))
+    assert held
+    assert {"cpu"} == {tensor.device.type for tensor in held}
+    there = {name: value.to("meta") for name, value in batch.items()}
+    assert "meta" == rule.total(Classifier().to("meta"), there).device.type
+    assert {"meta"} == {tensor.device.type for tensor in tensors_in(rule.call)}
+
+
+def test_a_configured_loss_is_called_with_its_tensors_where_the_logits_are():
+    seen = []
+
+    def function(logits, labels, weight=None, reduction="mean"):
+        seen.append(weight.device.type)
+        return logits.sum()
+
+    rule = loss_rule(Classifier(), Configured(function, weight=torch.ones(3)))
+    rule.total(Classifier().to("meta"), {name: value.to("meta") for name, value in class_batch().items()})
+    assert ["meta"] == seen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_class_weights_meet_logits_in_float32(dtype):
+    model, batch = Classifier().to(dtype), class_batch()
+    batch["x"] = batch["x"].to(dtype)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))
+    total = loss_rule(model, loss_fn).total(model, batch)
+    expected = nn.CrossEntropyLoss(weight=loss_fn.weight, reduction="sum")(model(batch["x"]).float(), batch["labels"])
+    assert torch.float32 is total.dtype
+    assert torch.equal(expected, total)
