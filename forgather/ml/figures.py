@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+_LARGEST_PERPLEXITY = 1e6
 
 
 def figure(value: Any) -> str:
@@ -64,3 +67,32 @@ def size(num_bytes: float) -> str:
         if num_bytes >= 2**bits:
             return f"{num_bytes / 2**bits:.1f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def perplexity(loss: Any) -> str | None:
+    """Returns exp(loss) as people read it; None where it says nothing: not finite, or beyond any vocabulary.
+
+    Example:
+        >>> perplexity(2.0), perplexity(670.0), perplexity(float("nan"))
+        ('7.389', None, None)
+    """
+    if not isinstance(loss, int | float) or not loss <= math.log(_LARGEST_PERPLEXITY):
+        return None
+    return figure(math.exp(loss))
+
+
+def evaluation_losses(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the losses of evaluations among the names of a log, each with what people call it.
+
+    Example:
+        >>> evaluation_losses({"loss": 2.0, "eval_loss": 3.0, "eval_code_loss": 1.0, "eval_code_runtime": 9.0})
+        {'eval_loss': 'eval loss', 'eval_code_loss': 'eval loss (code)'}
+    """
+    found = {}
+    for name in values:
+        stem = name.removesuffix("_loss")
+        if stem == name or stem == "train" or not (stem.startswith("eval") or f"{stem}_runtime" in values):
+            continue
+        prefix, _, of = stem.partition("_")
+        found[name] = f"{prefix} loss ({of})" if of else f"{prefix} loss"
+    return found

@@ -82,6 +82,12 @@ def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
     return default
 
 
+def is_cross_entropy(loss_fn: Callable[..., Any]) -> bool:
+    """Tells whether a loss is torch's cross entropy of classes, as it stands."""
+    known = type(loss_fn) is nn.CrossEntropyLoss or _layers(loss_fn)[-1] is F.cross_entropy
+    return known and not setting_of(loss_fn, "label_smoothing", 0.0)
+
+
 def _summing_copy(loss_fn: nn.Module) -> nn.Module:
     summing = copy.deepcopy(loss_fn)
     setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors

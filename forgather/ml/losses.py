@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_sums import as_sum, placed, setting_of, unknown_reduction
+from forgather.ml.loss_sums import as_sum, is_cross_entropy, placed, setting_of, unknown_reduction
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
 
@@ -175,6 +175,8 @@ class _Sums:
 
     ignore_index: int | None = IGNORE_INDEX
     shifts = False
+    is_token_entropy = False
+    """True where the mean is the cross entropy of next tokens in nats, whose exp is a perplexity."""
 
     def __init__(self, model: nn.Module) -> None:
         self._inputs = ModelInputs(model)
@@ -221,6 +223,7 @@ class CausalTokenLoss(_Sums):
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__(model)
         self.label_smoothing = label_smoothing
+        self.is_token_entropy = not label_smoothing
         config = getattr(model, "config", None)
         self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
@@ -282,6 +285,7 @@ class UserLoss(_Sums):
         if not isinstance(self.weight, Tensor | None):
             raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
         self._ignored = int(setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
+        self.is_token_entropy = self.shifts and self.weight is None and is_cross_entropy(loss_fn)
         self.ignore_index = None if self.unit == "elements" else self._ignored
 
     def _count(self, batch: Any) -> float | Tensor:

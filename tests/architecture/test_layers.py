@@ -65,6 +65,7 @@ ML_LEVELS = {
     "forgather.ml.optim": 20,
     "forgather.ml.models": 20,
     "forgather.ml.made_from": 21,
+    "forgather.ml.task": 21,
     "forgather.ml.checkpoint": 30,
     "forgather.ml.report": 39,
     "forgather.ml.callbacks": 40,

@@ -7,13 +7,14 @@ from rich.console import Console
 
 from forgather.ml.callbacks import RunSummaryCallback
 from forgather.ml.report import write_report
+from forgather.ml.task import Task
 from tests.ml.callback_scene import arguments, control, state, tiny_model
 
 
-def begun(folder):
+def begun(folder, **scene):
     screen = io.StringIO()
     callback = RunSummaryCallback(console=Console(file=screen, width=200))
-    callback.on_train_begin(arguments(folder, learning_rate=0.125), state(), control(), model=tiny_model())
+    callback.on_train_begin(arguments(folder, learning_rate=0.125), state(), control(), model=tiny_model(), **scene)
     return callback, screen
 
 
@@ -87,7 +88,7 @@ def test_the_summary_counts_the_steps_of_this_run_alone(tmp_path, first, last, l
 
 def test_a_loss_says_which_step_it_is_of_and_places_are_short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    callback, screen = begun(tmp_path)
+    callback, screen = begun(tmp_path, task=Task(counts_tokens=True, has_perplexity=True))
     callback.on_log(arguments(tmp_path), state(1), control(), logs={"loss": 7.0})
     callback.on_log(arguments(tmp_path), state(3), control(), logs={"eval_loss": 6.0})
     callback.on_train_end(arguments(tmp_path), state(10), control())

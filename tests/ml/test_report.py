@@ -59,7 +59,8 @@ METRICS += [{"step": 50, "eval_loss": 7.0}, {"step": 95, "eval_loss": 6.5}]
 
 
 def test_a_report_shows_curves_numbers_and_samples_and_needs_no_other_file(tmp_path):
-    summary = json.dumps({"status": "finished", "step": 95, "max_steps": 95, "arguments": {"learning_rate": 0.001}})
+    known = {"status": "finished", "step": 95, "max_steps": 95, "has_perplexity": True}
+    summary = json.dumps({**known, "arguments": {"learning_rate": 0.001}})
     samples = [{"step": 95, "prompt": "def ", "text": "main():"}]
     run_folder(tmp_path, metrics_jsonl=METRICS, summary_json=summary, samples_jsonl=samples, config_yaml="lr: 0.001\n")
     text = parsed(write_report(tmp_path).read_text())

@@ -148,9 +148,8 @@ def test_a_callback_finds_what_transformers_passes(settings):
 
     trainer = Trainer(tiny_llama(), settings(), train_dataset=rows(), callbacks=[Look])
     trainer.train()
-    assert {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"} == set(
-        found
-    )
+    passed = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
+    assert {"task", *passed} == set(found)
     assert trainer.model is found["model"]
     assert trainer.optimizer is found["optimizer"]
 

@@ -13,7 +13,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.place import cosmetic, terminal
-from forgather.ml.figures import count, duration, figure
+from forgather.ml.figures import count, duration, evaluation_losses, figure
 
 _REFRESH_SECONDS = 0.1
 # From this width of the terminal on, a bar is this wide; narrower than that there is none, and no time passed.
@@ -22,15 +22,16 @@ _BARS = ((120, 24), (70, 8))
 # The rest of a log stays in the metrics file.
 _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", "{:.4f}".format),
-    ("eval_loss", "eval loss", "{:.4f}".format),
     ("train_loss", "mean loss", "{:.4f}".format),
     ("learning_rate", "lr", "{:.2e}".format),
     ("grad_norm", "grad norm", figure),
     ("tokens_per_second", "tok/s", count),
     ("train_tokens_per_second", "tok/s", count),
+    ("samples_per_second", "samples/s", count),
+    ("train_samples_per_second", "samples/s", count),
 )
 # What a narrow terminal does without, in this order.
-_SPARED = ("grad norm", "tok/s", "lr")
+_SPARED = ("grad norm", "tok/s", "samples/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):
@@ -169,10 +170,13 @@ class ProgressCallback(TrainerCallback):
 def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
     """Returns the part of a log that a line shows, "" where it holds nothing of the kind; what fits into `room`."""
     parts: dict[str, str] = {}
-    for name, label, text in _SHOWN:
+    evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_losses(logs).items()]
+    for name, label, text in (*_SHOWN[:1], *evaluated, *_SHOWN[1:]):
         value = logs.get(name)
         if isinstance(value, int | float) and label not in parts:
             parts[label] = f"{label} {text(value)}"
+    if "tok/s" in parts:
+        parts.pop("samples/s", None)
     for label in _SPARED:
         if room is not None and len("  ".join(parts.values())) > room:
             parts.pop(label, None)

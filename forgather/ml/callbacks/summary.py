@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import sys
@@ -21,10 +20,13 @@ from transformers import TrainerCallback
 from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.callbacks.text_sample import unwrapped
-from forgather.ml.figures import count, duration, figure
+from forgather.ml.figures import count, duration, evaluation_losses, perplexity
 from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
+
+_UNITS = ("tokens", "samples")
+"""What speeds count; the first of them that a run has is shown."""
 
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
@@ -57,7 +59,7 @@ class RunSummaryCallback(TrainerCallback):
         self._summary: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
-        self._speeds: list[float] = []
+        self._speeds: dict[str, list[float]] = {}
         self._begin = (0.0, 0)
         self._model_before: tuple[int, int] | None = None
         self._checkpoint: Path | None = None
@@ -68,7 +70,7 @@ class RunSummaryCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
-        self._last, self._steps, self._speeds = {}, {}, []
+        self._last, self._steps, self._speeds = {}, {}, {}
         for line in state.log_history if state.global_step else ():
             values = {name: value for name, value in repeatable(line).items() if name not in ("step", "epoch")}
             self._remember(values, line["step"])
@@ -78,6 +80,7 @@ class RunSummaryCallback(TrainerCallback):
             "status": "running",
             "started": round(time.time(), 3),
             "max_steps": state.max_steps,
+            "has_perplexity": bool(getattr(_task(args, kwargs), "has_perplexity", False)),
             "model": model_facts(unwrapped(model)),
             **settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler")),
             "versions": versions(),
@@ -90,8 +93,9 @@ class RunSummaryCallback(TrainerCallback):
         """Remembers the last value of each metric."""
         if logs and state.is_world_process_zero:
             self._remember(logs, state.global_step)
-            if "tokens_per_second" in logs:
-                self._speeds.append(float(logs["tokens_per_second"]))
+            for unit in _UNITS:
+                if f"{unit}_per_second" in logs:
+                    self._speeds.setdefault(unit, []).append(float(logs[f"{unit}_per_second"]))
 
     def _remember(self, values: Mapping[str, Any], step: int) -> None:
         self._last |= values
@@ -111,6 +115,7 @@ class RunSummaryCallback(TrainerCallback):
             return
         begin, first_step = self._begin
         seconds = time.monotonic() - begin
+        losses = evaluation_losses(self._last)
         self._summary |= {
             "status": status(state, error),
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
@@ -119,9 +124,9 @@ class RunSummaryCallback(TrainerCallback):
             "first_step": first_step,
             "epoch": state.epoch,
             "steps_per_second": (state.global_step - first_step) / seconds if seconds else None,
-            "tokens_per_second": self._speed(),
+            **{f"{unit}_per_second": self._speed(unit) for unit in _UNITS},
             "final": self._last,
-            "final_steps": {name: step for name, step in self._steps.items() if name in ("loss", "eval_loss")},
+            "final_steps": {name: step for name, step in self._steps.items() if name in ("loss", *losses)},
             "best": {"metric": state.best_metric, "step": state.best_global_step},
         }
         folder = run_folder(args, self.run_dir)
@@ -131,10 +136,10 @@ class RunSummaryCallback(TrainerCallback):
             write_report(folder)
         self._print()
 
-    def _speed(self) -> float | None:
-        if self._speeds:
-            return median(self._speeds)
-        return self._last.get("train_tokens_per_second")
+    def _speed(self, unit: str) -> float | None:
+        if self._speeds.get(unit):
+            return median(self._speeds[unit])
+        return self._last.get(f"train_{unit}_per_second")
 
     def _places(self, args: Any, folder: Path) -> dict[str, str]:
         """Returns where the results of this run lie; the model or checkpoint of an earlier one is left out."""
@@ -177,21 +182,25 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns what a person wants to know of a run that has ended."""
     lines = [f"run {summary['status']}: {_extent(summary)}"]
     final = summary["final"]
-    if "eval_loss" in final:
-        perplexity = figure(math.exp(min(final["eval_loss"], 700.0)))
-        lines.append(
-            f"  eval loss  {final['eval_loss']:.4f}  (perplexity {perplexity}{_at(summary, 'eval_loss', ', ')})"
-        )
+    for name, label in evaluation_losses(final).items():
+        read = perplexity(final[name]) if summary.get("has_perplexity") else None
+        notes = ([f"perplexity {read}"] if read else []) + ([at] if (at := _at(summary, name)) else [])
+        lines.append(f"  {label:<10} {final[name]:.4f}" + (f"  ({', '.join(notes)})" if notes else ""))
     if "loss" in final:
         at = _at(summary, "loss")
         lines.append(f"  loss       {final['loss']:.4f}" + (f"  ({at})" if at else ""))
     return lines + [f"  {name:<10} {_near(place)}" for name, place in summary["places"].items() if place]
 
 
-def _at(summary: Mapping[str, Any], name: str, before: str = "") -> str:
+def _task(args: Any, scene: Mapping[str, Any]) -> Any:
+    """Returns what the trainer says of its numbers; None for one that says nothing, as that of transformers."""
+    return scene.get("task") or getattr(args, "task", None)
+
+
+def _at(summary: Mapping[str, Any], name: str) -> str:
     """Returns which step the last value of a metric is of; "" where that is not known."""
     step = summary.get("final_steps", {}).get(name)
-    return "" if step is None else f"{before}logged at step {step}"
+    return "" if step is None else f"logged at step {step}"
 
 
 def _near(place: str) -> str:
@@ -208,11 +217,12 @@ def _extent(summary: Mapping[str, Any]) -> str:
     taken = step - first_step
     which = f"{first_step + 1} to {step}" if taken > 1 else f"number {step}"
     own = f"{taken} step{'' if taken == 1 else 's'}" + (f" ({which})" if first_step else "")
-    speed = summary.get("tokens_per_second")
-    kind = "median " if "tokens_per_second" in summary["final"] else ""
+    unit = next((unit for unit in _UNITS if summary.get(f"{unit}_per_second")), _UNITS[0])
+    speed = summary.get(f"{unit}_per_second")
+    kind = "median " if f"{unit}_per_second" in summary["final"] else ""
     skipped = summary["final"].get("train_skipped_steps")
     left_out = f"; {skipped} step{'' if skipped == 1 else 's'} of the run left out as bad" if skipped else ""
-    speed_told = f" ({kind}{count(speed)} tokens/s)" if speed else ""
+    speed_told = f" ({kind}{count(speed)} {unit}/s)" if speed else ""
     return f"{own} in {duration(summary['seconds'])}{speed_told}{left_out}"
 
 

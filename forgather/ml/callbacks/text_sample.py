@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import textwrap
 import time
@@ -22,12 +23,14 @@ from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
 from forgather.ml.modes import modes_kept
 from forgather.ml.report.facts import SAMPLES_FILE
 
+_log = logging.getLogger(__name__)
+
 
 class TextSampleCallback(TrainerCallback, ExportableState):
     """Lets the model continue some prompts, prints the text and appends it to `samples.jsonl` in the run's folder.
 
     Sampling has random numbers of its own: training goes the same way with and without samples. The model comes
-    back in the mode in which it was.
+    back in the mode in which it was. A model that cannot continue a text gives no samples, which one line says.
 
     Args:
         prompts: one text or several; "" lets the model begin a document.
@@ -74,11 +77,12 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self._last_step: int | None = None
         self._file: str | None = None
         self._begin = 0
+        self._can_sample: bool | None = None
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Brings the file to the step of the checkpoint that the run goes on from."""
-        if not state.is_world_process_zero:
+        if not self._samples_at_all(state, kwargs) or not state.is_world_process_zero:
             return
         before, begin, file = self._file, self._begin, self._samples(args)
         self._file, self._begin = str(file), end_of_lines(file)
@@ -114,11 +118,9 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             self._writer.close()
 
     def _sample(self, args: Any, state: Any, scene: dict[str, Any]) -> None:
-        tokenizer = self.tokenizer or scene.get("processing_class")
-        if self._last_step == state.global_step:
+        if self._last_step == state.global_step or not self._samples_at_all(state, scene):
             return
-        if tokenizer is None:
-            raise ValueError("text samples need a tokenizer: give `tokenizer`, or `processing_class` to the trainer")
+        tokenizer = self.tokenizer or scene.get("processing_class")
         self._last_step = state.global_step
         model = unwrapped(scene["model"])
         # Every process computes: a model may lie on all of them in parts.
@@ -132,6 +134,17 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         for prompt, text in zip(self.prompts, texts, strict=True):
             self._writer.write({"step": state.global_step, "time": now, "prompt": prompt, "text": text})
         self._show(state.global_step, texts)
+
+    def _samples_at_all(self, state: Any, scene: dict[str, Any]) -> bool:
+        """Tells whether there is something to sample from; where there is nothing, one line says why."""
+        if "model" not in scene:
+            return True
+        if self._can_sample is None:
+            reason = _reason_for_no_samples(scene["model"], self.tokenizer or scene.get("processing_class"))
+            self._can_sample = reason is None
+            if reason is not None and state.is_world_process_zero:
+                _log.warning("no text is sampled: %s", reason)
+        return self._can_sample
 
     def _samples(self, args: Any) -> Path:
         return run_folder(args, self.run_dir) / SAMPLES_FILE
@@ -163,6 +176,20 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             if number:
                 console.print()
             console.print(quoted(prompt + text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
+    """Returns why a model cannot continue a text; None where it can."""
+    model = unwrapped(model)
+    whole = getattr(model, "stands_for", model)
+    can = getattr(whole, "can_generate", None)
+    config: Any = getattr(whole, "config", None)
+    writes = callable(getattr(whole, "generate", None)) and (can is None or can())
+    if not writes or getattr(config, "is_encoder_decoder", False):
+        return f"{type(whole).__name__} is no language model that continues a text"
+    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        return "there is no tokenizer; give `tokenizer`, or `processing_class` to the trainer"
+    return None
 
 
 def quoted(text: str) -> str:

@@ -17,6 +17,7 @@ _LAZY = {
     "parquet": "sources",
     "hub_dataset": "sources",
     "split": "partition",
+    "beginnings": "prompts",
     "tokenize": "packing",
     "pack": "packing",
     "tokenize_examples": "examples",

@@ -6,7 +6,6 @@ Keeps true: every text from a file is escaped; the page forbids itself any conne
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from forgather.ml.figures import count, duration, figure, size
+from forgather.ml.figures import count, duration, evaluation_losses, figure, perplexity, size
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.facts import RunFacts
 
@@ -24,7 +23,6 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 # Titles of the charts, the series each shows and its options; what no chart names gets one of its own.
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
-    ("Loss", (("loss", "train"), ("eval_loss", "eval")), Look(wide=True)),
     ("Learning rate", (("learning_rate", "lr"),), Look(may_log=False, from_zero=True, smooth=False)),
     ("Gradient norm", (("grad_norm", "gradient norm"),), Look()),
     (
@@ -32,6 +30,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         (("tokens_per_second", "tokens/s"), ("train_tokens_per_second", "tokens/s")),
         Look(may_log=False, from_zero=True),
     ),
+    ("Samples per second", (("samples_per_second", "samples/s"),), Look(may_log=False, from_zero=True)),
     (
         "Memory",
         (("memory_bytes", "in use"), ("memory_peak_bytes", "peak"), ("memory_reserved_bytes", "reserved")),
@@ -93,14 +92,14 @@ def _head(facts: RunFacts, title: str) -> str:
 
 def _tiles(facts: RunFacts) -> str:
     summary = facts.summary
-    eval_loss, loss = facts.last("eval_loss"), facts.last("loss")
+    loss = facts.last("loss")
     steps = [record["step"] for record in facts.records if isinstance(record.get("step"), int)]
     step = summary.get("step") or max(steps, default=None)
     seconds = summary.get("seconds") or _elapsed(facts.records)
-    speed = summary.get("tokens_per_second") or facts.last("tokens_per_second")
-    tiles = [
-        ("eval loss", figure(eval_loss) if eval_loss is not None else None, _best(facts)),
-        ("perplexity", figure(math.exp(min(eval_loss, 700.0))) if eval_loss is not None else None, "exp(eval loss)"),
+    unit = next((unit for unit in ("tokens", "samples") if _speed(facts, unit)), "tokens")
+    speed = _speed(facts, unit)
+    tiles: list[tuple[str, str | None, str]] = [
+        *_evaluated(facts),
         ("train loss", figure(loss) if loss is not None else None, "last logged"),
         (
             "steps",
@@ -108,7 +107,11 @@ def _tiles(facts: RunFacts) -> str:
             f"of {summary['max_steps']}" if summary.get("max_steps") else "",
         ),
         ("time", duration(seconds) if seconds else None, ""),
-        ("tokens/s", count(speed) if speed else None, "median" if summary.get("tokens_per_second") else "last logged"),
+        (
+            f"{unit}/s",
+            count(speed) if speed else None,
+            "median" if summary.get(f"{unit}_per_second") else "last logged",
+        ),
     ]
     cells = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
@@ -118,8 +121,23 @@ def _tiles(facts: RunFacts) -> str:
     return f'<section class="tiles">{cells}</section>' if cells else ""
 
 
-def _best(facts: RunFacts) -> str:
-    series = facts.series.get("eval_loss")
+def _speed(facts: RunFacts, unit: str) -> float | None:
+    return facts.summary.get(f"{unit}_per_second") or facts.last(f"{unit}_per_second")
+
+
+def _evaluated(facts: RunFacts) -> list[tuple[str, str | None, str]]:
+    """Returns the tiles of each evaluation set."""
+    tiles: list[tuple[str, str | None, str]] = []
+    for name, label in evaluation_losses(facts.series).items():
+        value = facts.last(name)
+        read = perplexity(value) if facts.summary.get("has_perplexity") else None
+        tiles.append((label, figure(value) if value is not None else None, _best(facts, name)))
+        tiles.append((label.replace("eval loss", "perplexity"), read, f"exp({label})"))
+    return tiles
+
+
+def _best(facts: RunFacts, name: str) -> str:
+    series = facts.series.get(name)
     if not series or len(series.values) < 2:
         return "last"
     best = min(range(len(series.values)), key=series.values.__getitem__)
@@ -140,7 +158,9 @@ def _problems(facts: RunFacts) -> str:
 def _charts(facts: RunFacts) -> str:
     series = facts.series
     cards, named = [], set()
-    for title, wanted, look in _CHARTS:
+    of_sets = ((name, label.replace("eval loss", "eval")) for name, label in evaluation_losses(series).items())
+    losses = ("Loss", (("loss", "train"), *of_sets), Look(wide=True))
+    for title, wanted, look in (losses, *_CHARTS):
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
         cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look))

@@ -25,9 +25,10 @@ from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
-from forgather.ml.losses import UserLoss
+from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
+from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.columns import keeping_rows, tell_mixed_rows
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
@@ -71,6 +72,8 @@ class HFTrainer(Trainer):
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
+        if "compute_loss_func" not in others:
+            args.task = _task(model, args, loss_fn)  # type: ignore[attr-defined] # callbacks are handed no more
         if loss_fn is not None:
             others["compute_loss_func"] = _OutputLoss(UserLoss(model, loss_fn))
         super().__init__(
@@ -143,6 +146,16 @@ class HFTrainer(Trainer):
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
             self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
         return super().create_scheduler(num_training_steps, optimizer)
+
+
+def _task(model: Any, args: TrainingArguments, loss_fn: Callable[..., Any] | None) -> Task:
+    """Returns what the numbers of a run mean; transformers adds the loss of a router to that of an evaluation."""
+    if not isinstance(model, nn.Module):  # made later, by model_init
+        return Task()
+    smoothing = args.label_smoothing_factor if loss_fn is None and is_causal_lm(model) else 0.0
+    task = task_of(model, loss_rule(model, loss_fn, label_smoothing=smoothing))
+    adds_router = loss_fn is None and getattr(getattr(model, "config", None), "output_router_logits", False)
+    return Task(counts_tokens=task.counts_tokens, has_perplexity=task.has_perplexity and not adds_router)
 
 
 def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:

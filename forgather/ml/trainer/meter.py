@@ -4,8 +4,8 @@ Takes losses, norms and token counts of steps; gives one line of plain numbers. 
 read from a device before a line is asked for; to a line, time spent evaluating and saving is no training time.
 
 Units:
-    tokens and steps per second: of a line, of training time; of the closing summary, of the whole call, as in
-    transformers. Memory in bytes.
+    tokens (of a language model, else samples) and steps per second: of a line, of training time; of the closing
+    summary, of the whole call, as in transformers. Memory in bytes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ class _Sums:
 class Meter:
     """Sums over the steps since the last line, and since the start; a resumed run has the losses of all its steps."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, counts_tokens: bool = True) -> None:
         self.device = device
+        self.counts_tokens = counts_tokens
         self.total_rows = 0
         self.total_tokens = 0
         self.grad_norm: float | Tensor | None = None
         self.learning_rate = 0.0
         self._total = _Sums()
         self._line = _Sums()
-        self._tokens = 0
+        self._tokens = self._rows = 0
         self._resumed = 0
         self._own_steps = 0
         self._began = self._line_began = time.perf_counter()
@@ -71,6 +72,7 @@ class Meter:
             line.losses += 1
         self.grad_norm = None if update.skipped else update.grad_norm
         self._tokens += window.num_tokens
+        self._rows += window.num_rows
         self.total_rows += window.num_rows
 
     @contextmanager
@@ -101,7 +103,10 @@ class Meter:
         if line.skipped:
             values["skipped_steps"] = line.skipped
         values["learning_rate"] = self.learning_rate
-        values["tokens_per_second"] = self._tokens / seconds
+        if self.counts_tokens:
+            values["tokens_per_second"] = self._tokens / seconds
+        else:
+            values["samples_per_second"] = self._rows / seconds
         values["steps_per_second"] = (line.steps - self._resumed) / seconds
         values |= memory_facts(self.device)
         self._close_line()
@@ -118,7 +123,7 @@ class Meter:
         )
         self.total_tokens += self._tokens
         self._own_steps += line.steps - self._resumed
-        self._line, self._tokens, self._resumed = _Sums(), 0, 0
+        self._line, self._tokens, self._rows, self._resumed = _Sums(), 0, 0, 0
 
     def summary(self) -> dict[str, float]:
         """Returns the numbers of the whole run, and ends it. Waits for the device."""
@@ -129,7 +134,8 @@ class Meter:
         if self._own_steps:  # a run that had nothing left to do has no speed
             values["train_samples_per_second"] = self.total_rows / seconds
             values["train_steps_per_second"] = self._own_steps / seconds
-            values["train_tokens_per_second"] = self.total_tokens / seconds
+            if self.counts_tokens:
+                values["train_tokens_per_second"] = self.total_tokens / seconds
         if self._total.losses:
             values["train_loss"] = float(self._total.loss) / self._total.losses
         if self._total.skipped:

@@ -22,6 +22,7 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import whereabouts
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.task import task_of
 from forgather.ml.trainer import flow, resumed
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.bad_steps import BadSteps, guard_of
@@ -76,7 +77,8 @@ class Run:
         self.agreed = Agreed(strategy, interrupt)
         self.stops_together = False
         self.complete = False
-        self.meter = Meter(strategy.topology.device)
+        self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
+        self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.guard = guard_of(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
@@ -229,7 +231,7 @@ class Run:
         self.data.advance(window)
         state.global_step += 1
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
-        state.num_input_tokens_seen += window.num_tokens
+        state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
         flow.after_step(self.args, state, control)
         control.should_save |= self.saves.is_due()

@@ -32,6 +32,7 @@ from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.described import description
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.state import on_host
+from forgather.ml.task import task_of
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer import beginning, resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
@@ -155,6 +156,7 @@ class Trainer(WithOwnLoss):
         scene = {
             "model": self.strategy.view,
             "processing_class": self.processing_class,
+            "task": task_of(self.model, self.strategy.rule),
             "optimizer": None,
             "lr_scheduler": None,
             "train_dataloader": None,
