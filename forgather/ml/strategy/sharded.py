@@ -27,7 +27,7 @@ from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
-from forgather.ml.losses import LossRule
+from forgather.ml.losses import LossRule, is_causal_lm
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import clip, norm_of
@@ -105,6 +105,9 @@ class Sharded:
         weights = initial_state(recipe, self.topology)
         self.model = self.view = weights.on_meta()
         self.rule = recipe.make_rule(self.model)
+        autocast = recipe.autocast
+        if self._sharding is not None:
+            self._sharding, autocast = self._sharding.under(autocast, takes_tokens=is_causal_lm(self.model))
         cut_modules: list[nn.Module] = []
         if self.mesh.layout.tensor_parallel_size > 1:
             cut_modules = cut(self.model, self.mesh.tp, self._tp_plan)
@@ -125,7 +128,7 @@ class Sharded:
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # Ranks hold different gradients: an overflow of one is one of all.
         self.precision = Precision(
-            self.topology.device, recipe.autocast, scaling=self._scaling, overflow_group=dist.group.WORLD
+            self.topology.device, autocast, scaling=self._scaling, overflow_group=dist.group.WORLD
         )
         self.precision.check(self._parameters)
         self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]

@@ -7,7 +7,7 @@ refused; a setting of FSDP1 that FSDP2 does by itself, or no longer has, is said
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -89,6 +89,10 @@ class MixedPrecision:
         return MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
 
 
+BFLOAT16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+"""What `bf16: true` asks of FSDP2."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """Settings of FSDP2.
@@ -101,7 +105,7 @@ class Sharding:
         layers: names of classes (or of modules) that become units; those that the model names by default.
         min_num_params: see `wrap`.
         cpu_offload: weights, gradients and the state of the optimizer lie on the CPU.
-        precision: types of computation and reduction.
+        precision: types of computation and reduction; None for what the precision of the run asks for, see `under`.
         recompute: what the backward pass computes anew: nothing, whole units, or all of a unit but its matrix products.
         shard_size: how many replicas share one copy, in a hybrid.
         forward_prefetch: how many units are asked for before the present one computes.
@@ -118,7 +122,7 @@ class Sharding:
     layers: tuple[str, ...] = ()
     min_num_params: int = 100_000_000
     cpu_offload: bool = False
-    precision: MixedPrecision = field(default_factory=MixedPrecision)
+    precision: MixedPrecision | None = None
     recompute: Recompute = "none"
     shard_size: int | None = None
     forward_prefetch: int = 0
@@ -153,6 +157,24 @@ class Sharding:
             forward_prefetch=_ahead(config, "forward_prefetch") or 0,
             backward_prefetch=_ahead(config, "backward_prefetch"),
         )
+
+    def under(self, dtype: torch.dtype | None, *, takes_tokens: bool) -> tuple[Sharding, torch.dtype | None]:
+        """Returns the settings of a run in a precision, and the type of autocast that it still needs.
+
+        Under bfloat16 FSDP2 gathers the weights in that type and adds gradients in float32. Autocast would gather them
+        in float32, and keep a copy of all of them in bfloat16 until the backward pass.
+
+        Args:
+            dtype: of forward passes; None for that of the weights.
+            takes_tokens: the model turns token ids into logits. FSDP2 rounds any other input, a label included, to the
+                type of the weights, and a loss that the model computes would be rounded: such a model keeps autocast.
+        """
+        half = takes_tokens and dtype is torch.bfloat16
+        precision = self.precision
+        if precision is None:
+            precision = BFLOAT16 if half else MixedPrecision()
+        needs_none = half and precision.param_dtype is torch.bfloat16
+        return replace(self, precision=precision), None if needs_none else dtype
 
     def shared_by(self, replicas: int, replicas_of_a_machine: int) -> int:
         """Returns how many of the replicas share one copy of the weights.
@@ -289,13 +311,15 @@ def _recompute(value: Any) -> Recompute:
         raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint, "fsdp_config") from None
 
 
-def _precision(value: Any) -> MixedPrecision:
-    if value is None or (isinstance(value, str) and value == "no"):
+def _precision(value: Any) -> MixedPrecision | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value in ("autocast", "no"):
         return MixedPrecision()
     if isinstance(value, str | torch.dtype):
         value = {"param_dtype": value}
     if not isinstance(value, Mapping):
-        hint = "give param_dtype, reduce_dtype, or bf16 alone"
+        hint = "give param_dtype, reduce_dtype, or bf16 or autocast alone"
         raise _refused(f"fsdp_config.mixed_precision is {value!r}", hint, "fsdp_config")
     names = ("param_dtype", "reduce_dtype", "buffer_dtype")
     for name in value:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.sharding import MixedPrecision, Sharding
 
 _log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
     """Shards a model over a mesh, in place, unit by unit and then the rest."""
     settings: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": sharding.precision.policy,
+        "mp_policy": (sharding.precision or MixedPrecision()).policy,
         "offload_policy": sharding.offload_policy(mesh.device_type),
     }
     for unit in units:

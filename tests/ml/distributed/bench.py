@@ -57,6 +57,8 @@ OPTIONS = {
 
 LIMITS = {
     "half": {"loss": 1e-3, "grad_norm": 1e-2, "updrel": 3e-2},
+    # Weights are gathered in bfloat16, where one process keeps those of float32.
+    "half, gathered": {"loss": 2e-4, "grad_norm": 5e-3, "updrel": 2e-2},
     "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
     "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
     "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
@@ -106,7 +108,9 @@ class Cell:
     def limits(self):
         """What its errors may be."""
         if self.option in ("bf16", "fp16"):
-            return LIMITS["half"]
+            precision = (self.settings.get("fsdp_config") or {}).get("mixed_precision")
+            is_gathered = self.option == "bf16" and "fsdp" in self.settings and precision != "autocast"
+            return LIMITS["half, gathered" if is_gathered else "half"]
         is_sliced = self.precision == "fp32 adamw" and "tensor_parallel_size" in self.settings
         return LIMITS[f"{self.precision}, slices" if is_sliced else self.precision]
 

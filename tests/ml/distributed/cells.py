@@ -126,9 +126,13 @@ def _with_options():
     pipelines = {schedule: _pipeline(schedule, 2) for schedule in SCHEDULES}
     copies = [ddp, fsdp2, hybrid, tensor, both]
     zeros = [_zero(stage) for stage in (1, 2, 3)]
+    autocast = _accel("FSDP2 autocast", 2, fsdp="full_shard", fsdp_config={"mixed_precision": "autocast"})
+    sharded_stages = [
+        _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="shard_grad_op") for schedule in SCHEDULES
+    ]
     whole_backward = [kind for name, kind in pipelines.items() if "Zero" not in name and "Dual" not in name]
     of_option = {
-        "bf16": [*copies, *pipelines.values()],
+        "bf16": [*copies, autocast, *pipelines.values(), *sharded_stages],
         "fp16": [ddp, fsdp2, hybrid, both],
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
         "recomputed": [*copies, *zeros, *pipelines.values()],

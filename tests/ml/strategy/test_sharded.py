@@ -10,7 +10,7 @@ from transformers.optimization import Adafactor
 from forgather.errors import DistributedError
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.sharded import Sharded
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.sharding import BFLOAT16, MixedPrecision, Sharding
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import give_state, state_of
@@ -278,6 +278,72 @@ def refused_optimizer(optimizer):
 )
 def test_an_optimizer_that_needs_whole_weights_is_refused(optimizer):
     assert ["FG738"] * 2 == run_ranks(2, refused_optimizer, optimizer)
+
+
+def kept_copies(layout, sharding, make):
+    """Returns what is in the graph after a forward pass under bf16: bytes of weights of blocks a parameter, and types."""
+    strategy = Sharded(environment(), layout, sharding=sharding, use_cpu=True)
+    strategy.build(dataclasses.replace(recipe_of(make), autocast=torch.bfloat16))
+    strategy.build_optimizer()
+    blocks = {name: value.shape for name, value in strategy.model.named_parameters() if ".layers." in name}
+    matrices = {shape for shape in blocks.values() if len(shape) == 2}
+    kept = {}
+
+    def note(tensor):
+        if tensor.shape in matrices or tensor.shape[::-1] in matrices:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    batch = strategy.rule.prepared(batches(1, rows=5)[0])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), strategy.precision.autocast():
+        loss = strategy.rule.total(strategy.model, batch)
+    # What was gathered is dropped after the forward pass: its memory is empty then.
+    in_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    loss.backward()
+    strategy.build_optimizer().step()
+    buffers = {buffer.dtype for buffer in strategy.model.buffers()}
+    grads = {parameter.grad.dtype for parameter in strategy.model.parameters()}
+    exported = {value.dtype for _, value in strategy.export()}
+    numel = sum(shape.numel() for shape in blocks.values() if shape in matrices)
+    return in_bytes / numel, loss.dtype, buffers | grads | exported
+
+
+@pytest.mark.parametrize(("sharding", "expected"), [(Sharding(), 0.0), (Sharding(precision=MixedPrecision()), 2.0)])
+def test_no_copy_of_the_weights_stays_in_bfloat16_but_under_autocast(sharding, expected):
+    make = functools.partial(llama, dtype="float32")
+    for in_bytes, loss, kept in run_ranks(2, kept_copies, TWO, sharding, make):
+        assert pytest.approx(expected, abs=0.01) == in_bytes
+        assert torch.float32 is loss
+        assert {torch.float32} == kept
+
+
+class OwnLoss(torch.nn.Module):
+    """Returns its loss, of inputs and labels that bfloat16 would round."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(self.layers(x).squeeze(-1), y)
+
+
+def loss_of_own(sharding):
+    strategy = Sharded(environment(), TWO, sharding=sharding, use_cpu=True)
+    strategy.build(dataclasses.replace(recipe_of(OwnLoss), autocast=torch.bfloat16))
+    strategy.build_optimizer()
+    batch = {"x": torch.ones(4, 4), "y": torch.full((4,), 1001.0)}
+    total, count = strategy.evaluate(batch)
+    return (total / count).sqrt().item()
+
+
+def test_inputs_and_labels_of_a_model_with_a_loss_of_its_own_are_not_rounded():
+    batch = {"x": torch.ones(4, 4), "y": torch.full((4,), 1001.0)}
+    expected = OwnLoss()(**batch).sqrt().item()
+    assert [pytest.approx(expected, abs=0.1)] * 2 == run_ranks(2, loss_of_own, Sharding())
+    # A control: 1001 is 1000 in bfloat16.
+    assert abs(run_ranks(2, loss_of_own, Sharding(precision=BFLOAT16))[0] - expected) > 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

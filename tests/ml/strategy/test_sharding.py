@@ -30,6 +30,7 @@ from forgather.ml.strategy.sharding import MixedPrecision, Sharding
         (True, {"backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True}, Sharding()),
         (True, {"forward_prefetch": True, "cpu_offload": True}, Sharding(forward_prefetch=1, cpu_offload=True)),
         (True, {"forward_prefetch": 2, "backward_prefetch": 3}, Sharding(forward_prefetch=2, backward_prefetch=3)),
+        (True, {"mixed_precision": "autocast"}, Sharding(precision=MixedPrecision())),
         (
             True,
             {"mixed_precision": "bf16"},
@@ -103,3 +104,28 @@ def test_a_hybrid_shares_within_a_machine_by_default():
         Sharding.of("FULL_SHARD", None).shared_by(16, 8),
         Sharding.of("NO_SHARD", None).shared_by(16, 8),
     )
+
+
+HALF = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+AUTOCAST = MixedPrecision()
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "takes_tokens", "precision", "autocast"),
+    [
+        (None, torch.bfloat16, True, HALF, None),
+        (None, torch.bfloat16, False, AUTOCAST, torch.bfloat16),
+        (None, torch.float16, True, AUTOCAST, torch.float16),
+        (None, None, True, AUTOCAST, None),
+        (AUTOCAST, torch.bfloat16, True, AUTOCAST, torch.bfloat16),
+        (HALF, torch.bfloat16, True, HALF, None),
+        (HALF, torch.bfloat16, False, HALF, torch.bfloat16),
+        (HALF, None, True, HALF, None),
+        (HALF, torch.float16, True, HALF, torch.float16),
+    ],
+)
+def test_the_precision_of_a_run_decides_what_is_gathered_and_what_is_autocast(
+    given, dtype, takes_tokens, precision, autocast
+):
+    found = Sharding(precision=given).under(dtype, takes_tokens=takes_tokens)
+    assert (Sharding(precision=precision), autocast) == found

@@ -25,7 +25,7 @@ from forgather.ml.checkpoint.shards import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
-from forgather.ml.losses import LossRule, ModelLoss
+from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
@@ -142,9 +142,12 @@ class Pipeline:
                 hint="set bf16: true, which has the range of float32",
             )
         self._recipe = recipe
-        self._precision = Precision(self.topology.device, recipe.autocast)
         initial = initial_state(recipe, self.topology)
         skeleton = initial.on_meta()
+        autocast = recipe.autocast
+        if self._sharding is not None:
+            self._sharding, autocast = self._sharding.under(autocast, takes_tokens=is_causal_lm(skeleton))
+        self._precision = Precision(self.topology.device, autocast)
         self.rule = recipe.make_rule(skeleton)
         _refuse_loss_of_the_model(skeleton, self.rule)
         plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
