@@ -19,6 +19,7 @@ from typing import IO, Any, TextIO
 
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.display import Display
+from forgather.redaction import hide
 from forgather.source import Span
 
 MAX_LINES = 15
@@ -192,8 +193,7 @@ def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str
     Raises:
         ProjectError: the file cannot be written.
     """
-    if not text.endswith("\n"):
-        text += "\n"
+    text = hide(text if text.endswith("\n") else f"{text}\n")
     if file is None:
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
@@ -238,7 +238,7 @@ def write_lines(lines: Iterable[tuple[str, bool]], file: str | None = None) -> N
         write_text("\n".join(text for text, _ in found), file)
         return
     for text, dim in found:
-        shown = visible(text)
+        shown = visible(hide(text))
         _send(f"{DIM}{shown}{OFF}\n" if dim else f"{shown}\n")
     flush_output()
 
@@ -309,7 +309,7 @@ def _print_lines(lines: Iterable[str]) -> None:
     color = _wants_color(sys.stderr)
     # A report that nobody can read is no reason to fail, or to fail in another way.
     with suppress(OSError):
-        for line in map(visible, lines):
+        for line in map(visible, map(hide, lines)):
             sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
         sys.stderr.flush()
 

@@ -54,6 +54,7 @@ from forgather.errors import (
     UnboundVarError,
     nearest,
 )
+from forgather.redaction import remember
 from forgather.source import Span
 
 BeforeCalls = Callable[[Callable[[Node, GraphPath], Any]], None]
@@ -287,6 +288,7 @@ class _Construction:
     def _environment(self, node: Env, path: GraphPath) -> Any:
         value = os.environ.get(node.variable)
         if value is not None:
+            remember(value, node.variable)
             return value
         if node.default is not None:
             return self.build(node.default, (*path, Key("default")))

@@ -30,6 +30,7 @@ from forgather.project.old_names import settable_paths, without_second_names
 from forgather.project.precedence import Precedence
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
+from forgather.redaction import note_secrets
 from forgather.starter import Wish, launched, wish
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ class Project:
         environment = replace(environment, now=environment.now or datetime.now(), variables=variables)
         self._environment = environment
         with self._named_in_errors(), self._reading():
-            return render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
+            rendered = render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
+        note_secrets(rendered.text)
+        return rendered
 
     def see(self, now: datetime) -> None:
         """Lets the clock functions of the templates see an instant; before the first render."""

@@ -2,7 +2,8 @@
 
 Takes a project and the command line, gives a folder with `config.yaml` (as rendered), `graph.yaml` (what was built; a
 config by itself), `templates/` with the project's code, `overrides.yaml`, `signatures.json` (defaults of what is
-called) and `run.json`. Keeps true: the folder is new and this run's alone, and the values of `!env` are nowhere in it.
+called) and `run.json`. Keeps true: the folder is new and this run's alone, and no secret is in it:
+neither a value of `!env` nor what stands under a name that looks secret.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from forgather.project.project import Project
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.surroundings import host_facts
 from forgather.project.versions import installed_versions
+from forgather.redaction import hide
 
 FORM = 2
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
@@ -88,14 +90,18 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         **_template_files(project),
         **_code_files(project),
     }
-    digests = {name: digest_of(text.encode("utf-8", "surrogatepass")) for name, text in files.items()}
+    shown = {name: hide(text, is_code=name.endswith(".py")) for name, text in files.items()}
+    redacted = {name: _digest(text) for name, text in files.items() if shown[name] != text}
+    files = shown
+    digests = {name: _digest(text) for name, text in files.items()}
     output_dir = os.path.dirname(os.path.dirname(folder))
     facts = {
         **_facts(project, command, started, output_dir),
         "output_dir": output_dir,
         "files": digests,
+        "redacted": redacted,
     }
-    files[FACTS] = json.dumps(facts, indent=2, default=str) + "\n"
+    files[FACTS] = hide(json.dumps(facts, indent=2, default=str)) + "\n"
     try:
         for name, text in files.items():
             file = os.path.join(folder, name)
@@ -104,6 +110,10 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
                 stream.write(text)
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def _digest(text: str) -> str:
+    return digest_of(text.encode("utf-8", "surrogatepass"))
 
 
 def _template_files(project: Project) -> dict[str, str]:

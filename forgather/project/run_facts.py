@@ -109,7 +109,7 @@ _KINDS: dict[str, tuple[_Kind, str]] = {
     **dict.fromkeys(("project", "project_dir", "workspace_root", "library", "config", "template", "output_dir"), _TEXT),
     "hostname": _TEXT,
     "instant": (_is_instant, "time"),
-    **dict.fromkeys(("uname", "versions", "files"), _TEXTS),
+    **dict.fromkeys(("uname", "versions", "files", "redacted"), _TEXTS),
     **dict.fromkeys(("processors", "git", "environment_read", "environment_needed"), _TABLE),
     **dict.fromkeys(("search_path", "system_path"), _LIST),
     "data": (_is_data, "list of what was read"),

@@ -25,6 +25,7 @@ from forgather.project.past_run import PastRun
 from forgather.project.reader import reader_for
 from forgather.project.record import environment_needed, runtime_facts
 from forgather.project.versions import installed_versions
+from forgather.redaction import HIDDEN
 
 
 class Fate(StrEnum):
@@ -69,6 +70,7 @@ def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
         *_git(run),
         *_data(run),
         *_environment(run),
+        *_secrets(run),
         *_processors(run),
         *_checkpoint(run),
         *_constructors(run, meta),
@@ -110,8 +112,17 @@ def _sources(run: PastRun) -> Iterator[Row]:
             now = digest(run.original(copy))
             words = "gone; the run's copy is used" if now is None else "changed; the run's copy is used"
             what = "code" if name.endswith(".py") else "template"
-            same = now is not None and now == digest(copy)
-            yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.RESTORED)
+            then = run.table("redacted").get(os.path.relpath(copy, run.folder).replace(os.sep, "/"))
+            same = now is not None and now == (then or digest(copy))
+            if then is not None and not same:
+                words = f"{words.partition(';')[0]}; the run's copy lacks its secrets"
+            yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.LOST if then else Fate.RESTORED)
+
+
+def _secrets(run: PastRun) -> Iterator[Row]:
+    for path, node in walk(roots(run.built)):
+        if isinstance(node, Scalar) and isinstance(node.value, str) and HIDDEN in node.value:
+            yield _row("secret", format_path(path), "given", "not kept; write !env NAME in the config", Fate.LOST)
 
 
 def _versions(run: PastRun) -> Iterator[Row]:

@@ -15,6 +15,7 @@ LEVELS = {
     "forgather.errors": 1,
     "forgather.bounded": 0,
     "forgather.kept": 1,
+    "forgather.redaction": 1,
     "forgather.aliases": 2,
     "forgather.trainer_hooks": 1,
     "forgather.conditions": 2,
@@ -149,6 +150,7 @@ def test_a_module_imports_lower_layers_only(name, file):
                     "forgather.processes",
                     "forgather.starter",
                     "forgather.interrupt",
+                    "forgather.redaction",
                     "forgather.trainer_hooks",
                 }
             ):

@@ -24,6 +24,7 @@ from forgather.ml.figures import count, duration, evaluation_losses, perplexity
 from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
+from forgather.redaction import hide
 
 _UNITS = ("tokens", "samples")
 """What speeds count; the first of them that a run has is shown."""
@@ -159,7 +160,7 @@ class RunSummaryCallback(TrainerCallback):
         folder = run_folder(args, self.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".{SUMMARY_FILE}.{os.getpid()}"
-        aside.write_text(json.dumps(plain(self._summary), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.write_text(hide(json.dumps(plain(self._summary), indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
         os.replace(aside, folder / SUMMARY_FILE)
 
     def _print(self) -> None:

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, passes, run_folder
 from forgather.ml.metrics import plain
+from forgather.redaction import hide
 
 
 class TBLogger(TrainerCallback):
@@ -59,7 +60,7 @@ class TBLogger(TrainerCallback):
             texts["model_config"] = config.to_dict()
         for name, text in texts.items():
             if text:
-                writer.add_text(name, text if isinstance(text, str) else _block(text), state.global_step)
+                writer.add_text(name, hide(text if isinstance(text, str) else _block(text)), state.global_step)
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

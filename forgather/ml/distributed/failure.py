@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from forgather.errors import ForgatherError
 from forgather.ml.distributed.whereabouts import Whereabouts
+from forgather.redaction import hide
 
 RECORD = "error.json"
 CRASH = "crash.txt"
@@ -129,7 +130,7 @@ def write_record(folder: Path, record: Record, error: BaseException | None = Non
     text = json.dumps({"message": {"message": record.message + where, "extraInfo": extra}})
     # A process that is ended while it writes must not leave half a record.
     with suppress(OSError):
-        (folder / f".{RECORD}").write_text(text, encoding="utf-8")
+        (folder / f".{RECORD}").write_text(hide(text), encoding="utf-8")
         os.replace(folder / f".{RECORD}", folder / RECORD)
 
 
