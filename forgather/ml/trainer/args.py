@@ -51,7 +51,8 @@ class TrainingArguments:
         spike_window: how many norms a spike is told by, and how many steps `max_bad_steps` are counted among.
         max_bad_steps: how many steps are left out among `spike_window`; one more ends the run.
         label_smoothing_factor: of the token loss of causal language models.
-        bf16: forward passes under bfloat16 autocast; the loss is computed in float32.
+        bf16: forward passes under bfloat16 autocast (FSDP2 gathers weights in bfloat16 instead); the loss is computed
+            in float32.
         torch_compile_regions: compile the repeated blocks of the model and not the whole of it: equal blocks are
             compiled once, and each may be sharded by itself.
         gradient_checkpointing: recompute activations in the backward pass.

@@ -27,8 +27,8 @@ class ParallelArguments(TrainingArguments):
         fsdp: true, or how the weights are shared among replicas: "full_shard", "shard_grad_op", "hybrid_shard", or
             "no_shard" for whole copies.
         fsdp_config: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
-            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision` with `param_dtype`,
-            `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid; `backward_prefetch`,
+            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision`, "bf16", "autocast", or
+            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid; `backward_prefetch`,
             `forward_prefetch`, `limit_all_gathers`.
         fp16: forward passes under float16 autocast, with a scaled loss.
         ddp_find_unused_parameters: DistributedDataParallel looks for weights without gradient at every step.
