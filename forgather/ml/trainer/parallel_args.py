@@ -28,8 +28,8 @@ class ParallelArguments(TrainingArguments):
             "no_shard" for whole copies.
         fsdp_config: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
             `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision`, "bf16", "autocast", or
-            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid; `backward_prefetch`,
-            `forward_prefetch`, `limit_all_gathers`.
+            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid;
+            `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
         fp16: forward passes under float16 autocast, with a scaled loss.
         ddp_find_unused_parameters: DistributedDataParallel looks for weights without gradient at every step.
         ddp_bucket_cap_mb: size of the pieces in which it adds gradients.
