@@ -20,6 +20,7 @@ from forgather.project.guard import ProjectGuard
 from forgather.project.metastore import load_meta
 from forgather.project.needs import needs_of
 from forgather.project.trust import Trust, add_trust, current_trust, keep_trust, kept_trust, trust_file, trust_of
+from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 CANARY = "import pathlib\npathlib.Path(__file__).with_name('CANARY').write_text('ran')\n"
@@ -377,7 +378,7 @@ def test_a_terminal_is_asked_once(project, answer, runs):
         ours, theirs = pty.openpty()
         os.write(ours, answer.encode())
         done = subprocess.run(
-            words, cwd=project, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, timeout=60, check=False,
+            words, cwd=project, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, timeout=patience(60), check=False,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         os.close(theirs)
