@@ -201,6 +201,33 @@ def test_a_local_run_opens_no_socket(project, tmp_path):
     assert [] == [event for event in audit["found"] if event.startswith("socket.")]
 
 
+def may_leave_the_network():
+    try:
+        return 0 == subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not may_leave_the_network(), reason="this system gives no empty network to a user")
+@pytest.mark.parametrize("command", ["ls", "pp", "check", "train"])
+def test_it_works_where_there_is_no_network(project, tmp_path, command):
+    words = [
+        "unshare",
+        "-rn",
+        sys.executable,
+        "-m",
+        "forgather",
+        *([] if command == "ls" else ["-t", "local"]),
+        command,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
+    # The user is another one in there.
+    environment["FORGATHER_CACHE"] = "off"
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (1 if command == "ls" else 0) == done.returncode, done.stderr
+
+
 def test_the_hook_sees_what_an_executing_command_does(project, tmp_path):
     audit, _ = run(project, ["-t", "evil", "construct", "main"], tmp_path)
     (project / "CANARY").unlink(missing_ok=True)
