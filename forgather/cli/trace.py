@@ -1,12 +1,14 @@
 """An exception of the user's own code, cut to what helps.
 
 Takes an exception, gives lines: its type and message, the place in the config that led to it, and the innermost
-frames that are not ours. Keeps true: with `FORGATHER_TRACEBACK=full` the whole traceback is shown.
+frames that are not ours. Keeps true: the innermost line of the user's own files is always among them; with
+`FORGATHER_TRACEBACK=full` the whole traceback is shown.
 """
 
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable
 
@@ -17,6 +19,8 @@ from forgather.source import Span
 _MAX_FRAMES = 3
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch"))
+# Where Python and its libraries are: whatever else runs is the user's.
+_LIBRARIES = (_PACKAGE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
 _IMPORTING = ("<frozen", os.path.join(os.path.dirname(os.__file__), "importlib"))
 
 
@@ -64,8 +68,17 @@ def _frames(error: BaseException, display: Display) -> list[str]:
         lines.append(f"  traceback ({hidden} outer frames hidden; FORGATHER_TRACEBACK=full shows all):")
     elif theirs:
         lines.append("  traceback:")
-    for frame in theirs[-_MAX_FRAMES:]:
+    shown = theirs[-_MAX_FRAMES:]
+    own = [frame for frame in theirs if _is_own(frame.filename)]
+    if own and own[-1] not in shown:
+        shown = [own[-1], *shown[1:]]
+    for frame in shown:
         lines.append(f"    {display(frame.filename)}:{frame.lineno} in {frame.name}")
         if frame.line:
             lines.append(f"        {frame.line}")
     return lines
+
+
+def _is_own(file: str) -> bool:
+    """Returns whether a file is neither of Python and its libraries nor of this package."""
+    return os.path.isfile(file) and not file.startswith(tuple(os.path.join(folder, "") for folder in _LIBRARIES))

@@ -26,6 +26,7 @@ class Mismatch(NamedTuple):
         hint: what can be done.
         keyword: the keyword argument to point at; None to point at the call.
         expected: names of the parameters that exist, or that are missing.
+        position: the positional argument to point at; None for none.
     """
 
     code: str
@@ -33,6 +34,7 @@ class Mismatch(NamedTuple):
     hint: str | None = None
     keyword: str | None = None
     expected: tuple[str, ...] = ()
+    position: int | None = None
 
 
 def mismatch(
@@ -114,7 +116,7 @@ def _diagnose(
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"at most {len(positional)}" if positional else "none"
         message = f"{name} got {len(args)} positional arguments, it takes {takes}"
-        yield Mismatch("FG209", message, _list(positional))
+        yield Mismatch("FG209", message, _list(positional), position=len(positional))
     for keyword in kwargs:
         if keyword in filled and keyword in named:
             yield Mismatch("FG209", f"{name} got {keyword!r} twice, by position and by name", "leave one out", keyword)

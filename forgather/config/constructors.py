@@ -183,10 +183,11 @@ class _Judge:
 
     def _mismatch(self, found: Mismatch) -> Diagnostic:
         entry = self._entries.get(found.keyword or "")
+        excess = None if found.position is None else self._node.args[found.position].span
         return Diagnostic(
             code=found.code,
             message=found.message,
-            span=(entry.span if entry else None) or self._node.span,
+            span=(entry.span if entry else excess) or self._node.span,
             path=format_path(self._path),
             hint=found.hint,
         )

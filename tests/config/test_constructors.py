@@ -270,3 +270,11 @@ def test_what_a_meta_is_handed_is_not_judged(judged):
 def test_what_is_built_elsewhere_too_is_judged(judged):
     result = judged("a: !meta:parts.py:Free {anything: &it !call:parts.py:Plain {siez: 1}}\nb: *it\n")
     assert ["FG204"] == [found.code for found in result.findings]
+
+
+def test_a_positional_argument_too_much_is_the_one_that_is_pointed_at(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    text = "main: !call:parts.py:Plain\n  - 1\n  - 0.5\n  - n\n  - true\n  - 5\n"
+    graph = load(render_text(ConfigEnvironment(), text))
+    found = judge(graph, Reader(str(tmp_path))).findings
+    assert [("FG209", 6)] == [(one.code, one.span.line) for one in found]
