@@ -26,7 +26,6 @@ from forgather.project.configs import choose_config, template_name
 from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
-from forgather.project.old_names import settable_paths, without_second_names
 from forgather.project.precedence import Precedence
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
@@ -154,6 +153,8 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
+        from forgather.project.old_names import settable_paths, without_second_names
+
         graph = self.declared_graph
         if self.overrides:
             from forgather.config.override import override
