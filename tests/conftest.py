@@ -13,6 +13,10 @@ from tests.patience import patience
 
 TEST_SECONDS = 300
 
+# Before torch is imported, here and in processes that tests start: threads that wait for one another on a tiny model
+# take twice the processor time. Whoever sets another number tests with it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser):
     parser.addoption("--all-cells", action="store_true", help="train every cell of the matrix of strategies, and more")
