@@ -1,8 +1,9 @@
 """Text to YAML events; the only importer of ruamel.yaml.
 
-Takes a text, gives `Event` records one by one. Keeps true: events only, never composed or constructed
-nodes; one document without directives; every failure is a `YamlProblem` with a place; a value stands where
-its tag or text begins, also when its anchor stands on a line before.
+Takes a text, gives `Event` records one by one. Keeps true: events only, never composed or constructed nodes; libyaml
+reads, and the pure parser where libyaml takes a text such as `[12:30]` for a mistake; one document without directives;
+every failure is a `YamlProblem` with a place; a value stands where its tag or text begins, also when its anchor stands
+on a line before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
 
+# The pure parser reads some 50,000 characters in a second.
+_MAX_PURE_CHARS = 60_000
 SECOND_DOCUMENT = "a second document begins here"
 DIRECTIVE = "a directive stands before the document"
 
@@ -26,10 +29,52 @@ def read_events(text: str) -> Iterator[Event]:
     Raises:
         YamlProblem: the text is not YAML, has a directive, or holds a second document.
     """
+    count = 0
+    try:
+        for event in _parsed(text, pure=False):
+            count += 1
+            yield event
+    except YamlProblem as problem:
+        if not _may_be_plain(text, problem):
+            raise
+        yield from _from_the_pure_parser(text, count, problem)
+
+
+def _from_the_pure_parser(text: str, count: int, problem: YamlProblem) -> Iterator[Event]:
+    """Yields the events behind those that libyaml gave before it met what it takes for a mistake."""
+    before: Event | None = None
+    try:
+        for number, event in enumerate(_parsed(text, pure=True)):
+            if before is not None and before.plain and ":" in before.value and _is_odd(before, event):
+                raise problem
+            before = event
+            if number >= count:
+                yield event
+    except YamlProblem as other:
+        raise (other if (other.line, other.column) > (problem.line, problem.column) else problem) from None
+
+
+def _is_odd(scalar: Event, behind: Event) -> bool:
+    """Says whether a text with a ':' was rather meant as a key and its value: `{lr:3}`, `[lr:]`."""
+    return re.search(r"[^:]:$", scalar.value) is not None or (
+        behind.kind is SCALAR and behind.plain and not behind.value
+    )
+
+
+def _may_be_plain(text: str, problem: YamlProblem) -> bool:
+    """Says whether libyaml met a ':' or '?' that may be a part of a text, which it cannot read inside brackets."""
+    lines = text.split("\n")
+    line = lines[problem.line - 1] if problem.line <= len(lines) else ""
+    return len(text) <= _MAX_PURE_CHARS and any(
+        re.match(r"[:?][^\s,\[\]{}]", line[at : at + 2]) for at in (problem.column - 1, problem.column - 2) if at >= 0
+    )
+
+
+def _parsed(text: str, *, pure: bool) -> Iterator[Event]:
     documents = 0
     lines = text.split("\n")
     try:
-        for event in YAML(typ="safe", pure=False).parse(text):
+        for event in YAML(typ="safe", pure=pure).parse(text):
             kind = _KINDS.get(type(event).__name__)
             if kind is not None:
                 yield _event(kind, event, lines)

@@ -28,6 +28,8 @@ from forgather.project.output_folders import judge_output_folder
 from forgather.project.packed_rows import judge_packed_rows
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
+from forgather.project.rendered_variable import RENDERED
+from forgather.project.root_settings import judge_roots
 from forgather.project.settings import judge_settings
 from forgather.project.targets import run_meta
 from forgather.project.tolerance import fault_tolerance
@@ -36,7 +38,7 @@ from forgather.project.written import Writers
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
-GIVEN_BY_A_RUN = frozenset({"run_dir"})
+GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
 """Construction variables that `train` gives."""
 UNNAMED = "FG232"
 """The finding that a calculation reads a name that nothing has."""
@@ -103,6 +105,8 @@ def check_project(
     found += judge_output_folder(project)
     found += judge_imports(named, project.meta.project_dir, reader)
     found += judge_hooks(graph, reader)
+    known = {one.span for one in found}
+    found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
     found = [one for one in found if one.code not in FAULTS]
     found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage

@@ -27,6 +27,7 @@ from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.precedence import Precedence
+from forgather.project.rendered_variable import RENDERED
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 from forgather.redaction import note_secrets
@@ -250,8 +251,17 @@ class Project:
             resolver = Resolver(self.meta.project_dir, guard=guard)
             with self._wishing(), seeded(self.graph, self.meta) as seed_all:
                 return materialize(
-                    self.graph, targets=targets, variables=variables, resolver=resolver, before_calls=seed_all
+                    self.graph,
+                    targets=targets,
+                    variables={**self._given, **variables},
+                    resolver=resolver,
+                    before_calls=seed_all,
                 )
+
+    @property
+    def _given(self) -> dict[str, object]:
+        """Variables that every construction has; a past run that is repeated has those of then in its graph."""
+        return {} if self._template else {RENDERED: self.rendered.text}
 
     def _trust(self) -> Trust:
         """Returns what may run: what the user trusts, or all where the caller said so."""

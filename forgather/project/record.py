@@ -33,6 +33,7 @@ from forgather.project.display import Display
 from forgather.project.git_state import git_state
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
+from forgather.project.rendered_variable import with_rendered
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.surroundings import host_facts
 from forgather.project.versions import installed_versions
@@ -84,7 +85,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     defaults = read_defaults(project.graph, project.meta)
     files = {
         "config.yaml": project.rendered.text,
-        GRAPH: _graph_text(project.graph),
+        GRAPH: _graph_text(with_rendered(project.graph, project.rendered.text)),
         OVERRIDES: overrides_text(project.variables, project.overrides),
         SIGNATURES: json.dumps(defaults, indent=1) + "\n",
         **_template_files(project),

@@ -13,6 +13,7 @@ from forgather.errors import ProjectError
 
 if TYPE_CHECKING:
     from forgather.codegen.emit_python import PythonCode
+    from forgather.config.graph import Graph
     from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Writes the code and returns the exit status."""
     from forgather.codegen.emit_python import Setting, emit_python
+    from forgather.project.rendered_variable import with_rendered
     from forgather.project.seeding import written_seed
 
     options = invocation.options
@@ -60,8 +62,9 @@ def run(invocation: Invocation) -> int:
         system_path=tuple(project.meta.system_path),
         seed=written_seed(project.graph, project.meta),
     )
-    code = emit_python(project.graph, options.targets or ["main"], setting)
-    calls = _verified(project, code, folder) if options.verify else None
+    graph = with_rendered(project.graph, project.rendered.text)
+    code = emit_python(graph, options.targets or ["main"], setting)
+    calls = _verified(project, graph, code, folder) if options.verify else None
     if options.json:
         verified = {} if calls is None else {"verified_calls": calls}
         facts = {"code": code.text, "targets": code.targets, "parameters": code.parameters, "imports": code.imports}
@@ -89,10 +92,8 @@ def _verdict(calls: int) -> str:
     return f"verified: {plural(calls, 'call')} equal"
 
 
-def _verified(project: Project, code: PythonCode, folder: str) -> int:
+def _verified(project: Project, graph: Graph, code: PythonCode, folder: str) -> int:
     from forgather.proof.prove import prove
 
     place = os.path.join(folder, "generated.py")
-    return prove(
-        project.graph, code.text, code.targets, code.parameters, project_dir=project.meta.project_dir, file=place
-    )
+    return prove(graph, code.text, code.targets, code.parameters, project_dir=project.meta.project_dir, file=place)

@@ -1,0 +1,54 @@
+"""Settings that stand at the root of a config are told where they belong; targets that are read, or built, are not."""
+
+import pytest
+
+from forgather.project.checking import check_project
+from forgather.project.project import Project
+from tests.project.workbench import ROOT, make_project
+
+HEAD = "-- extends 'trainers/trainer.yaml'\n[config_metadata]\n    -- set ns.config_name = 'mine'\n"
+
+
+def told(folder, text):
+    make_project(folder, {"templates/configs/a.yaml": text})
+    found = check_project(Project("a", folder)).findings
+    return [(one.span.line, one.hint) for one in found if one.code == "FG250"]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("learning_rate: 3e-4", "put it into the block [trainer_args], indented as the settings there are"),
+        ("max_steps: 10", "put it into the block [trainer_args], indented as the settings there are"),
+        ("output_dir: out", "put it into the block [trainer_args], indented as the settings there are"),
+        ("batch_size: 3", "per_device_train_batch_size"),
+        ("optimiser: adam", "did you mean 'optimizer'?"),
+    ],
+)
+def test_a_setting_at_the_root_is_told_where_it_belongs(tmp_path, line, hint):
+    ((number, said),) = told(tmp_path, f"{HEAD}{line}\n")
+
+    assert (4, True) == (number, hint in said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD,
+        HEAD + "learning_rate: &lr 3e-4\n[trainer_args]\n    == super()\n    learning_rate: *lr\n",
+        HEAD + "seed: 7\n[trainer_args]\n    == super()\n    seed: !calc seed + 1\n",
+        HEAD + ".learning_rate: 3e-4\n",
+        HEAD + "number_of_friends: 3\n",
+        "learning_rate: 3e-4\nmain: !call:dict {lr: 1}\n",
+        "learning_rate: 3e-4\n",
+    ],
+)
+def test_what_is_read_or_is_a_target_of_the_user_is_no_finding(tmp_path, text):
+    assert [] == told(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["tiny_llama"])
+def test_the_configs_of_a_project_have_no_such_finding(name):
+    folder = ROOT / "projects" / name
+    for config in ("tiny",):
+        assert [] == [one for one in check_project(Project(config, folder)).findings if one.code == "FG250"]
