@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from forgather.aliases import alias_of
 from forgather.config.calc import names_in, parse_calc
 from forgather.config.constructors import Called
+from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Entry, Graph, Scalar
 from forgather.config.path import Key
 from forgather.config.traverse import roots, walk
-from forgather.errors import Diagnostic, GraphError, Severity, closest
+from forgather.errors import Diagnostic, Severity, closest
 from forgather.project.settings import rules_about
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
@@ -67,5 +68,6 @@ def _is_read(name: str, entry: Entry, graph: Graph) -> bool:
 def _names(node: Calc) -> set[str]:
     try:
         return set(names_in(parse_calc(node.expression)))
-    except GraphError:
+    except Refusal:
+        # It is refused where it stands.
         return set()

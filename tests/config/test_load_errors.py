@@ -328,8 +328,8 @@ HOSTILE = {
         "a: b: c\n",
         "LoadError /project/t.yaml:1: [FG200] a second ': ' in one line (quote the value: key: \"a: b\")",
     ),
-    "colon inside a value between brackets": (
-        "a: [1:30]\n",
+    "a key and its value between braces, without a blank": (
+        "a: {lr:3}\n",
         "LoadError /project/t.yaml:1: [FG200] a ':' inside a plain value between brackets (quote the value: [\"a:b\"])",
     ),
     "value that begins with @": (
