@@ -27,7 +27,7 @@ from forgather.project.declared import read_options, unread_options
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.precedence import Precedence
-from forgather.project.rendered_variable import RENDERED
+from forgather.project.rendered_variable import RENDERED, reads_rendered
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 from forgather.redaction import note_secrets
@@ -260,8 +260,8 @@ class Project:
 
     @property
     def _given(self) -> dict[str, object]:
-        """Variables that every construction has; a past run that is repeated has those of then in its graph."""
-        return {} if self._template else {RENDERED: self.rendered.text}
+        """What the config itself gives a construction; a past run that is repeated has that of then in its graph."""
+        return {RENDERED: self.rendered.text} if not self._template and reads_rendered(self.graph) else {}
 
     def _trust(self) -> Trust:
         """Returns what may run: what the user trusts, or all where the caller said so."""

@@ -15,9 +15,14 @@ RENDERED = "pp_config"
 """The construction variable that every construction of a config has: its rendered text."""
 
 
+def reads_rendered(graph: Graph) -> bool:
+    """Returns whether a graph uses the text of its config."""
+    return any(isinstance(node, Var) and node.variable == RENDERED for _, node in walk(roots(graph)))
+
+
 def with_rendered(graph: Graph, text: str) -> Graph:
     """Returns a graph that can be built without its project: code and records of runs have no text to give."""
-    if not any(isinstance(node, Var) and node.variable == RENDERED for _, node in walk(roots(graph))):
+    if not reads_rendered(graph):
         return graph
     made: dict[int, Node] = {}
 
