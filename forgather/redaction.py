@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from string import ascii_lowercase, ascii_uppercase
 
 HIDDEN = "(hidden)"
 """What stands for a secret; a plain text in YAML, JSON, Python, HTML and addresses."""
@@ -30,7 +31,9 @@ _VOCABULARY = frozenset(
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PLAIN = frozenset(("", "true", "false", "none", "null", "yes", "no", "on", "off", "auto", "~", HIDDEN))
-_HINT = re.compile(r"(?i)token|secret|passw|passphrase|pwd|credential|api_?key|apikey|_key|authorization")
+# `lower` changes the length of some texts.
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+_HINT = re.compile("token|secret|passw|passphrase|pwd|credential|apikey|_key|authorization")
 _QUOTED = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.|\'\')*\''
 _PAIR = re.compile(
     rf"(?P<name>[A-Za-z_][\w-]*)(?P<quote>[\"']?)(?P<sign>[ \t]*[:=][ \t]*)(?:&\w+[ \t]+)?(?P<value>{_QUOTED}"
@@ -96,8 +99,7 @@ def hide(text: str, *, is_code: bool = False) -> str:
         text: any text.
         is_code: whether it is Python, where only quoted texts are values.
     """
-    if _HINT.search(text):
-        text = (_LITERAL if is_code else _PAIR).sub(_without_value, text)
+    text = _without_values(text, _LITERAL if is_code else _PAIR)
     if "@" in text and "://" in text:
         text = _ADDRESS.sub(_without_user, text)
     for value in sorted(_known, key=len, reverse=True):
@@ -118,9 +120,29 @@ def _replaced(text: str, value: str) -> str:
     return re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: HIDDEN, text)
 
 
+def _without_values(text: str, pairs: re.Pattern[str]) -> str:
+    """Returns a text without the values of names that look secret; only lines with such a word are taken apart."""
+    parts: list[str] = []
+    done = 0
+    for hint in _HINT.finditer(text.translate(_LOWER)):
+        if hint.start() < done:
+            continue
+        start = max(done, text.rfind("\n", 0, hint.start()) + 1)
+        end = text.find("\n", hint.start())
+        end = len(text) if end < 0 else end
+        for found in pairs.finditer(text, start):
+            if found.start() > end:
+                break
+            parts += text[done : found.start()], _without_value(found)
+            done = found.end()
+        parts.append(text[done:end])
+        done = max(done, end)
+    return "".join((*parts, text[done:]))
+
+
 def _without_value(found: re.Match[str]) -> str:
     name, value = found["name"], found["value"]
-    if not _HINT.search(name):
+    if not _HINT.search(name.lower()):
         return found[0]
     plain = found["block"] or (value[1:-1] if value[:1] in "\"'" else value)
     if not is_secret(name, plain.strip()):

@@ -14,10 +14,10 @@ from forgather.cli.output import print_note
 from forgather.errors import ProjectError
 from forgather.processes import is_worker
 from forgather.project.display import near_path
-from forgather.project.guard import Needs, said, way
 from forgather.project.needs import needs_of
 from forgather.project.project import Project
 from forgather.project.trust import Trust, add_trust, current_trust, inherit, trust_file
+from forgather.project.untrusted import Needs, said, way
 
 
 def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:

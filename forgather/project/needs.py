@@ -18,9 +18,9 @@ from forgather.config.shortnames import SHORT
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, Severity
 from forgather.project.elsewhere import projects_named
-from forgather.project.guard import Needs, Places, denied, said, way
 from forgather.project.project import Project
 from forgather.project.trust import current_trust
+from forgather.project.untrusted import Needs, Places, denied, said, way
 
 
 def judge_callables(project: Project) -> Iterator[Diagnostic]:

@@ -1,0 +1,140 @@
+"""Code that a config would run and that no list allows: where it lies, and what the user has to trust first.
+
+Takes names of packages and folders, gives the folders and packages to trust, and the errors that say so. Keeps true:
+nothing is imported; code is the user's to trust where it is in the project or in a folder that the project names.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import PathFinder
+
+from forgather.config.callables import Verdict
+from forgather.errors import ResolveError
+from forgather.project.trust import VARIABLE, Trust
+
+_OWN_FUNCTION = "write what you need as a function in a .py file of the project, and name that"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a config would run that no list allows.
+
+    Args:
+        folders: of the code, as real paths.
+        packages: their names.
+    """
+
+    folders: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.folders or self.packages)
+
+    def beyond(self, trust: Trust) -> Needs:
+        """Returns what of this is not trusted."""
+        folders = [folder for folder in self.folders if not trust.has_folder(folder)]
+        packages = [name for name in self.packages if not trust.has_package(name)]
+        return Needs(folders=tuple(folders), packages=tuple(packages))
+
+    def plus(self, other: Needs) -> Needs:
+        """Returns both; a folder inside another one is left out."""
+        folders = sorted({*self.folders, *other.folders})
+        outer = [one for one in folders if not any(one.startswith(os.path.join(it, "")) for it in folders)]
+        return Needs(folders=tuple(outer), packages=tuple(sorted({*self.packages, *other.packages})))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a project's own code may lie.
+
+    Args:
+        project_dir: its folder.
+        system_path: further folders of modules.
+    """
+
+    project_dir: str
+    system_path: tuple[str, ...] = ()
+    _homes: dict[str, str | None] = field(default_factory=dict, compare=False)
+
+    def owner(self, folder: str) -> str:
+        """Returns the folder that a user trusts for code in `folder`: the project's, where it is inside."""
+        real, project = os.path.realpath(folder), os.path.realpath(self.project_dir)
+        return project if _is_in(real, project) else real
+
+    def home(self, package: str) -> str | None:
+        """Returns the folder that a user trusts for a top-level package; None for one that is installed."""
+        if package not in self._homes:
+            self._homes[package] = self._home(package)
+        return self._homes[package]
+
+    def exists(self, package: str) -> bool:
+        """Returns whether there is a top-level package of that name."""
+        return _where(package, self.system_path) is not None
+
+    def _home(self, package: str) -> str | None:
+        where = _where(package, self.system_path)
+        if where is None or any(_is_in(where, installed) for installed in _installed()):
+            return None
+        roots = [self.project_dir, *self.system_path]
+        if "" in sys.path or os.getcwd() in sys.path:
+            roots.append(os.getcwd())
+        return next((self.owner(root) for root in roots if _is_in(where, os.path.realpath(root))), None)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    # `sysconfig` says the same, and takes longer to import than all of this module.
+    forgather = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return tuple(
+        os.path.realpath(folder) for folder in (os.path.dirname(os.__file__), *site.getsitepackages(), forgather)
+    )
+
+
+def _where(package: str, further: Iterable[str]) -> str | None:
+    """Returns the real path of a package's file or folder, without importing it; None for what has none."""
+    if package in sys.builtin_module_names or package == "forgather":
+        return None
+    path = [*sys.path, *(folder for folder in further if folder not in sys.path)]
+    spec = PathFinder.find_spec(package, path)
+    inside = list(spec.submodule_search_locations or ()) if spec else []
+    origin = spec.origin if spec and spec.has_location else next(iter(inside), None)
+    return os.path.realpath(origin) if origin else None
+
+
+def denied(verdict: Verdict) -> ResolveError:
+    """Returns the error for what no config may call."""
+    message = f"no config may call {verdict.name!r}: {verdict.why}"
+    error: ResolveError = ResolveError(message, code="FG339", hint=_OWN_FUNCTION)
+    return error
+
+
+def untrusted(needs: Needs) -> ResolveError:
+    """Returns the error for what only the user can allow."""
+    error: ResolveError = ResolveError(said(needs), code="FG440", hint=way(needs))
+    return error
+
+
+def said(needs: Needs) -> str:
+    """Returns in words that something is not trusted."""
+    what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
+    what += [f"calls {', '.join(map(repr, needs.packages))}"] if needs.packages else []
+    return f"the config {' and '.join(what)}, which you have not said that you trust"
+
+
+def way(needs: Needs) -> str:
+    """Returns how a user says so."""
+    import shlex
+
+    words = shlex.join([*needs.folders, *needs.packages])
+    each = os.pathsep.join([*needs.folders, *needs.packages])
+    return f"look at it, then: fgcli trust {words}  (on a machine that nobody sits at: {VARIABLE}={shlex.quote(each)})"
