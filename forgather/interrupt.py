@@ -9,12 +9,9 @@ from the outside; the handlers that were there come back.
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import select
 import signal
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +20,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from forgather.process_limits import LISTENER
-
-_log = logging.getLogger(__name__)
 
 # Each more than there are processes with the one before, and small enough to be added up in float32.
 _WISHES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
@@ -162,7 +157,9 @@ class Interrupt:
         # The signal may have come in the middle of a line to the same stream, which takes no second one then.
         with suppress(RuntimeError):
             if self.speaks:
-                _log.warning("stopping; %s to stop at once", again)
+                import logging  # whatever trains has loaded it; the other commands need none
+
+                logging.getLogger(__name__).warning("stopping; %s to stop at once", again)
 
     def _listen(self) -> None:
         """Hears signals beside the main thread, too, where handlers wait until native code has ended."""
@@ -210,6 +207,9 @@ def _leave_terminal() -> None:
 
 
 def _is_gone(stream: int) -> bool:
+    import select
+    import termios
+
     try:
         termios.tcgetattr(stream)
     except termios.error as error:
