@@ -369,10 +369,11 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             made = __context.call(__obj, *(account.counted(value, cost) for value in args), **kwargs)
             __context.fg_sets = known  # type: ignore[attr-defined]
             return made
-        for name, value in kwargs.items():
-            if name not in ("_loop_vars", "_block_vars"):
-                account.weigh(value)
-        calls.check(account, __obj, args, kwargs)
+        # In loops and blocks Jinja hands on their variables beside the arguments, and takes them back itself.
+        given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+        for value in given.values():
+            account.weigh(value)
+        calls.check(account, __obj, args, given)
         result = super().call(__context, __obj, *args, **kwargs)
         return calls.traced_result(__obj, args, result)
 
