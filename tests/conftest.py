@@ -5,6 +5,7 @@ The projects that tests make, and the suite's own, are trusted as a user trusts 
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def trusted_folders(tmp_path_factory):
         folders = [tmp_path_factory.getbasetemp(), Path(__file__).parent]
         patch.setenv("FORGATHER_TRUST", os.pathsep.join(map(str, folders)))
         yield folders
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_stays():
+    """A process group that a test leaves behind fails the tests after it, wherever they are."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("the test leaves a process group behind")
 
 
 def pytest_collection_modifyitems(config, items):
