@@ -44,6 +44,15 @@ class Documents:
         self.positions_BT = positions_BT
         self.rows, self.row_length = shape
 
+    def __getitem__(self, rows: slice) -> Documents:
+        """The documents of some of the rows."""
+        number = len(range(*rows.indices(self.rows)))
+        positions_BT = self.positions_BT
+        # One row of positions may stand for all rows.
+        if positions_BT is not None and positions_BT.shape[0] == self.rows:
+            positions_BT = positions_BT[rows]
+        return Documents(positions_BT, (number, self.row_length))
+
     @functools.cached_property
     def starts_BT(self) -> Tensor:
         """True where a document starts; the first token of a row always starts one."""

@@ -29,6 +29,7 @@ from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 from forgather.ml.strategy.described import axes_of, layout_of
 from forgather.ml.strategy.initial import shapes_only
+from forgather.ml.strategy.pipeline.rows import part_of
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.skeleton import skeleton
 from forgather.ml.trainer.trainer import Trainer
@@ -224,7 +225,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
     batch = getattr(window.batches[0], "batch", window.batches[0])
     parts = getattr(trainer.strategy, "parts", 1)
     if parts > 1:
-        batch = _rows(batch, num_rows(batch) // parts)
+        batch = part_of(batch, 0, num_rows(batch) // parts)
     shapes = {name: shape_of(value) for name, value in _named(inputs_of(batch)) if isinstance(value, Tensor)}
     # Not the meta device: models look at values of tensors there, and know better of these.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -248,14 +249,6 @@ def _named(batch: Any) -> list[tuple[str, Any]]:
     return [
         (f"input {number}", item) for number, item in enumerate(batch if isinstance(batch, tuple | list) else (batch,))
     ]
-
-
-def _rows(batch: Any, rows: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {
-            name: value[:rows] if isinstance(value, Tensor) and value.ndim else value for name, value in batch.items()
-        }
-    return type(batch)(item[:rows] for item in batch) if isinstance(batch, tuple | list) else batch[:rows]
 
 
 def _watch(model: nn.Module, shapes: dict[str, str]) -> None:

@@ -83,11 +83,10 @@ class Share:
             TrainingError: FG852 for rows to fill up whose labels cannot be ignored.
         """
         kept, tokens = num_rows(batch), num_tokens(batch)
-        batch = rule.prepared(batch)
         if self.fixed and kept != self.rows:
             whole = batch.batch if isinstance(batch, Weightless) else batch
             batch = ignoring(filled_up(whole, self.rows), rule, kept)
-        return Ready(batch, kept, tokens)
+        return Ready(rule.prepared(batch), kept, tokens)
 
 
 class OwnRows:

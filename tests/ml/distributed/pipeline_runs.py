@@ -112,7 +112,7 @@ def train(strategy, all_windows, *, dp_rank=0, dp_size=1, max_norm=0.5):
 
 def share(batch, rank, size):
     rows = next(iter(batch.values())).shape[0] // size
-    return {name: value[rank * rows : (rank + 1) * rows] for name, value in batch.items()}
+    return {name: value if value is None else value[rank * rows : (rank + 1) * rows] for name, value in batch.items()}
 
 
 def weights_of(strategy):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from forgather.errors import DistributedError, TrainingError
+from forgather.ml.losses import loss_rule
+from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.pipeline.copies import tied_weights
 from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import SCHEDULES, Placement, num_micro_batches, place
@@ -92,6 +94,19 @@ def test_parts_of_a_batch_are_its_rows_in_order():
     assert isinstance(part_of(Weightless(batch), 0, 2), Weightless)
 
 
+@pytest.mark.parametrize("position_rows", [4, 1])
+def test_a_part_of_a_prepared_batch_knows_the_documents_of_its_own_rows(position_rows):
+    positions = torch.tensor([[0, 1, 2, 3], [0, 1, 0, 1], [0, 0, 1, 2], [0, 1, 2, 0]])[-position_rows:]
+    batch = {"input_ids": torch.zeros(4, 4, dtype=torch.long), "position_ids": positions}
+    rule = loss_rule(make_llama(layers=1))
+    prepared = rule.prepared({**batch, "labels": batch["input_ids"]})
+    for index in range(2):
+        part = part_of(prepared, index, 2)
+        alone = rule.prepared({name: value for name, value in part.items() if name != DOCUMENTS})
+        assert torch.equal(alone[DOCUMENTS].starts_BT, part[DOCUMENTS].starts_BT)
+        assert torch.equal(prepared[DOCUMENTS].starts_BT[index * 2 : index * 2 + 2], part[DOCUMENTS].starts_BT)
+
+
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -167,8 +182,13 @@ def test_text_ends_at_the_end_of_text():
 # -- state -------------------------------------------------------------------------------------------------------------
 
 
+def recipe_of(model):
+    """Returns a recipe of as many blocks as two stages on each of four ranks need."""
+    return recipe(functools.partial(MODELS[model], layers=8))
+
+
 def _captures(model, schedule, world):
-    strategy = pipeline(recipe(MODELS[model]), world=world, schedule_class=schedule, pipeline_chunks=4)
+    strategy = pipeline(recipe_of(model), world=world, schedule_class=schedule, pipeline_chunks=4)
     train(strategy, windows(2, 1, 4))
     state = state_of(strategy)
     exported = {name: value.clone() for name, value in strategy.export()}
@@ -176,7 +196,7 @@ def _captures(model, schedule, world):
 
 
 def _goes_on(model, schedule, world, state):
-    strategy = pipeline(recipe(MODELS[model]), world=world, schedule_class=schedule, pipeline_chunks=4)
+    strategy = pipeline(recipe_of(model), world=world, schedule_class=schedule, pipeline_chunks=4)
     give_state(strategy, state)
     found = train(strategy, windows(4, 1, 4)[2:])
     return (*found, weights_of(strategy))
@@ -184,9 +204,9 @@ def _goes_on(model, schedule, world, state):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_captured_state_goes_on_in_any_layout(model):
-    want = single_run(recipe(MODELS[model]), windows(4, 1, 4))
+    want = single_run(recipe_of(model), windows(4, 1, 4))
     state, exported = run_ranks(2, _captures, model, "ScheduleZBVZeroBubble", 2)[0]
-    half = state_of(single_run(recipe(MODELS[model]), windows(2, 1, 4))[-1])
+    half = state_of(single_run(recipe_of(model), windows(2, 1, 4))[-1])
     assert list(half["model"]) == list(state["model"]) == sorted(exported)
     assert list(half["optimizer"]["state"]) == list(state["optimizer"]["state"])
     names = [[sorted(group["params"]) for group in whole["optimizer"]["param_groups"]] for whole in (half, state)]
@@ -270,7 +290,7 @@ def _freeze(model, blocks):
 
 
 def frozen_llama():
-    return _freeze(make_llama(), range(4))
+    return _freeze(make_llama(layers=8), range(4))
 
 
 def _trains_frozen(schedule):

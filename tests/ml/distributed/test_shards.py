@@ -337,11 +337,11 @@ def test_a_module_that_computes_its_state_loads_it_itself(tmp_path):
         lambda index: index.pop("tensors"),
     ],
 )
-def test_an_index_that_does_not_fit_the_files_is_corrupt(change, tmp_path):
+def test_an_index_that_does_not_fit_the_files_is_told_as_what_no_run_writes(change, tmp_path):
     _writes_model(tmp_path, Two())
     index = json.loads((tmp_path / "index.json").read_text())
     change(index)
     Draft(LocalStorage(), tmp_path).write("index.json", [as_json(index)])
     with pytest.raises(CheckpointError) as caught:
         Saved(tmp_path)
-    assert "FG603" == caught.value.code
+    assert "FG611" == caught.value.code

@@ -9,6 +9,7 @@ from torch import nn
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import TrainingArguments
 from forgather.ml.losses import SHIFTED, loss_rule
+from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.single import to_device
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches
@@ -114,6 +115,7 @@ def test_batches_of_one_size_are_filled_up_with_rows_whose_labels_are_ignored(da
     (alone,) = read(data, tmp_path, batch_size=4)
     several = read(data, tmp_path, of=2, batch_size=2, fixed=True)
     assert {2} == {len(batch["input_ids"]) for windows in several for window in windows for batch in window.batches}
+    assert {2} == {batch[DOCUMENTS].rows for windows in several for window in windows for batch in window.batches}
     for name in ("num_valid", "num_tokens", "num_rows"):
         sums = [sum(getattr(window, name) for window in windows) for windows in zip(*several, strict=True)]
         assert [getattr(window, name) for window in alone] == sums

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from forgather.errors import TrainingError
+from forgather.ml.documents import Documents
 from forgather.ml.model_inputs import inputs_of
 from forgather.ml.types import Weightless
 
@@ -110,7 +111,7 @@ def part_of(batch: Any, index: int, size: int) -> Any:
         return Weightless(part_of(batch.batch, index, size))
 
     def taken(item: Any) -> Any:
-        splits = isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] > 1
+        splits = isinstance(item, Documents) or (isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] > 1)
         return item[index * size : (index + 1) * size] if splits else item
 
     if isinstance(batch, Mapping):
