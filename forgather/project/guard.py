@@ -7,6 +7,7 @@ no trust allows; code is the user's to trust where it lies in the project or in 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -117,9 +118,11 @@ class ProjectGuard(Guard):
 
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises where an argument makes a loader run code."""
-        for rule in required_of(function):
-            if rule.name in kwargs and kwargs[rule.name] is not rule.value:
-                found = kwargs[rule.name]
+        rules = required_of(function)
+        given = {**_by_position(function, args), **kwargs} if rules else {}
+        for rule in rules:
+            if rule.name in given and given[rule.name] is not rule.value:
+                found = given[rule.name]
                 shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
                 message = f"{rule.name} is {shown}, and {rule.why}"
                 hint = f"write {rule.name}: {rule.value}, or leave it out"
@@ -128,3 +131,12 @@ class ProjectGuard(Guard):
 
     def _needs(self, folder: str) -> Needs:
         return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
+
+
+def _by_position(function: Any, args: Sequence[Any]) -> dict[str, Any]:
+    """Returns positional arguments by the names of their parameters; none where the function does not say them."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+    return dict(zip(names, args, strict=False))

@@ -11,6 +11,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import ResolveError
 from forgather.project.guard import ProjectGuard
 from forgather.project.trust import Trust
+from tests.project.workbench import make_project
 
 ROOT = Path(__file__).parents[2]
 # What people name who write their own.
@@ -68,6 +69,13 @@ datasets.utils._dill:dump datasets:Dataset.to_csv datasets:Dataset.save_to_disk
 numpy:save numpy:savetxt numpy:vectorize numpy:ctypeslib.load_library numpy:memmap numpy:ndarray.tofile
 safetensors.torch:save_file forgather.ml.distributed.launcher:launch forgather.config.resolve:Resolver
 forgather.config.materialize:materialize forgather.launch.running:run forgather:Project
+transformers.exporters.utils:import_dotted_path accelerate.utils.other:recursive_getattr torch.backends.xeon.run_cpu:main
+datasets.streaming:extend_module_for_streaming datasets.load:import_main_class torch:ops.import_module
+builtins:str.format builtins:str.format_map builtins:list.sort torch.compiler:load_compiled_function
+torch.cuda.memory:CUDAPluggableAllocator torch.xpu.memory:XPUPluggableAllocator
+accelerate.checkpointing:load_custom_state numpy.lib.npyio:NpzFile numpy:generic.tofile
+datasets.io.csv:CsvDatasetWriter torch:FloatStorage.from_file torch:PyTorchFileWriter accelerate.utils.other:save
+transformers:PreTrainedConfig.to_json_file
 """.split()
 
 
@@ -90,3 +98,19 @@ def test_an_alias_inside_an_allowed_package_is_what_it_is(name):
     with pytest.raises((ResolveError, AttributeError)):
         meta = Project(None, str(ROOT / "projects/tiny_llama")).meta
         Resolver(meta.project_dir, guard=ProjectGuard(meta, Trust)).resolve(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "numpy:load [a.npy, null, true]",
+        "numpy:load {file: a.npy, allow_pickle: true}",
+        "torch:load [a.pt, null, json]",
+        "max {arg0: [1, 2], key: !partial:len []}",
+        "sorted {arg0: [1, 2], key: !partial:len []}",
+    ],
+)
+def test_an_argument_that_runs_code_is_refused_by_name_and_by_position(text, tmp_path):
+    folder = make_project(tmp_path, {"templates/configs/a.yaml": f"main: !call:{text}\n"})
+    with pytest.raises(ResolveError, match="FG340"):
+        Project("a", folder)("main")
