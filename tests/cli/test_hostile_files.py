@@ -5,14 +5,16 @@ import io
 import os
 import re
 import resource
+import threading
 
 import pytest
 
-from forgather import process_limits
+import forgather.config.load as loading
+from forgather import bounded, process_limits
 from forgather.cli.main import main
 from forgather.config._jinja.budget import Account
-from forgather.config.load import load
 from forgather.errors import BudgetError
+from forgather.project import metafile
 from forgather.project import project as project_module
 from forgather.project.project import Project
 from tests.measured import measured
@@ -27,16 +29,21 @@ def sparse(file, size):
         stream.truncate(size)
 
 
-def told(*arguments):
-    """The cost of a command, with its status and what it says."""
+def told(*arguments, under=contextlib.nullcontext):
+    """The cost of a command, with its status and what it says.
 
-    def work():
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            status = main(list(arguments))
-        return status, said.getvalue()
+    Args:
+        under: called in the process of the command, before it: what it changes there is changed nowhere else.
+    """
+    return measured(said_by, arguments, under)
 
-    return measured(work)
+
+def said_by(arguments, under):
+    under()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        status = main(list(arguments))
+    return status, said.getvalue()
 
 
 CODE = "main: !call:big.py:f [1]\nother: !call:mod:g\n"
@@ -117,13 +124,15 @@ def test_a_record_of_ten_gigabytes(bench, tmp_path, name):
         assert name != "run.json" or 0 != cost.result[0]
 
 
+def with_few_entries():
+    bounded.MAX_ENTRIES = 50
+
+
 @pytest.mark.parametrize("command", ["ls", "pp", "check", "tlist"])
 def test_a_search_folder_that_holds_too_much(bench, command, monkeypatch):
-    from forgather import bounded
-
-    monkeypatch.setattr(bounded, "MAX_ENTRIES", 50)
+    monkeypatch.setenv("FORGATHER_TRUST", "/")
     (bench / "meta.yaml").write_text("name: Large\nsearchdir:\n- /\nconfig_prefix: .\n")
-    cost = told(command)
+    cost = told(command, under=with_few_entries)
 
     assert cost.is_small
     if command in ("pp", "check"):
@@ -142,12 +151,11 @@ def test_a_pattern_of_data_files_that_matches_everything(bench):
 # -- the floor: limits of the system, under prices that are forgotten
 
 
-@pytest.fixture
-def without_prices(monkeypatch):
+def without_prices():
     """What a forgotten price is: nothing is charged any more."""
     for name in ("turn", "charge", "reserve"):
-        monkeypatch.setattr(Account, name, lambda *_: None)
-    monkeypatch.setattr(process_limits, "CPU_SECONDS", 0)
+        setattr(Account, name, lambda *_: None)
+    process_limits.CPU_SECONDS = 0
 
 
 FORGOTTEN = {
@@ -159,22 +167,28 @@ FORGOTTEN = {
 
 @pytest.mark.parametrize("name", FORGOTTEN)
 @pytest.mark.parametrize("command", ["pp", "check", "train"])
-def test_a_price_that_is_forgotten_is_a_located_error(bench, without_prices, name, command):
+def test_a_price_that_is_forgotten_is_a_located_error(bench, name, command):
     (bench / "templates/configs/a.yaml").write_text(FORGOTTEN[name])
-    cost = told(command)
+    cost = told(command, under=without_prices)
     status, said = cost.result
 
     assert 1 == status and ("error[FG127]" in said or "error[FG122]" in said) and "templates/configs/a.yaml" in said
     assert cost.peak_bytes <= 700 << 20 and cost.cpu_seconds < 8
 
 
-def test_a_load_that_takes_too_much_is_an_error_of_its_config(bench, without_prices, monkeypatch):
-    def endless(rendered):
+def with_an_endless_load():
+    def endless(_):
         while True:
-            load(rendered)
+            pass
 
-    monkeypatch.setattr("forgather.config.load.load", endless)
-    status, said = told("graph").result
+    without_prices()
+    # What reads meta.yaml keeps the real one, which it has taken already.
+    assert metafile.load is loading.load
+    loading.load = endless
+
+
+def test_a_load_that_takes_too_much_is_an_error_of_its_config(bench):
+    status, said = told("graph", under=with_an_endless_load).result
 
     assert 1 == status
     assert "error[FG127]: reading the config 'a.yaml' takes more than 0 seconds of the processor" in said
@@ -185,54 +199,59 @@ def limits():
     return [resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
 
 
-def seen_by(monkeypatch):
-    """The limits that a render sees."""
-    seen, real = [], project_module.render
+def seen_by(work, *arguments):
+    """What the work returns, and the limits before it, in each render, and after it."""
+    before, seen, real = limits(), [], project_module.render
 
-    def render(*arguments):
+    def render(*given):
         seen.append(limits())
-        return real(*arguments)
+        return real(*given)
 
-    monkeypatch.setattr(project_module, "render", render)
-    return seen
+    project_module.render = render
+    return work(*arguments), before, seen, limits()
 
 
-def test_limits_hold_while_a_config_is_read_and_are_put_back(bench, monkeypatch):
-    seen, before = seen_by(monkeypatch), limits()
+def test_limits_hold_while_a_config_is_read_and_are_put_back(bench):
+    status, before, seen, after = measured(seen_by, main, ["graph"]).result
 
-    assert 0 == main(["graph"])
-    assert before == limits()
-    assert seen and all(soft < (1 << 62) for found in seen for soft, _ in found)
+    assert 0 == status
+    assert before == after
+    assert seen and all(
+        within < outside for found in seen for (within, _), (outside, _) in zip(found, before, strict=True)
+    )
     assert [hard for _, hard in before] == [hard for _, hard in seen[0]]
 
 
-def test_a_program_of_others_is_never_limited(bench, monkeypatch):
-    seen, before = seen_by(monkeypatch), limits()
-
-    assert 1 == Project("a", bench)()
-    assert [before] == seen
+def made(config, folder):
+    return Project(config, folder)()
 
 
-def test_what_is_built_is_not_limited_nor_are_configs_that_it_reads(bench, monkeypatch):
+def test_a_program_of_others_is_never_limited(bench):
+    value, before, seen, _ = measured(seen_by, made, "a", bench).result
+
+    assert (1, [before]) == (value, seen)
+
+
+def test_what_is_built_is_not_limited_nor_are_configs_that_it_reads(bench):
     (bench / "templates/configs/b.yaml").write_text(
         "main: !call:forgather.project:from_project {project_dir: ., config_template: a, targets: main}\n"
     )
-    seen, before = seen_by(monkeypatch), limits()
+    status, before, seen, _ = measured(seen_by, main, ["-t", "b", "construct", "main"]).result
 
-    assert 0 == main(["-t", "b", "construct", "main"])
+    assert 0 == status
     assert before != seen[0]
     assert before == seen[-1]
 
 
-def test_a_lower_limit_of_the_user_stays(bench, monkeypatch):
-    def work():
-        resource.setrlimit(resource.RLIMIT_CPU, (40, 50))
-        monkeypatch.setattr(process_limits, "CPU_SECONDS", 1000)
-        seen = seen_by(monkeypatch)
-        main(["pp"])
-        return seen[0][1], limits()[1]
+def printed_under_a_lower_limit():
+    resource.setrlimit(resource.RLIMIT_CPU, (40, 50))
+    process_limits.CPU_SECONDS = 1000
+    _, _, (seen,), after = seen_by(main, ["pp"])
+    return seen[1], after[1]
 
-    assert ((40, 50), (40, 50)) == measured(work).result
+
+def test_a_lower_limit_of_the_user_stays(bench):
+    assert ((40, 50), (40, 50)) == measured(printed_under_a_lower_limit).result
 
 
 def test_a_system_without_limits_reads_as_before(bench, monkeypatch):
@@ -250,34 +269,49 @@ def test_a_system_without_limits_reads_as_before(bench, monkeypatch):
     assert 0 == main(["pp"])
 
 
-def test_a_process_with_threads_is_not_limited(bench, monkeypatch):
-    import threading
-
+def printed_beside_a_thread():
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
-    seen, before = seen_by(monkeypatch), limits()
     try:
-        assert 0 == main(["pp"])
+        return seen_by(main, ["pp"])
     finally:
         end.set()
         thread.join()
-    assert [before] == seen
 
 
-def test_a_reading_inside_another_is_under_the_limits_of_the_outer(bench):
+def test_a_process_with_threads_is_not_limited(bench):
+    status, before, seen, _ = measured(printed_beside_a_thread).result
+
+    assert (0, [before]) == (status, seen)
+
+
+def limits_inside():
     with process_limits.limits_on(), process_limits.reading("outer", lambda: None):
         outer = limits()
         with process_limits.reading("inner", lambda: None):
-            assert outer == limits()
-        assert outer == limits()
+            inner = limits()
+        return outer, inner, limits()
+
+
+def test_a_reading_inside_another_is_under_the_limits_of_the_outer():
+    outer, *others = measured(limits_inside).result
+
+    assert [outer, outer] == others
+
+
+def error_without_memory():
+    with pytest.raises(BudgetError) as caught:
+        with process_limits.limits_on(), process_limits.reading("c", lambda: "/p/c.yaml"):
+            raise MemoryError
+    return caught.value.code, caught.value.span.file, str(caught.value)
 
 
 def test_memory_that_is_not_there_is_an_error_of_the_config():
-    with pytest.raises(BudgetError, match="reading the config 'c' takes more than 400 MB of memory") as caught:
-        with process_limits.limits_on(), process_limits.reading("c", lambda: "/p/c.yaml"):
-            raise MemoryError
-    assert ("FG127", "/p/c.yaml") == (caught.value.code, caught.value.span.file)
+    code, file, message = measured(error_without_memory).result
+
+    assert ("FG127", "/p/c.yaml") == (code, file)
+    assert "reading the config 'c' takes more than 400 MB of memory" in message
 
 
 PROOFS = [

@@ -125,20 +125,17 @@ YAML = {
 
 
 def outcome(text):
-    def work():
-        try:
-            load(render_text(ConfigEnvironment(), text))
-        except ForgatherError as error:
-            return error.code, error.span.file if error.span else None, error.span.line if error.span else 0
-        return None
-
-    return work
+    try:
+        load(render_text(ConfigEnvironment(), text))
+    except ForgatherError as error:
+        return error.code, error.span.file if error.span else None, error.span.line if error.span else 0
+    return None
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, *ESCAPES, *YAML])
 def test_a_hostile_text_is_a_located_error_for_little(name):
     text = {**TEMPLATES, **ESCAPES}.get(name) or "{% raw %}" + YAML[name] + "{% endraw %}"
-    cost = measured(outcome(text))
+    cost = measured(outcome, text)
 
     assert cost.result is not None, "it was taken for an honest text"
     code, file, line = cost.result
