@@ -224,7 +224,9 @@ def test_it_works_where_there_is_no_network(project, tmp_path, command):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
     # The user is another one in there.
     environment["FORGATHER_CACHE"] = "off"
-    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        words, cwd=project, env=environment, capture_output=True, text=True, timeout=patience(60), check=False
+    )
 
     assert (1 if command == "ls" else 0) == done.returncode, done.stderr
 

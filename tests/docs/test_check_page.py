@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from forgather.cli.main import main
-from forgather.rules import _FITS, Rules
+from forgather.rules import Rules
+from forgather.setting_values import _FITS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "check.md").read_text()

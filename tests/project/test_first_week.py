@@ -16,7 +16,6 @@ SEVERITIES = ("lint", "note", "warning", "error")
 
 
 KNOWN_GAPS = {
-    "flat-setting-after-the-metadata",
     "flat-config-without-a-template",
 }
 
