@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 from forgather.config.forms import describe
@@ -152,6 +153,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             built(main)
         with plan.project.located():
             if _is_trainer(main):
+                _seed_again(main)
                 main.train()
                 saved = _save(main)
                 return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
@@ -180,6 +182,13 @@ def _built(plan: RunPlan, run_dir: str) -> Any:
 
 def _is_trainer(main: object) -> bool:
     return callable(getattr(main, "train", None)) and not _is_module(main) and not isinstance(main, type)
+
+
+def _seed_again(trainer: Any) -> None:
+    """Seeds a trainer that does not do it itself at the start of its training, as that of transformers."""
+    seed = getattr(getattr(trainer, "args", None), "seed", None)
+    if isinstance(seed, int):
+        import_module("forgather.ml.checkpoint.rng").seed_everything(seed)
 
 
 def _is_module(main: object) -> bool:

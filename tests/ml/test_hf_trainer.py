@@ -110,3 +110,13 @@ def test_a_run_on_the_cpu_says_nothing_of_its_own(tmp_path, capfd):
         warnings.simplefilter("error")
         make(tmp_path).train()
     assert ("", "") == tuple(capfd.readouterr())
+
+
+def test_what_was_drawn_before_the_training_does_not_change_it(tmp_path):
+    trained = []
+    for seed in (1, 2):
+        trainer = make(tmp_path / str(seed))
+        torch.manual_seed(seed)
+        trainer.train()
+        trained.append(weights(trainer.model))
+    assert_same_weights(*trained)

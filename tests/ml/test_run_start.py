@@ -21,6 +21,14 @@ main: !singleton:{trainer}
   train_dataset: !singleton:own.py:regression_rows
 """
 OWN = "from tests.ml.fixtures import Regression, regression_rows\n"
+LOSS_IN_A_TUPLE = """\
+from tests.ml.fixtures import Regression as Scalar, regression_rows
+
+
+class Regression(Scalar):
+    def forward(self, x, y):
+        return (super().forward(x, y),)
+"""
 OURS = {"trainer": "forgather.ml:AccelTrainer", "arguments": "forgather.ml:AccelTrainingArguments", "more": ""}
 HF = {
     "trainer": "forgather.ml.trainer.hf:HFTrainer",
@@ -57,6 +65,20 @@ def test_what_the_hint_names_trains(tmp_path, caplog):
     assert "processes  1 on cpu, started by " in caplog.text
     plan = plan_run(Project("a", tmp_path))
     assert 0 == run(plan, prepare_run(plan, ["fgcli", "train", "--nproc-per-node", "1"])).status
+
+
+def test_a_trainer_of_transformers_trains_alike_at_every_start(tmp_path):
+    words = {"trainer": "transformers:Trainer", "arguments": "transformers:TrainingArguments", "more": HF["more"]}
+    trained = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        folder = bench(tmp_path / str(seed), 1, words)
+        (tmp_path / str(seed) / "own.py").write_text(LOSS_IN_A_TUPLE, encoding="utf-8")
+        plan = plan_run(Project("a", folder))
+        built = []
+        assert 0 == run(plan, prepare_run(plan, ["fgcli", "train"]), built=built.append).status
+        trained.append({name: value.clone() for name, value in built[0].model.state_dict().items()})
+    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
 
 
 @pytest.mark.parametrize(("processes", "machine", "refused"), [(1, 4, False), ("auto", 4, True), ("auto", 1, False)])

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError
@@ -101,6 +101,9 @@ class HFTrainer(Trainer):
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes alike, when the state was saved.
         """
         self._start.begin(self.args.world_size, self.args.device)
+        # transformers seeds where a trainer is made, and draws the order of the rows here: what was drawn between the
+        # two, and the caller's own numbers, would change it.
+        set_seed(self.args.seed)
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
         if folder is not None:
