@@ -22,7 +22,10 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _KERNEL = re.compile(r"[^/:\s]+/[^/:\s@]+(?:@(?P<revision>[^/:\s]+))?(?::[^/:\s]+)?")
 _SWITCHES = ("trust_remote_code", "allow_all_kernels")
 _REVISIONS = ("revision", "code_revision")
-_SOURCES = ("pretrained_model_name_or_path", "path", "name", "model", "model_id", "name_or_path")
+_SOURCES = (
+    "pretrained_model_name_or_path", "path", "name", "model", "model_id", "name_or_path", "config", "tokenizer",
+    "processor", "feature_extractor", "image_processor",
+)  # fmt: skip
 _KERNELS = "attn_implementation"
 _HINT = "add revision: with the 40 digits of a commit that you have looked at, or leave {} out"
 _MANY = 3
@@ -100,12 +103,20 @@ def _unpinned(
     name = next((name for name in _SWITCHES if told.get(name) not in (None, False)), None)
     if name is None:
         return None
-    source = next((told[key] for key in _SOURCES if told.get(key) is not None), first)
-    if isinstance(source, (str, os.PathLike)) and os.path.isdir(os.path.expanduser(source)):
-        return None if is_trusted(os.path.expanduser(os.fspath(source))) else name
+    # Which of them the function reads is its own business: a folder counts, whatever another name says.
+    sources = [source for source in (first, *map(told.get, _SOURCES)) if isinstance(source, (str, os.PathLike))]
+    folders = [folder for folder in map(_expanded, sources) if os.path.isdir(folder)]
+    if not all(map(is_trusted, folders)):
+        return name
+    if folders and len(folders) == len(sources):
+        return None
     revisions = [told[key] for key in _REVISIONS if told.get(key) is not None]
     is_pinned = told.get("revision") is not None and all(map(_is_commit, revisions))
     return None if is_pinned else name
+
+
+def _expanded(source: str | os.PathLike[str]) -> str:
+    return os.path.expanduser(os.fspath(source))
 
 
 def _is_commit(revision: Any) -> bool:

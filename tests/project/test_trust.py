@@ -303,6 +303,16 @@ def test_code_of_the_hub_is_pinned_to_a_commit(tmp_path, kwargs, refused):
         Project("plain", str(folder))()
 
 
+def test_a_folder_that_nobody_trusts_counts_whatever_another_name_says(untrusted, tmp_path):
+    (tmp_path / "model").mkdir()
+    text = (
+        f"main: !call:named_dict {{trust_remote_code: true, revision: {COMMIT}, path: foo, config: {tmp_path}/model}}\n"
+    )
+    folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
+    with pytest.raises(ResolveError, match="FG341"):
+        Project("plain", str(folder))()
+
+
 def test_a_switch_that_construction_turns_on_is_seen(tmp_path):
     text = "main: !call:named_dict {trust_remote_code: !var now}\n"
     folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
