@@ -58,6 +58,8 @@ def test_train_starts_as_many_processes_as_the_config_says(bench):
 
 def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
     keeps = "    with open(f'{run_dir}/loss.jsonl', 'a') as file:\n        file.write(f'{ranks.item()}\\n')\n"
+    # The first process compares the files: by then all have written.
+    keeps += "    torch.distributed.barrier()\n"
     text = (bench / "toy.py").read_text().replace("    environment.shut", f"{keeps}    environment.shut")
     (bench / "toy.py").write_text(text)
     assert 0 == fgcli("-t", "a", "train", "--nproc-per-node", "3", cwd=bench).returncode
