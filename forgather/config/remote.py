@@ -58,7 +58,8 @@ def refuse_remote_code(
     Raises:
         ResolveError: FG341.
     """
-    given = _named(function, args, kwargs)
+    # What matters here is nowhere among the first arguments but for the source, which is looked at by its place.
+    given = named_arguments(function, args, kwargs) if len(args) >= _MANY else dict(kwargs)
     for mapping in _mappings([given, *args]):
         if not any(name in mapping for name in (*_SWITCHES, _KERNELS)):
             continue
@@ -68,14 +69,12 @@ def refuse_remote_code(
             raise _error(name, mapping.get(name)).about(name)
 
 
-def _named(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments by name, as far as one that matters here may be given by its position."""
-    if len(args) >= _MANY:
-        try:
-            return {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
-        except (TypeError, ValueError):
-            pass
-    return dict(kwargs)
+def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by name; those given by position only where the function says its parameters."""
+    try:
+        return {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
+    except (TypeError, ValueError):
+        return dict(kwargs)
 
 
 def _mappings(values: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,13 +1,11 @@
 """The guard of constructions: only what is on the list, or what the user trusts, is imported and called.
 
-Takes a project's facts and a `Trust`, gives a `Guard` for the resolver, and for names alone what a config would need.
-Keeps true: a name is judged before its module is imported, and the object that was found after; what the list denies
-no trust allows; code is the user's to trust where it lies in the project or in a folder that the project names.
+Takes a project's facts and a `Trust`, gives a `Guard` for the resolver. Keeps true: a name is judged before its module
+is imported, and the object that was found after; what the list denies no trust allows.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +16,7 @@ from typing import Any
 
 from forgather.config.callables import Standing, Verdict, judge_found, judge_module, judge_name, required_of
 from forgather.config.partials import PartialObject, Recipe
-from forgather.config.remote import refuse_remote_code
+from forgather.config.remote import named_arguments, refuse_remote_code
 from forgather.config.resolve import Guard
 from forgather.config.shortnames import SHORT, call
 from forgather.errors import ResolveError
@@ -119,24 +117,15 @@ class ProjectGuard(Guard):
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises where an argument makes a loader run code."""
         rules = required_of(function)
-        given = {**_by_position(function, args), **kwargs} if rules else {}
+        given = named_arguments(function, args, kwargs) if rules else {}
         for rule in rules:
             if rule.name in given and given[rule.name] is not rule.value:
                 found = given[rule.name]
                 shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
                 message = f"{rule.name} is {shown}, and {rule.why}"
-                hint = f"write {rule.name}: {rule.value}, or leave it out"
+                hint = "leave it out" if rule.value is None else f"write {rule.name}: {rule.value}, or leave it out"
                 raise ResolveError(message, code="FG340", hint=hint).about(rule.name)
         refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
 
     def _needs(self, folder: str) -> Needs:
         return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
-
-
-def _by_position(function: Any, args: Sequence[Any]) -> dict[str, Any]:
-    """Returns positional arguments by the names of their parameters; none where the function does not say them."""
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return {}
-    return dict(zip(names, args, strict=False))
