@@ -8,6 +8,7 @@ from the outside; the handlers that were there come back.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import signal
@@ -284,6 +285,20 @@ def ignore_signals() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+
+
+def end_promptly(status: int) -> None:
+    """Ends this process at once when its handlers have run (register it with `atexit`): nothing is torn down.
+
+    The interpreter's teardown takes seconds that other processes wait. And threads of process groups outlive their
+    groups: one that lets go of a tensor during the teardown wants the interpreter's lock, and aborts the process.
+    """
+    atexit.unregister(end_promptly)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
 
 
 def leave_to_parent() -> None:

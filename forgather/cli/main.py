@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush_reports()
         if collecting:
             gc.enable()
+    if (several := sys.modules.get("forgather.launch.several")) is not None:
+        several.end_where_left(status)
     return status
 
 

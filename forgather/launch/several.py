@@ -6,6 +6,7 @@ imported only now, through names; what was obtained is compared with what was as
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
@@ -16,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
-from forgather.interrupt import Terminated
+from forgather.interrupt import Terminated, end_promptly
 from forgather.launch.asked import Asked, torchrun_words
 from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 from forgather.starter import OURS
@@ -95,6 +96,16 @@ def joined() -> Iterator[Any]:
             raise Terminated from error
         raise NotTheFirst(member.status) from error
     member.leave()
+    _left.append(member)
+
+
+_left: list[Any] = []
+
+
+def end_where_left(status: int) -> None:
+    """Has this process end with a status without being torn down, where it has left the others of its run."""
+    if _left:
+        atexit.register(end_promptly, status)
 
 
 def as_one_of_several(run: Callable[[Any], int]) -> int:

@@ -13,10 +13,18 @@ from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
 TOY = """\
+import atexit, os
 import torch
 import torch.distributed as dist
 
+class Last:
+    def __del__(self, note=os.open("torn_down", os.O_CREAT | os.O_WRONLY), write=os.write):
+        write(note, b"x")
+
+last = Last()
+
 def add(environment, run_dir):
+    atexit.register(lambda: open(f"{run_dir}/handled.{environment.rank}", "w").close())
     environment.start(use_cpu=True)
     ranks = torch.tensor(float(environment.rank))
     dist.all_reduce(ranks)
@@ -54,6 +62,9 @@ def test_train_starts_as_many_processes_as_the_config_says(bench):
     folder = folder_of_all(done, bench)
     assert done.stderr.startswith(f"run folder out/runs/{folder.name}\n")
     assert 2 == done.stderr.count("\n")
+    # A thread of a process group that lets go of a tensor while the interpreter is torn down aborts the process.
+    assert ["handled.0", "handled.1"] == sorted(path.name for path in folder.glob("handled.*"))
+    assert b"" == (bench / "torn_down").read_bytes()
 
 
 def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):

@@ -8,13 +8,11 @@ collective; one process alone needs no store.
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from forgather.errors import DistributedError, ForgatherError
-from forgather.interrupt import ignore_signals, present, status_of
+from forgather.interrupt import end_promptly, ignore_signals, present, status_of
 from forgather.ml.distributed import stacks, whereabouts
 from forgather.ml.distributed.env import launcher_folder, process_facts
 from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, write_record
@@ -98,8 +96,6 @@ class Member:
         self._say(f"done/{self.facts.rank}", "1")
         if self._guard is not None:
             self._guard.stop()
-        # The collection that the interpreter makes at its end takes longer than all else here.
-        atexit.register(gc.freeze)
 
     def ended(self, status: int) -> None:
         """Leaves a record of an exit status that is not 0, so that it is not taken for a crash.
@@ -138,7 +134,7 @@ class Member:
         self._keep_store()
         ignore_signals()
         self._tell_agent()
-        atexit.register(_end_promptly, status)
+        atexit.register(end_promptly, status)
 
     def _keep_store(self) -> None:
         """Waits until the others have ended where this process keeps the store: what it said is heard until then."""
@@ -184,7 +180,7 @@ class Member:
             self._explain_hang(error)
         told = self._is_first(kind)
         if kind is not Kind.STOPPED:
-            atexit.register(_end_promptly, self.status)
+            atexit.register(end_promptly, self.status)
         if self.folder is not None:
             write_record(self.folder, record_of(error, where, told=told), error)
         if told:
@@ -309,16 +305,6 @@ class Member:
             time.sleep(_POLL_SECONDS)
         told = json.loads(self.store.get(name))
         return dict(told)
-
-
-def _end_promptly(status: int) -> None:
-    """Ends this process once its handlers have run: what the interpreter does then takes seconds that others wait."""
-    atexit.unregister(_end_promptly)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)
 
 
 def _kill_in_a_second(process: int) -> None:
