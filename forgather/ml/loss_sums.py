@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -58,14 +59,14 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
     if accepts(function, "num_items_in_batch"):
         return loss_fn, True, "targets"
     if accepts(function, "reduction"):
-        root = _layers(function)[-1]
+        root = layers_of(function)[-1]
         if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
             raise unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
         return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
     raise unknown_reduction(loss_fn, "nothing says whether it returns a sum or a mean, and of what")
 
 
-def _layers(function: Any) -> list[Any]:
+def layers_of(function: Any) -> list[Any]:
     """Returns a partial, what it calls, what that calls, ...; any other callable alone."""
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
@@ -73,9 +74,21 @@ def _layers(function: Any) -> list[Any]:
     return layers
 
 
+def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
+    """Tells whether a loss has a mean of which only calling it tells what it divides by: it is not one of torch."""
+    if isinstance(loss_fn, _PER_TARGET + _PER_ELEMENT):
+        return not type(loss_fn).__module__.startswith("torch.")
+    if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+        return False
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    if layers_of(function)[-1] in _UNIT_OF_FUNCTION or not accepts(function, "reduction"):
+        return False
+    return bool(inspect.signature(function).parameters["reduction"].default == "mean")
+
+
 def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
     """Returns a setting of a loss: the outermost partial's keyword, or an attribute of the module."""
-    for layer in _layers(loss_fn):
+    for layer in layers_of(loss_fn):
         found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
         if found is not None:
             return found
@@ -84,7 +97,7 @@ def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
 
 def is_cross_entropy(loss_fn: Callable[..., Any]) -> bool:
     """Tells whether a loss is torch's cross entropy of classes, as it stands."""
-    known = type(loss_fn) is nn.CrossEntropyLoss or _layers(loss_fn)[-1] is F.cross_entropy
+    known = type(loss_fn) is nn.CrossEntropyLoss or layers_of(loss_fn)[-1] is F.cross_entropy
     return known and not setting_of(loss_fn, "label_smoothing", 0.0)
 
 
@@ -136,12 +149,26 @@ def _place_attributes(owner: Any, device: torch.device) -> None:
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
     """Returns the error for a loss that cannot be summed."""
-    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    name, place = _named(loss_fn)
     return TrainingError(
-        f"loss_fn {name!r} cannot be summed over micro-batches: {reason}",
+        f"loss_fn {name!r}{place} cannot be summed over micro-batches: {reason}",
         code="FG806",
         hint="give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by",
     )
+
+
+def _named(loss_fn: Any) -> tuple[str, str]:
+    """Returns the name of a loss, and the place of its code where that is not torch's."""
+    inner = layers_of(loss_fn)[-1]
+    name = str(getattr(inner, "__name__", type(inner).__name__))
+    code = inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
+    try:
+        file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):
+        return name, ""
+    if file is None or (getattr(code, "__module__", None) or "").partition(".")[0] == "torch":
+        return name, ""
+    return name, f" ({os.path.basename(file)}:{line})"
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:

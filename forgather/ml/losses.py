@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
+from forgather.ml.loss_check import DivisorCheck
 from forgather.ml.loss_sums import as_sum, is_cross_entropy, placed, setting_of, unknown_reduction
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
@@ -79,16 +80,21 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
     """
     causal = is_causal_lm(model)
     if label_smoothing and (loss_fn is not None or not causal):
-        raise TrainingError(
-            f"label_smoothing_factor is {label_smoothing}, but the token loss of a causal language model is not used",
-            code="FG807",
-            hint="set label_smoothing on the loss_fn itself, or remove label_smoothing_factor",
-        )
+        raise smoothing_without_token_loss(label_smoothing)
     if loss_fn is not None:
         return UserLoss(model, loss_fn)
     if causal:
         return CausalTokenLoss(model, label_smoothing=label_smoothing)
     return ModelLoss(model)
+
+
+def smoothing_without_token_loss(label_smoothing: float) -> TrainingError:
+    """Returns the error for label smoothing that no loss would apply."""
+    return TrainingError(
+        f"label_smoothing_factor is {label_smoothing}, but the token loss of a causal language model is not used",
+        code="FG807",
+        hint="set label_smoothing on the loss_fn itself, or remove label_smoothing_factor",
+    ).about("args.label_smoothing_factor")
 
 
 # transformers tells the kind of a loss by the name of the class; of these it says nothing, and takes the usual one.
@@ -240,7 +246,7 @@ class CausalTokenLoss(_Sums):
         targets_BT = self._needed_targets(batch)
         output = self._inputs.call(model, batch)
         total = F.cross_entropy(
-            at_least_float32(flat_logits(_logits(output))),
+            at_least_float32(flat_logits(logits_of(output))),
             targets_BT.reshape(-1),
             ignore_index=IGNORE_INDEX,
             reduction="sum",
@@ -280,6 +286,7 @@ class UserLoss(_Sums):
         super().__init__(model)
         self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
+        self._check = DivisorCheck(loss_fn, divides=self.divides)
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
@@ -304,7 +311,7 @@ class UserLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         labels = self._targets(batch)
-        logits = _logits(self._inputs.call(model, batch))
+        logits = logits_of(self._inputs.call(model, batch))
         if self.shifts and labels is not None:
             logits, labels = flat_logits(logits), labels.reshape(-1)
             if self.unit != "classes":
@@ -314,13 +321,16 @@ class UserLoss(_Sums):
         logits = at_least_float32(logits) if logits.is_floating_point() else logits
         if logits.device != self._device:
             self.call, self._device = placed(self.call, logits.device), logits.device
-        targets = () if labels is None else (labels,)
+        given = (logits,) if labels is None else (logits, labels)
         if not self.divides:
-            loss: Tensor = self.call(logits, *targets)
-            return at_least_float32(loss if loss.ndim == 0 else loss.sum())
+            loss: Tensor = self.call(*given)
+            total = at_least_float32(loss if loss.ndim == 0 else loss.sum())
+            self._check(self.call, total, lambda: self.count(batch), given)
+            return total
         divisor = self.count(batch) if denom is None else denom
-        share: Tensor = self.call(logits, *targets, num_items_in_batch=divisor)
-        return at_least_float32(share) * divisor
+        total = at_least_float32(self.call(*given, num_items_in_batch=divisor)) * divisor
+        self._check(self.call, total, lambda: divisor, given)
+        return total
 
 
 def _no_labels(batch: Any) -> TrainingError:
@@ -333,7 +343,12 @@ def _no_labels(batch: Any) -> TrainingError:
     )
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
+    """Returns the logits of what a model returned: a tensor, first of a tuple, or "logits".
+
+    Raises:
+        TrainingError: FG809 for an output without logits.
+    """
     if isinstance(output, Tensor):
         return output
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

@@ -57,7 +57,8 @@ class Endless(IterableDataset):
 
 def focal(logits, labels, reduction="mean"):
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return (losses * (1 - (-losses).exp())).sum()
+    losses = losses * (1 - (-losses).exp())
+    return losses.sum() if reduction == "sum" else losses.mean()
 
 
 TOKENS, SAMPLES = "tokens", "samples"

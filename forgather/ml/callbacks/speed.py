@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -15,11 +16,15 @@ class SpeedCallback(TrainerCallback):
     """Adds `steps_per_second`, `tokens_per_second` and `memory_bytes` to each log that has a `loss` but not these.
 
     For `transformers.Trainer`; it must come before the callbacks that write logs. Tokens are counted where the
-    trainer counts them (`include_num_input_tokens_seen: all`).
+    trainer counts them (`include_num_input_tokens_seen: all`); elsewhere `samples_per_second` takes their place.
+
+    Args:
+        rows: tells how many rows were trained on; without it there are no samples per second.
     """
 
-    def __init__(self) -> None:
-        self._last = (0.0, 0, 0)
+    def __init__(self, rows: Callable[[], int] | None = None) -> None:
+        self._count_rows = rows or (lambda: 0)
+        self._last = (0.0, 0, 0, 0)
         self._paused_seconds = 0.0
         self._paused_at = 0.0
         self._resumes_after_pause = False
@@ -36,12 +41,14 @@ class SpeedCallback(TrainerCallback):
         """Adds the numbers."""
         if not logs or "loss" not in logs:
             return
-        began, step, tokens = self._last
+        began, step, tokens, rows = self._last
         seconds = time.perf_counter() - began - self._paused_seconds
         if state.global_step > step and seconds > 0:
             logs.setdefault("steps_per_second", (state.global_step - step) / seconds)
             if state.num_input_tokens_seen > tokens:
                 logs.setdefault("tokens_per_second", (state.num_input_tokens_seen - tokens) / seconds)
+            elif self._count_rows() > rows:
+                logs.setdefault("samples_per_second", (self._count_rows() - rows) / seconds)
         for name, value in memory_facts(next(model.parameters()).device).items():
             logs.setdefault(name, value)
         self._restart(state)
@@ -69,5 +76,5 @@ class SpeedCallback(TrainerCallback):
         self._resumes_after_pause = True
 
     def _restart(self, state: Any) -> None:
-        self._last = (time.perf_counter(), state.global_step, state.num_input_tokens_seen)
+        self._last = (time.perf_counter(), state.global_step, state.num_input_tokens_seen, self._count_rows())
         self._paused_seconds = 0.0

@@ -2,14 +2,16 @@
 
 Takes the keywords of `forgather.ml:Trainer` with the arguments of transformers; gives a
 `transformers.Trainer`. Keeps true: without factories, loss and callbacks the numbers are those of
-`transformers.Trainer`; what the arguments ask for happens, also where transformers leaves it to a script.
+`transformers.Trainer`; with a `loss_fn` they are those of `forgather.ml:Trainer`; what the arguments ask for happens,
+also where transformers leaves it to a script.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +27,13 @@ from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
-from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule
+from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule, num_rows, smoothing_without_token_loss
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.columns import keeping_rows, tell_mixed_rows
+from forgather.ml.trainer.hf_loss import OutputLoss
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
 
@@ -69,22 +72,41 @@ class HFTrainer(Trainer):
             args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
+        if loss_fn is not None and args.label_smoothing_factor:
+            raise smoothing_without_token_loss(args.label_smoothing_factor)
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
-        if "compute_loss_func" not in others:
-            args.task = _task(model, args, loss_fn)  # type: ignore[attr-defined] # callbacks are handed no more
+        self._num_rows = 0
+        speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
+        super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
+        self._loss: OutputLoss | None = None
         if loss_fn is not None:
-            others["compute_loss_func"] = _OutputLoss(UserLoss(model, loss_fn))
-        super().__init__(
-            model=model, args=args, callbacks=[SpeedCallback(), *callbacks] if callbacks else None, **others
-        )
+            self._loss = self.compute_loss_func = OutputLoss(UserLoss(cast(nn.Module, self.model), loss_fn))
+            if args.label_names is None:
+                # transformers looks for them among what forward takes, and drops the column that it does not find.
+                self.label_names = ["labels"]
+        task = self._task()
+        args.task = task  # type: ignore[attr-defined] # callbacks are handed no more
+        if not task.counts_tokens:
+            args.include_num_input_tokens_seen = "no"
         self.data_collator = keeping_rows(self.data_collator, model)
         for rows in (self.train_dataset, self.eval_dataset):
             tell_mixed_rows(model, rows)
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)
+
+    def _task(self) -> Task:
+        """Returns what the numbers of a run mean; transformers adds the loss of a router to that of an evaluation."""
+        model = cast(nn.Module, self.model)
+        if self._loss is not None:
+            return task_of(model, self._loss.rule)
+        smoothing = self.args.label_smoothing_factor if is_causal_lm(model) else 0.0
+        task = task_of(model, loss_rule(model, label_smoothing=smoothing))
+        adds_router = getattr(getattr(model, "config", None), "output_router_logits", False)
+        is_own = self.compute_loss_func is not None
+        return replace(task, has_perplexity=task.has_perplexity and not adds_router and not is_own)
 
     def train(self, resume_from_checkpoint: bool | str | None = None, *others: Any, **named: Any) -> Any:
         """Trains to the end of the run.
@@ -136,6 +158,60 @@ class HFTrainer(Trainer):
         with without_progress_bars():
             super()._save(output_dir, state_dict)
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """Returns the micro-batches of an update, and what its loss is divided by."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._num_rows += sum(num_rows(batch) for batch in batches)
+        return batches, num_items
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
+        """Returns what the loss is divided by; transformers counts labels, whatever the loss divides by."""
+        if self._loss is None or not batch_samples:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        count = self._loss.count(batch_samples, device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        count = count + (count == 0)  # an update whose labels are all ignored has the loss 0, not 0 / 0
+        if self.args.n_gpu > 1:
+            # torch's DataParallel gives each device an entry. The loss is of all outputs, and is multiplied by the
+            # number of devices all the same.
+            devices = self.args.n_gpu if self.args.average_tokens_across_devices else 1
+            return (count * devices).reshape(1, 1).expand(self.args.n_gpu, -1)
+        return count / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Returns what `transformers.Trainer` returns; the loss of a `loss_fn` is that over all rows.
+
+        transformers takes the mean of the means of batches, which depends on how rows are cut into batches.
+        """
+        given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if self._loss is None:
+            return super().evaluation_loop(*given)
+        with self._loss.evaluating(self._rows_that_count, self.args.device) as evaluation:
+            found = super().evaluation_loop(*given)
+        total, count = self.accelerator.reduce(evaluation.sums).tolist()
+        metrics: dict[str, float] = found.metrics or {}
+        if f"{metric_key_prefix}_loss" in metrics and count:
+            metrics[f"{metric_key_prefix}_loss"] = total / count
+        return found
+
+    def _rows_that_count(self, rows: int) -> int:
+        """Returns how many rows of the present batch are no repetition: Accelerate fills the last one up with such."""
+        loader = self.accelerator.gradient_state
+        if not loader.end_of_dataloader or loader.remainder <= 0:
+            return rows
+        own: int = loader.remainder - self.args.process_index * rows
+        return min(max(own, 0), rows)
+
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Returns the factory's optimizer, or that of transformers."""
         if self.optimizer is None and self._optimizer_factory is not None:
@@ -149,16 +225,6 @@ class HFTrainer(Trainer):
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
             self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
         return super().create_scheduler(num_training_steps, optimizer)
-
-
-def _task(model: Any, args: TrainingArguments, loss_fn: Callable[..., Any] | None) -> Task:
-    """Returns what the numbers of a run mean; transformers adds the loss of a router to that of an evaluation."""
-    if not isinstance(model, nn.Module):  # made later, by model_init
-        return Task()
-    smoothing = args.label_smoothing_factor if loss_fn is None and is_causal_lm(model) else 0.0
-    task = task_of(model, loss_rule(model, loss_fn, label_smoothing=smoothing))
-    adds_router = loss_fn is None and getattr(getattr(model, "config", None), "output_router_logits", False)
-    return Task(counts_tokens=task.counts_tokens, has_perplexity=task.has_perplexity and not adds_router)
 
 
 def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
@@ -223,15 +289,3 @@ class _StopAfterStep(TrainerCallback):
         """Returns what to raise where a process was asked to stop; all of them ask after the same steps."""
         self._asked = self._asked or self._interrupt.told(agreement.total(self._interrupt.wish))
         return self._asked
-
-
-class _OutputLoss:
-    """A loss of logits and labels, in the form in which `transformers.Trainer` calls one."""
-
-    def __init__(self, rule: UserLoss) -> None:
-        self._rule = rule
-
-    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        batch = {"labels": labels}
-        denom = self._rule.count(batch) if num_items_in_batch is None else num_items_in_batch
-        return self._rule.total(lambda **_: outputs, batch, denom=denom) / denom

@@ -1,14 +1,16 @@
-"""`transformers.Trainer` in several processes: a signal to one of them ends all after the same step."""
+"""`transformers.Trainer` in several processes: a signal to one ends all, a `loss_fn` has the loss of all rows."""
 
 import os
 import signal
 
+import pytest
 from transformers import TrainingArguments
 
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.fixtures import rows, tiny_llama
+from tests.ml.fixtures import largest_difference, rows, tiny_llama, weights
+from tests.ml.test_hf_loss import LOSSES, Classifier, class_rows, trained
 from tests.patience import patience
 
 
@@ -42,3 +44,21 @@ def _stopped(folder):
 
 def test_a_signal_to_one_process_ends_all_after_the_same_step_with_a_checkpoint(tmp_path):
     assert [(4, "Terminated", ["checkpoint-4"])] * 2 == run_ranks(2, _stopped, str(tmp_path))
+
+
+def _weighted(folder):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    model = Classifier()
+    given = {"batch": 1, "accumulation": 2, "ddp_timeout": patience(20)}
+    trainer, losses = trained("transformers", folder, model, class_rows(), LOSSES["mean with weights"], **given)
+    return losses, weights(model), trainer.evaluate()["eval_loss"]
+
+
+def test_a_loss_with_weights_is_that_of_one_process_in_training_and_evaluation(tmp_path):
+    alone = Classifier()
+    trainer, expected = trained("ours", tmp_path, alone, class_rows(), LOSSES["mean with weights"])
+    evaluated = trainer.evaluate()["eval_loss"]
+    for losses, found, evaluation in run_ranks(2, _weighted, str(tmp_path)):
+        assert losses == [] or expected == pytest.approx(losses, abs=1e-6)
+        assert largest_difference(weights(alone), found) < 1e-6
+        assert evaluated == pytest.approx(evaluation, abs=1e-6)
