@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from forgather.errors import nearest
 
-KINDS = ("setting", "block", "template", "constructor", "tag", "option", "variable", "field")
-"""What a word can be looked up as; "keyword" has groups of names in place of records."""
+KINDS = ("setting", "inner", "block", "template", "constructor", "tag", "option", "variable", "field")
+"""What a word can be looked up as; "keyword" has groups of names in place of records. Words of kind "inner" stand with
+the mapping that they are written in, as `fsdp_config.sharding`."""
 VERDICTS = ("same", "near", "elsewhere", "none")
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "aliases.json")
 
@@ -112,6 +113,36 @@ def suggest(
         return alias.hint
     gone = read_aliases()["deprecated"].get(owner, {})
     return nearest(word, [name for name in candidates if name not in gone], first=first)
+
+
+def suggest_inside(
+    owner: str, word: str, candidates: Sequence[str], *, outside: Sequence[str] = (), around: str = ""
+) -> str | None:
+    """Returns what to write in place of a key that a mapping among the settings does not have.
+
+    Args:
+        owner: the setting that the mapping is the value of, or the mapping's own key in another.
+        word: the key.
+        candidates: keys that the mapping has.
+        outside: settings that stand beside the mapping.
+        around: what these are called.
+
+    Example:
+        >>> suggest_inside("fsdp_config", "sharding", ["shard_size", "sharding_strategy"])
+        "did you mean 'sharding_strategy'?"
+    """
+    alias = alias_of("inner", f"{owner}.{word}")
+    if alias is not None:
+        name = alias.name.rpartition(".")[2]
+        return f"did you mean {name!r}?" if alias.verdict == "same" else alias.why
+    known = keyword_for(word, candidates)
+    beside = alias_of("setting", word)
+    known = known or (beside.name if beside is not None and beside.name in candidates else None)
+    if known is not None:
+        return f"did you mean {known!r}?"
+    if word in outside:
+        return f"it is a setting of {around}: write it beside {owner}, not inside"
+    return nearest(word, candidates) or (f"its keys: {', '.join(candidates)}" if candidates else None)
 
 
 def keyword_for(word: str, named: Sequence[str]) -> str | None:

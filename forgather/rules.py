@@ -15,7 +15,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forgather.aliases import alias_of, suggest
+from forgather.aliases import alias_of, suggest, suggest_inside
 from forgather.combination import combination_facts, read_matrix
 from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity, nearest
@@ -73,7 +73,8 @@ class Rules(NamedTuple):
         arguments: what becomes of arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
             how to call them: `as`), `object` (what is called, where a class would only be built), `items` (what a list
             must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder),
-            `installed` (packages by the words that need them).
+            `installed` (packages by the words that need them), `keywords_of` (a mapping of keywords for one of its
+            `callees`, by the word of the setting `chosen_by`; what is `given`, and the settings `instead` of it).
     """
 
     about: tuple[str, ...]
@@ -165,9 +166,9 @@ class Rules(NamedTuple):
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Breach]:
-        """Yields the settings whose values do not fit."""
+        """Yields the settings whose values do not fit, and the keys that a mapping among them does not have."""
         for name, rule in self.settings.items():
-            yield from _values(name, settings.get(name, UNKNOWN), rule)
+            yield from _values(name, settings.get(name, UNKNOWN), rule, self)
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings with defaults, with what follows from others, and with further facts.
@@ -309,7 +310,7 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
 # values
 
 
-def _values(name: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Breach]:
+def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None = None) -> Iterator[Breach]:
     if value is UNKNOWN or value is SOMETHING:
         return
     expected = misfit(value, rule)
@@ -319,12 +320,20 @@ def _values(name: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Breach]:
         for key, inner in value.items():
             known = str(key).removeprefix(rule.get("prefix", ""))
             if known in rule["keys"]:
-                yield from _values(f"{name}.{key}", inner, rule["keys"][known])
+                yield from _values(f"{name}.{key}", inner, rule["keys"][known], rules)
             elif not rule.get("open"):
-                hint = rule.get("instead", {}).get(key) or nearest(key, list(rule["keys"]))
                 yield Breach(
-                    code="FG810", message=f"{name} has no setting {key!r}", argument=f"{name}.{key}", hint=hint
+                    code="FG810",
+                    message=f"{name} has no setting {key!r}",
+                    argument=f"{name}.{key}",
+                    hint=rule.get("instead", {}).get(key) or _inside_hint(name, known, rule, rules),
+                    severity=Severity(rule.get("severity", "error")),
                 )
+
+
+def _inside_hint(name: str, key: str, rule: Mapping[str, Any], rules: Rules | None) -> str | None:
+    outside, around = (tuple(rules.settings), rules.name) if rules else ((), "")
+    return suggest_inside(name.rpartition(".")[2], key, list(rule["keys"]), outside=outside, around=around)
 
 
 def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
 
     Args:
         value: what is given.
-        rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list" or several;
-            `minimum`, `maximum` and `below` bound a number; `choices` lists the words (of "texts", too); `also` lists
-            further values; `keys` are the settings of a mapping, `open` where it may have more, `instead` what to do
-            in place of others; `optional` accepts None; `expected` says it in other words. (`severity` says how bad
-            it is: a warning where another release of the library may know more words.)
+        rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list", "any", or
+            several; `minimum`, `maximum` and `below` bound a number; `choices` lists the words (of "texts", too);
+            `also` lists further values; `keys` are the settings of a mapping, `open` where it may have more, `instead`
+            what to do in place of others; `optional` accepts None; `expected` says it in other words. (`severity` says
+            how bad it is: a warning where another release of the library may know more words.)
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})
@@ -70,6 +70,7 @@ _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "steps": lambda value, rule: _is_steps(value),
     "mapping": lambda value, rule: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     "word": lambda value, rule: isinstance(value, str) and value in rule["choices"],
+    "any": lambda value, rule: True,
 }
 _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "text": lambda rule: "a text",
@@ -81,4 +82,5 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "steps": lambda rule: "a whole number of steps from 1, or a share of all steps between 0 and 1",
     "mapping": lambda rule: "a mapping",
     "word": lambda rule: "one of: " + ", ".join(rule["choices"]),
+    "any": lambda rule: "any value",
 }

@@ -9,6 +9,7 @@ import pytest
 from forgather.aliases import KINDS, VERDICTS, alias_of, aliases_of, read_aliases, suggest, suggest_module
 from forgather.cli.parsing import build_parser
 from forgather.config.tags import TAGS
+from forgather.ml.strategy.deepspeed_keys import SECTIONS, unknown_keys
 from forgather.project.declared import FIELDS
 from forgather.rules import shipped_rules
 from forgather.signatures import Reader
@@ -52,8 +53,21 @@ def options():
     }
 
 
+def inner(name, rule):
+    for key, nested in rule.get("keys", {}).items():
+        yield f"{name}.{key}"
+        yield from inner(key, nested)
+
+
+def inner_settings():
+    rules = [rules for known in shipped_rules().values() for rules in known]
+    found = {key for one in rules for name, rule in one.settings.items() for key in inner(name, rule)}
+    return found | {f"{path.rpartition('.')[2]}.{key}" for path, keys in SECTIONS.items() for key in keys}
+
+
 EXISTING = {
     "setting": settings,
+    "inner": inner_settings,
     "block": blocks,
     "template": lambda: {file.relative_to(LIBRARY).as_posix() for file in LIBRARY.rglob("*.yaml")},
     "variable": lambda: {"config_name", "config_description", "output_dir", "block_size", "nproc_per_node"},
@@ -68,6 +82,24 @@ EXISTING = {
 def test_every_name_that_is_offered_exists(kind):
     offered = {record["to"].partition(":")[2] for *_, record in RECORDS if record.get("to", "").startswith(f"{kind}:")}
     assert set() == offered - EXISTING[kind]()
+
+
+def test_an_inner_word_is_told_wherever_its_mapping_is_judged():
+    known = shipped_rules()
+    judges = [known[f"{of}TrainingArguments"][0] for of in ("forgather.ml:Accel", "transformers:")]
+    for word, record in TABLE["inner"].items():
+        owner, _, key = word.partition(".")
+        rules = next((rules for rules in judges if "keys" in rules.settings.get(owner, ())), None)
+        if rules is not None:
+            said = [breach.hint for breach in rules.values({owner: {key: 1}})]
+        else:
+            path = next(path for path in SECTIONS if path.rpartition(".")[2] == owner).replace("deepspeed", "")
+            config = {key: 1}
+            for outer in filter(None, reversed(path.split("."))):
+                config = {outer: config}
+            said = [unknown.hint for unknown in unknown_keys(config)]
+        meant = record["why"] if "why" in record else repr(record["to"].rpartition(".")[2])
+        assert [True] == [meant in hint for hint in said], (word, said)
 
 
 def test_every_constructor_that_is_offered_exists(reader):
@@ -94,7 +126,8 @@ def test_a_record_says_what_its_verdict_asks_for():
         assert {"verdict", "tools"} <= set(record) <= {"verdict", "to", "why", "tools"}, word
         assert record["verdict"] in VERDICTS, word
         assert record["tools"], word
-        name = record.get("to", "").partition(":")[2]
+        sort, _, name = record.get("to", "").partition(":")
+        name = name.rpartition(".")[2] if sort == "inner" else name
         if record["verdict"] == "same":
             assert name, word
             assert name != word or kind in ("block", "template"), word

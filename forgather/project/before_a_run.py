@@ -67,12 +67,17 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
         asked = plain_value(entry.value, "deepspeed")
     except ProjectError:
         return
+    judge: Any = import_module(_DEEPSPEED)
+    if not _is_ours(arguments, calls):
+        # transformers fills the config by rules of its own; which keys DeepSpeed has is the same.
+        for one in judge.unknown_settings(asked):
+            yield replace(one, span=one.span or _place_in(entry, one.message))
+        return
     given = _settings(arguments, calls)
     if given is None:
         return
     processes = run_meta(graph).nproc_per_node
     known = processes if isinstance(processes, int) else None
-    judge: Any = import_module(_DEEPSPEED)
     try:
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
@@ -81,6 +86,13 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
             if known is not None or not one.message.startswith("train_batch_size"):
                 span = one.span or _place_in(entry, one.message)
                 yield replace(one, span=span)
+
+
+def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
+    called = calls.get(id(arguments.call))
+    return called is not None and any(
+        name.startswith("forgather.") for rules in rules_about(called) for name in rules.about
+    )
 
 
 def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> SimpleNamespace | None:

@@ -18,6 +18,7 @@ from forgather.config.remote import judge_remote_code
 from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.before_a_run import judge_before_a_run
+from forgather.project.chosen import judge_chosen
 from forgather.project.declared import FAULTS, read_options
 from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
@@ -29,7 +30,7 @@ from forgather.project.packed_rows import judge_packed_rows
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.rendered_variable import RENDERED
-from forgather.project.root_settings import judge_roots
+from forgather.project.root_settings import judge_no_run, judge_roots
 from forgather.project.settings import judge_settings
 from forgather.project.targets import run_meta
 from forgather.project.tolerance import fault_tolerance
@@ -97,6 +98,7 @@ def check_project(
         found = _as_a_run_sees(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     found += judge_handed(judgement.calls)
+    found += judge_chosen(judgement.calls, reader)
     found += judge_before_a_run(graph, judgement.calls, reader)
     found += (*judge_callables(project), *judge_remote_code(graph))
     found += judge_packed_rows(judgement.calls, reader)
@@ -107,6 +109,7 @@ def check_project(
     found += judge_hooks(graph, reader)
     known = {one.span for one in found}
     found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
+    found += judge_no_run(graph, for_run=for_run)
     found = [one for one in found if one.code not in FAULTS]
     found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage

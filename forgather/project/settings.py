@@ -67,7 +67,7 @@ class _Settings:
             # What a derived class computes by itself is not known.
             facts["derived"] = called.node.constructor not in rules.about
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
-            found += rules.values({name: facts[name] for name in judged})
+            found += rules.values({name: self._names_known(name, facts[name], called, rules) for name in judged})
             self.texts += _asked_for(called, rules)
             # What is wrong by itself is no part of a contradiction.
             wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
@@ -80,6 +80,16 @@ class _Settings:
             if undecided:
                 reason = f"rules about {', '.join(undecided)}: known only when it is built"
                 self._leave(called, reason)
+
+    def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
+        """Returns the value of a setting; of a mapping that holds what is not known, what is known of it."""
+        _, entry = _written(called.node, name, rules) if value is SOMETHING else ((), None)
+        return value if entry is None else self._partly(entry.value)
+
+    def _partly(self, node: Node) -> Any:
+        if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
+            return {str(entry.key): self._partly(entry.value) for entry in node.entries}
+        return self._value(node)
 
     def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
         """Returns whether the user wrote the setting of a rule, and nothing nearer to the config the other one."""

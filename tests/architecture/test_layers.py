@@ -145,6 +145,7 @@ def test_a_module_imports_lower_layers_only(name, file):
                 in {
                     "forgather.errors",
                     "forgather.source",
+                    "forgather.aliases",
                     "forgather.conditions",
                     "forgather.rules",
                     "forgather.combination",

@@ -47,6 +47,62 @@ def test_what_is_read_or_is_a_target_of_the_user_is_no_finding(tmp_path, text):
     assert [] == told(tmp_path, text)
 
 
+def no_run(folder, text, **options):
+    make_project(folder, {"templates/configs/a.yaml": text})
+    found = check_project(Project("a", folder), **options).findings
+    return [(one.span.line, str(one.severity), f"{one.message}: {one.hint}") for one in found if one.code == "FG251"]
+
+
+FLAT = """\
+# of another tool
+model_name_or_path: gpt2
+learning_rate: 3e-4
+trainer:
+  max_epochs: 3
+optimizer:
+  _target_: torch.optim.AdamW
+evaluation_strategy: steps
+"""
+
+
+@pytest.mark.parametrize("for_run", [False, True])
+def test_a_config_of_another_tool_is_told_key_by_key_what_to_write(tmp_path, for_run):
+    head, *words = no_run(tmp_path, FLAT, for_run=for_run)
+
+    assert (2, "error" if for_run else "warning") == head[:2]
+    named = [
+        "'model_name_or_path'",
+        "'learning_rate'",
+        "'trainer'",
+        "'optimizer'",
+        "`-- extends 'trainers/trainer.yaml'`",
+    ]
+    assert [] == [word for word in (*named, "(here: learning_rate)", "[trainer_args]") if word not in head[2]]
+    wanted = [(2, "models/pretrained.yaml"), (5, "num_train_epochs"), (7, "!singleton:"), (8, "eval_strategy")]
+    assert [line for line, _ in wanted] == [line for line, *_ in words]
+    assert [] == [word for (_, word), (*_, said) in zip(wanted, words, strict=True) if word not in said]
+
+
+def test_a_trainer_under_another_name_than_main_is_no_run(tmp_path):
+    ((line, _, said),) = no_run(tmp_path, "trainer: !singleton:forgather.ml:Trainer\n    model: ~\n")
+
+    assert (1, True) == (line, "name it 'main'" in said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "learning_rate: 3e-4\n",
+        "learning_rate: &lr 3e-4\nseed: &seed 3\nmodel: !call:dict {lr: *lr, seed: *seed}\n",
+        "learning_rate: 3e-4\nbatch_size: 8\nmain: !call:dict {lr: 1}\n",
+        ".learning_rate: 3e-4\n.batch_size: 8\n",
+        "width: 3\ndepth: 4\nmodel: !call:dict {width: 3}\n",
+    ],
+)
+def test_a_config_without_main_may_have_targets_of_its_own(tmp_path, text):
+    assert [] == no_run(tmp_path, text)
+
+
 @pytest.mark.parametrize("name", ["tiny_llama"])
 def test_the_configs_of_a_project_have_no_such_finding(name):
     folder = ROOT / "projects" / name

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forgather.errors import TrainingError, nearest
+from forgather.errors import Diagnostic, TrainingError
+from forgather.ml.strategy.deepspeed_keys import ELSEWHERE, UnknownKey, unknown_keys
 from forgather.ml.strategy.deepspeed_knobs import (
     ABSENT,
     AUTO,
@@ -28,63 +29,6 @@ from forgather.ml.strategy.deepspeed_knobs import (
 from forgather.source import Span
 
 DEFAULT_STAGE = 2
-
-KEYS = (
-    "activation_checkpointing",
-    "aio",
-    "bf16",
-    "checkpoint",
-    "comms_logger",
-    "communication_data_type",
-    "compile",
-    "csv_monitor",
-    "data_types",
-    "dataloader_drop_last",
-    "disable_allgather",
-    "disable_python_gc",
-    "dump_state",
-    "flops_profiler",
-    "fp16",
-    "gradient_accumulation_steps",
-    "gradient_allreduce_op",
-    "gradient_clipping",
-    "gradient_predivide_factor",
-    "log_level",
-    "managed_gradient_accumulation",
-    "memory_breakdown",
-    "optimizer",
-    "prescale_gradients",
-    "scheduler",
-    "steps_per_print",
-    "tensorboard",
-    "timers",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "wall_clock_breakdown",
-    "wandb",
-    ZERO,
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-)
-"""Keys of the outermost level. DeepSpeed reads what it knows there and passes over the rest in silence."""
-
-ELSEWHERE = {
-    "autotuning": "give the values themselves",
-    "amp": "set bf16: true in the training arguments",
-    "curriculum_learning": "order the rows of the data set",
-    "data_efficiency": "order the rows of the data set",
-    "elasticity": "start another number of processes and resume; checkpoints fit any number",
-    "expert_parallel": "leave it out",
-    "hybrid_engine": "leave it out",
-    "pipeline": "use trainers/pipeline_trainer.yaml",
-    "quantize_training": "leave it out",
-    "sequence_parallel_size": "leave it out",
-    "sparse_attention": "choose attn_implementation in the model's config",
-    "tensor_parallel": "set tensor_parallel_size in the training arguments, without deepspeed",
-    "torch_autocast": "set bf16 or fp16 in the training arguments",
-    "weight_quantization": "leave it out",
-}
-"""What DeepSpeed has and this trainer does not do, or does by itself; and what to do instead."""
 
 _MOST_BYTES = 1_000_000
 _RENAMED = {
@@ -128,6 +72,18 @@ def zero_config(
     found = _filled(found, args, processes, on_cpu=on_cpu)
     refuse_differences(found, list(knobs_of(args, processes)), where)
     return found
+
+
+def unknown_settings(asked: Any) -> list[Diagnostic]:
+    """Returns what DeepSpeed does not have among the keys of a config that another trainer reads.
+
+    A file that cannot be read is that trainer's to refuse.
+    """
+    try:
+        found = _read(asked)
+    except TrainingError:
+        return []
+    return [_no_setting(found, unknown) for unknown in unknown_keys(found.config)]
 
 
 def _read(asked: Any) -> ZeroConfig:
@@ -248,25 +204,11 @@ def offloads(config: Mapping[str, Any], what: str) -> bool:
     return isinstance(config[ZERO].get(f"offload_{what}"), dict)
 
 
-_OF_ZERO = (
-    "stage",
-    "overlap_comm",
-    "contiguous_gradients",
-    "sub_group_size",
-    "round_robin_gradients",
-    "reduce_scatter",
-)
-
-
-def _is_of_zero(key: str) -> bool:
-    return key in _OF_ZERO or key.startswith(("offload_", "cpu_offload", "stage3_")) or key.endswith("_bucket_size")
-
-
 def _refuse_unknown(found: ZeroConfig) -> None:
-    for key in found.config:
-        if key not in KEYS and key not in ELSEWHERE and not key.startswith(("_", "#", "comment")):
-            hint = f"write it inside {ZERO}" if _is_of_zero(key) else nearest(key, KEYS)
-            raise TrainingError(f"DeepSpeed has no setting {key!r}", code="FG741", span=found.place(key), hint=hint)
+    faults = [_no_setting(found, unknown) for unknown in unknown_keys(found.config)]
+    if faults:
+        first, *others = faults
+        raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
     for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):
         section = found.config.get(key)
         # DeepSpeed passes over a section that is no mapping, and over "yes" in the place of true.
@@ -285,6 +227,17 @@ def _refuse_unknown(found: ZeroConfig) -> None:
             span=found.place(ZERO, "stage"),
             hint="give 1 (optimizer state), 2 (gradients too) or 3 (weights too)",
         )
+
+
+def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:
+    *sections, key = unknown.keys
+    inside = f" in {unknown.section}" if sections else ""
+    return Diagnostic(
+        code="FG741",
+        message=f"DeepSpeed has no setting {key!r}{inside}",
+        span=found.place(*unknown.keys),
+        hint=unknown.hint,
+    )
 
 
 def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
