@@ -99,7 +99,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--allow_changed",
         type=_parts,
         metavar="WHAT",
-        help="what may be another thing than when the checkpoint was written: data",
+        help="what may be another thing than when the checkpoint was written: data, tokenizer, labels, model",
     )
     parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
     add_set(parser)

@@ -69,8 +69,9 @@ class TrainingArguments:
         resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
         allow_missing: parts of that checkpoint that may be missing, and begin anew then: "optimizer", "schedule",
             "data", "rng", "meter", "progress". Any other lack is an error.
-        allow_changed: what may be another thing than when the checkpoint was written: "data". Any other change of the
-            training data is an error.
+        allow_changed: what may be another thing than when the checkpoint was written: "data" (rows), "tokenizer",
+            "labels" (names of classes), "model" (settings that its weights depend on). Any other such change is an
+            error.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
 
     Their values and what must hold among them are data: `forgather/ml/rules/trainer.json`.

@@ -22,6 +22,7 @@ from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.meanings import Meanings
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.parts import numbers, read_parts, schedule_state, used, words
 from forgather.ml.trainer.plausible import refuse_impossible
@@ -49,16 +50,33 @@ class Loaded:
 
 
 def put_back(
-    folder: Path, args: TrainingArguments, strategy: Strategy, schedule: Any, data: TrainBatches, meter: Meter
+    folder: Path,
+    args: TrainingArguments,
+    strategy: Strategy,
+    schedule: Any,
+    data: TrainBatches,
+    meter: Meter,
+    *,
+    meanings: Meanings | None = None,
 ) -> Loaded:
     """Puts a checkpoint back into the parts of a run.
 
+    Args:
+        folder: of a verified checkpoint.
+        args: of the run.
+        strategy: gets weights and optimizer state.
+        schedule: of the learning rate.
+        data: gets the position.
+        meter: gets the mean loss.
+        meanings: what the numbers of the run mean; None where the checkpoint is its own.
+
     Raises:
         CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is missing
-            that may not be; FG675 where one is not as a run writes it.
+            that may not be; FG613 where tokens, labels or the model's settings are others; FG675 where one is not as a
+            run writes it.
     """
     with agreement.together(lambda: Saved(folder)) as saved:
-        return _put_back(folder, saved, args, strategy, schedule, data, meter)
+        return _put_back(folder, saved, args, strategy, schedule, data, meter, meanings)
 
 
 def _put_back(
@@ -69,12 +87,17 @@ def _put_back(
     schedule: Any,
     data: TrainBatches,
     meter: Meter,
+    meanings: Meanings | None,
 ) -> Loaded:
     progress = agreement.together(lambda: saving.read_progress(folder))
     present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
     parts = agreement.together(lambda: read_parts(folder, present, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
     agreement.together(lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts))
+    if meanings is not None:
+        with used("meanings", folder):
+            recorded = parts.get("meanings", {})
+            agreement.by_writer(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
     with used(SCHEDULE, folder):
         resumed.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
     configured = resumed.settings(strategy.optimizer, schedule)

@@ -29,6 +29,7 @@ from forgather.ml.trainer.bad_steps import BadSteps, guard_of
 from forgather.ml.trainer.batches import TrainBatches
 from forgather.ml.trainer.callback_states import import_states
 from forgather.ml.trainer.custom import SaveFunction
+from forgather.ml.trainer.meanings import Meanings, facts_of
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.origin_facts import origin_facts
 from forgather.ml.trainer.put_back import Loaded, put_back
@@ -85,6 +86,7 @@ class Run:
         parts = (session, strategy, storage, self.agreed, self._training_state)
         self.saves = Saves(*parts, origin=origin, save_function=save_function)
         self.in_update = False
+        self._meanings = facts_of(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
         self._evaluate = evaluate
         self._cut_short = False
         self._windows = Renewable(self._read)
@@ -354,24 +356,20 @@ class Run:
             "meter": self.meter.state_dict(),
             "rng": rng_of_all(),
             "owed": flow.unpaid(self.session.control),
+            "meanings": self._meanings,
         }
 
     def load(self, folder: Path) -> None:
-        """Goes on from a verified checkpoint.
-
-        Raises:
-            CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is
-                missing that may not be; FG675 where one is not as a run writes it.
-        """
-        loaded = self._put_back(folder)
+        """Goes on from a verified checkpoint, or raises as `put_back` does."""
+        loaded = self._put_back(folder, Meanings(self.saves.described(), self._meanings))
         checkpoints = self.saves.checkpoints
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
         self.skips.merge([*loaded.skips, *self._way_back.skipped_before(folder, checkpoints.run_id)])
         settings = self.args.restore_callback_states_from_checkpoint
         import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
-    def _put_back(self, folder: Path) -> Loaded:
-        loaded = put_back(folder, self.args, self.strategy, self.schedule, self.data, self.meter)
+    def _put_back(self, folder: Path, meanings: Meanings | None = None) -> Loaded:
+        loaded = put_back(folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings)
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         self._owed, self._rng = loaded.owed, loaded.rng

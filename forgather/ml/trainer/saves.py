@@ -84,6 +84,10 @@ class Saves:
         best = self._session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
+    def described(self) -> dict[str, bytes]:
+        """Returns the files that tell what model and tokenizer are, see `Camera.described`."""
+        return self._camera.described()
+
     def need(self, updates_per_epoch: int | None) -> Need | None:
         """Returns what the run will write; None where it is nothing."""
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)

@@ -73,10 +73,8 @@ class Camera:
         held = self._strategy.capture()
         alone = args.save_only_model
         shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
-        if self._described is None:  # configuration and tokenizer stay what they are
-            self._described = agreement.together(self._describe)
         texts = {
-            **self._described,
+            **self.described(),
             TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode(),
             TRAINING_ARGS: (args.to_json_string() + "\n").encode(),
         }
@@ -87,6 +85,12 @@ class Camera:
             None if alone else training(),
             is_writer=self._strategy.topology.is_writer,
         )
+
+    def described(self) -> dict[str, bytes]:
+        """Returns the files that tell what model and tokenizer are, on the process that writes; every process asks."""
+        if self._described is None:  # configuration and tokenizer stay what they are
+            self._described = agreement.together(self._describe)
+        return self._described
 
     def _describe(self) -> dict[str, bytes]:
         if not self._strategy.topology.is_writer:
