@@ -1,8 +1,9 @@
 """What a config may call without anybody's word.
 
 Takes names ("module:symbol") and objects, gives a `Verdict` by the list in `callables.json`. Keeps true: an entry
-stands for itself and all below it, and the longest one that fits decides; what is in no entry is not allowed; an
-object is judged by where it was defined, whatever name led to it. Nothing is imported.
+stands for itself and all below it, and the longest one that fits decides; of the listed packages, named parts are
+allowed, and the rest is the user's to trust; an object is judged by where it was defined, whatever name led to it.
+Nothing is imported.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import builtins
 import functools
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import (
@@ -61,44 +63,145 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """A value that an argument must have where it is given."""
+    """A value that an argument must have where it is given.
+
+    Args:
+        name: of the argument.
+        value: what it must be; `PLAIN` for numbers, switches and nothing else.
+        why: why another one is refused.
+        deep: whether the name counts in mappings inside the arguments too.
+    """
 
     name: str
     value: Any
     why: str
+    deep: bool = False
+
+    def allows(self, given: Any) -> bool:
+        """Returns whether an argument may have a value."""
+        if self.value == PLAIN:
+            values = given.values() if isinstance(given, Mapping) else (given,)
+            return all(value is None or isinstance(value, (bool, int, float)) for value in values)
+        return given is self.value or (isinstance(self.value, str) and given == self.value)
+
+
+PLAIN = "plain"
+
+
+class _Package:
+    """The parts of a package that every config may call.
+
+    Args:
+        parts: modules, which stand for what is in them and below them; with `:**`, for methods too; or symbols. `*` is
+            any text without a dot, `**` with dots too.
+        methods: what of a class of these parts may be called.
+    """
+
+    def __init__(self, parts: Sequence[str], methods: Sequence[str]) -> None:
+        self._parts, self._methods = parts, methods
+        self._homes = [part.partition(":")[0].split(".") for part in parts]
+
+    # Most names are judged without these: what a static command looks at is decided by the module alone.
+    @functools.cached_property
+    def _part(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(_part, self._parts)))
+
+    @functools.cached_property
+    def _method(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(_pattern, self._methods)))
+
+    def has(self, module: str, symbol: str) -> bool:
+        """Returns whether a symbol is of these parts; a method of a class counts where it is named itself."""
+        owner, _, method = symbol.rpartition(".")
+        if self._part.fullmatch(f"{module}:{symbol}") is not None:
+            return True
+        is_named = owner != "" and self._method.fullmatch(method) is not None
+        return is_named and self._part.fullmatch(f"{module}:{owner}") is not None
+
+    def may_hold(self, module: str) -> bool:
+        """Returns whether something of these parts may be in a module, or below it."""
+        words = module.split(".")
+        # Below a part too: it stands for the modules in it.
+        return any(
+            all(map(_fits, words, home)) and (len(words) <= len(home) or ":" not in part)
+            for part, home in zip(self._parts, self._homes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The list: why each entry is denied (None: it is allowed), packages in parts, and what arguments must be."""
+
+    entries: dict[str, str | None]
+    packages: dict[str, _Package]
+    arguments: dict[str, list[Required]]
 
 
 @functools.cache
-def _table() -> tuple[dict[str, str | None], dict[str, list[Required]]]:
-    """Returns why each entry is denied (None: it is allowed), and what arguments must be."""
+def _table() -> _Table:
     with open(os.path.join(os.path.dirname(__file__), "callables.json"), encoding="utf-8") as stream:
         data = json.load(stream)
     entries: dict[str, str | None] = {name: None for names in data["allowed"].values() for name in names}
     entries |= {name: why for why, names in data["denied"].items() for name in names}
+    packages = {name: _Package(facts["parts"], facts["methods"]) for name, facts in data["parts"].items()}
     arguments: dict[str, list[Required]] = {}
     for rule in data["arguments"]:
+        required = Required(rule["name"], rule["must_be"], rule["why"], rule.get("deep", False))
         for name in rule["of"]:
-            arguments.setdefault(name, []).append(Required(rule["name"], rule["must_be"], rule["why"]))
-    return entries, arguments
+            arguments.setdefault(name, []).append(required)
+    return _Table(entries, packages, arguments)
+
+
+def _part(entry: str) -> str:
+    module, colon, symbol = entry.partition(":")
+    if colon and symbol != "**":
+        return f"{_pattern(module)}:{_pattern(symbol)}"
+    return rf"{_pattern(module)}(\.[^:]*)?:" + (".+" if colon else "[^.]+")
+
+
+def _pattern(entry: str) -> str:
+    words = {"**": "[^:]+", "*": "[^.:]*"}
+    return "".join(words.get(word, re.escape(word)) for word in re.split(r"(\*\*|\*)", entry))
+
+
+def _fits(word: str, known: str) -> bool:
+    return word == known or ("*" in known and re.fullmatch(_pattern(known), word) is not None)
 
 
 def required_of(found: Any) -> list[Required]:
     """Returns what the arguments of an object must be where they are given."""
-    arguments = _table()[1]
-    return [rule for name in names_of(found) for rule in arguments.get(name, ())]
+    arguments = _table().arguments
+    rules = [
+        rule for name in names_of(found) for part in _shorter(*name.split(":", 1)) for rule in arguments.get(part, ())
+    ]
+    return list(dict.fromkeys(rules))
 
 
 def judge_name(module: str, symbol: str) -> Verdict:
-    """Returns what the list says about a symbol of a module, by its name alone."""
+    """Returns what the list says about a symbol of a module, by its name alone.
+
+    What a package offers at its top, or in a module that holds allowed parts, may be of any of its parts: the name
+    is let in, and the object that is found is judged.
+    """
     module = _NAMES.get(module, module)
     name = f"{module}:{symbol}"
     words = [*module.split("."), *symbol.split(".")]
     if any(_is_inner(word) for word in words):
         return Verdict(Standing.DENIED, name, _INNER)
-    verdict = _listed(module, symbol)
+    verdict = _listed(module, symbol, _may_hold)
     if verdict.standing is Standing.ALLOWED and any(word.startswith("_") for word in words[1:]):
         return Verdict(Standing.DENIED, name, _PRIVATE)
     return verdict
+
+
+def judge_nameless(module: str, symbol: str) -> Verdict:
+    """Returns what the list says about an object that does not tell where it was defined, by its written name."""
+    return _listed(_NAMES.get(module, module), symbol)
+
+
+def is_in_parts(module: str) -> bool:
+    """Returns whether a module is of a package of which every config may call some parts."""
+    return module.partition(".")[0] in _table().packages
 
 
 def judge_module(module: str) -> Verdict:
@@ -107,25 +210,32 @@ def judge_module(module: str) -> Verdict:
     if any(_is_inner(word) for word in module.split(".")):
         return Verdict(Standing.DENIED, module, _INNER)
     inside = f"{module}:"
-    if any(name.startswith(inside) and why is None for name, why in _table()[0].items()):
+    if any(name.startswith(inside) and why is None for name, why in _table().entries.items()):
         return Verdict(Standing.ALLOWED, module)
-    return _listed(module, "")
+    return _listed(module, "", _may_hold)
 
 
 def judge_found(found: Any) -> list[Verdict]:
     """Returns what the list says about an object, by each name of what would be called."""
-    return [_listed(*name.split(":", 1)) for name in names_of(found)]
+    return [_listed(module, symbol) for module, _, symbol in (name.partition(":") for name in names_of(found))]
 
 
-def _listed(module: str, symbol: str) -> Verdict:
-    entries, name = _table()[0], f"{module}:{symbol}" if symbol else module
+def _may_hold(package: _Package, module: str, symbol: str) -> bool:
+    return package.may_hold(module)
+
+
+def _listed(module: str, symbol: str, is_part: Callable[[_Package, str, str], bool] = _Package.has) -> Verdict:
+    entries, name = _table().entries, f"{module}:{symbol}" if symbol else module
     for shorter in _shorter(module, symbol):
         if shorter in entries:
             why = entries[shorter]
             return Verdict(Standing.ALLOWED if why is None else Standing.DENIED, name, why or "")
     root = module.partition(".")[0]
-    if root in sys.stdlib_module_names or root == "forgather":
-        return Verdict(Standing.DENIED, name, _NOT_LISTED if root != "forgather" else _PRIVATE)
+    package = _table().packages.get(root)
+    if package is not None:
+        return Verdict(Standing.ALLOWED if is_part(package, module, symbol) else Standing.UNLISTED, name)
+    if root in sys.stdlib_module_names:
+        return Verdict(Standing.DENIED, name, _NOT_LISTED)
     return Verdict(Standing.UNLISTED, name)
 
 
@@ -157,7 +267,8 @@ def names_of(found: Any) -> list[str]:
     if isinstance(found, type):
         return [f"{found.__module__}:{found.__qualname__}"] if _has_home(found) else []
     if isinstance(found, MethodType):
-        return [*names_of(found.__func__), *names_of(_type_of(found.__self__))]
+        owner = found.__self__
+        return [*names_of(found.__func__), *(names_of(owner) if isinstance(owner, type) else ())]
     if isinstance(found, BuiltinFunctionType):
         return _names_of_builtin(found)
     if isinstance(found, _DESCRIPTORS):

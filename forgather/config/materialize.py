@@ -199,7 +199,7 @@ class _Construction:
             error.span, error.path = _written(node, error.argument or "") or node.span, format_path(path)
             raise
         if node.kind is CallKind.PARTIAL:
-            return PartialObject(function, args, kwargs, latent, place)
+            return PartialObject(function, args, kwargs, latent, place, self._resolver.guard.later(function))
         try:
             return call_noted(function, args, {**kwargs, **latent}, place)
         except ForgatherError as error:
@@ -330,7 +330,7 @@ class _Construction:
     def _new_recipe(self, node: Node, path: GraphPath) -> Recipe | Any:
         if isinstance(node, Call):
             fresh = self._call(replace(node, kind=CallKind.PARTIAL), path)
-            return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh.latent, fresh._place)
+            return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh.latent, fresh._place, fresh._check)
         if isinstance(node, (Sequence, Mapped)):
             keys, values = _members(node)
             parts = tuple(self._recipe(value, (*path, step)) for step, value in values)

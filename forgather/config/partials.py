@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgather.config.graph import ContainerKind
-from forgather.errors import BuildNote
+from forgather.errors import BuildNote, ResolveError
 from forgather.source import Span
 
 
@@ -35,6 +35,27 @@ def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     except (Exception, SystemExit) as error:
         note_once(error, BuildNote(place.constructor, place.path, place.span))
         raise
+
+
+Check = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], None]
+"""Raises a `ResolveError` where a function must not be called with arguments."""
+
+
+def call_checked(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    place: CallPlace,
+    check: Check | None,
+) -> Any:
+    """Returns `function(*args, **kwargs)` where all arguments, those that came later too, are let in."""
+    if check is not None:
+        try:
+            check(function, args, kwargs)
+        except ResolveError as error:
+            error.span, error.path = error.span or place.span, error.path or place.path
+            raise
+    return call_noted(function, args, kwargs, place)
 
 
 def note_once(error: BaseException, note: BuildNote) -> None:
@@ -67,6 +88,7 @@ class FreshCall(Recipe):
     kwargs: Mapping[str, Any]
     latent: Mapping[str, Any]
     place: CallPlace
+    check: Check | None = None
 
     def __repr__(self) -> str:
         return f"<{self.place.constructor} anew>"
@@ -75,7 +97,7 @@ class FreshCall(Recipe):
         """Returns what the function returns for newly built arguments."""
         args = tuple(built(value, memo) for value in self.args)
         kwargs = {key: built(value, memo) for key, value in (*self.kwargs.items(), *self.latent.items())}
-        return call_noted(self.function, args, kwargs, self.place)
+        return call_checked(self.function, args, kwargs, self.place, self.check)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -119,6 +141,7 @@ class PartialObject:
         keywords: keyword arguments.
         latent: keywords that are merged last.
         place: where the partial stands in the config.
+        check: looks at all arguments before each call; None where no argument matters.
     """
 
     def __init__(
@@ -128,9 +151,10 @@ class PartialObject:
         keywords: dict[str, Any],
         latent: dict[str, Any],
         place: CallPlace,
+        check: Check | None = None,
     ) -> None:
         self.func, self.args, self.keywords = func, args, keywords
-        self.latent, self._place = latent, place
+        self.latent, self._place, self._check = latent, place, check
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns what `func` returns for the arguments given here and earlier."""
@@ -138,7 +162,7 @@ class PartialObject:
         first = tuple(built(value, memo) for value in self.args)
         given = {key: kwargs[key] if key in kwargs else built(value, memo) for key, value in self.keywords.items()}
         last = {key: built(value, memo) for key, value in self.latent.items()}
-        return call_noted(self.func, (*first, *args), {**given, **kwargs, **last}, self._place)
+        return call_checked(self.func, (*first, *args), {**given, **kwargs, **last}, self._place, self._check)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from forgather.config.callables import names_of
 from forgather.config.graph import Call, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import roots, walk
@@ -26,8 +27,16 @@ _SOURCES = (
     "pretrained_model_name_or_path", "path", "name", "model", "model_id", "name_or_path", "config", "tokenizer",
     "processor", "feature_extractor", "image_processor",
 )  # fmt: skip
-_KERNELS = "attn_implementation"
-_HINT = "add revision: with the 40 digits of a commit that you have looked at, or leave {} out"
+_KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+# Which kernels these fetch is said nowhere in a config.
+_UNNAMED_KERNELS = ("use_kernels", "kernel_config")
+_WATCHED = frozenset((*_SWITCHES, *_KERNELS, *_UNNAMED_KERNELS))
+# Packages whose functions take such arguments, or hand them on.
+_TAKERS = frozenset(("accelerate", "datasets", "forgather", "peft", "transformers"))
+# Where a class is named whose code is elsewhere: "owner/name--module.Class".
+_UPSTREAM = re.compile(r"([^\"\s]+)--[^\W\d]\w*\.\w+")
+_CONFIG_FILE = "config.json"
+_BOTH = "add revision: and code_revision: with the 40 digits of commits that you have looked at, or leave {} out"
 _MANY = 3
 
 
@@ -36,13 +45,23 @@ def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
     for path, node in walk(roots(graph)):
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
         written = {str(entry.key): entry for entry in entries}
-        plain = {name: entry.value.value for name, entry in written.items() if isinstance(entry.value, Scalar)}
+        plain = {name: _plain(entry.value) for name, entry in written.items() if _is_plain(entry.value)}
         name = _unpinned(plain, _first(node))
         # A revision that construction tells may be a commit: construction looks.
         unknown = [entry for key, entry in written.items() if key in _REVISIONS and not isinstance(entry.value, Scalar)]
-        if name is not None and (name == _KERNELS or not unknown):
+        if name is not None and (name not in _SWITCHES or not unknown):
             found, span = _error(name, plain[name]).diagnostic, written[name].value.span or written[name].span
             yield replace(found, span=span, path=format_path((*path, Key(name))))
+
+
+def _is_plain(node: object) -> bool:
+    return isinstance(node, Scalar) or (
+        isinstance(node, Mapped) and all(isinstance(entry.value, Scalar) for entry in node.entries)
+    )
+
+
+def _plain(node: Any) -> Any:
+    return node.value if isinstance(node, Scalar) else {str(entry.key): entry.value.value for entry in node.entries}
 
 
 def _first(node: object) -> Any:
@@ -60,13 +79,53 @@ def refuse_remote_code(
     """
     # What matters here is nowhere among the first arguments but for the source, which is looked at by its place.
     given = named_arguments(function, args, kwargs) if len(args) >= _MANY else dict(kwargs)
-    for mapping in _mappings([given, *args]):
-        if not any(name in mapping for name in (*_SWITCHES, _KERNELS)):
+    mappings = [value for value in containers([given, *args]) if isinstance(value, Mapping)]
+    for mapping in mappings:
+        if not _WATCHED.intersection(mapping):
             continue
         told = {**{name: given.get(name) for name in (*_REVISIONS, *_SOURCES)}, **mapping}
-        name = _unpinned(told, args[0] if args else None, is_trusted)
+        objects = [*args, *(value for one in mappings for value in one.values())]
+        elsewhere = [source for value in (*mappings, *objects) for source in _sources_of(value)]
+        name = _unpinned(told, args[0] if args else None, elsewhere, is_trusted)
         if name is not None:
             raise _error(name, mapping.get(name)).about(name)
+
+
+def may_run_remote_code(function: Any) -> bool:
+    """Returns whether a function may take, or hand on, leave to run code of the Hub."""
+    if not any(name.partition(".")[0].partition(":")[0] in _TAKERS for name in names_of(function)):
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return any(it.kind is it.VAR_KEYWORD or it.name in _WATCHED for it in parameters.values())
+
+
+def _sources_of(value: Any) -> Iterator[str]:
+    """Yields the repositories and folders whose code a config of transformers names, as it is or as a mapping."""
+    facts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    if not isinstance(value, Mapping):
+        names = (facts.get(key) for key in ("name_or_path", "_name_or_path"))
+        yield from (name for name in names if isinstance(name, str) and name)
+    classes = facts.get("auto_map")
+    for it in containers([classes]) if isinstance(classes, Mapping) else ():
+        for text in it.values() if isinstance(it, Mapping) else it:
+            found = _UPSTREAM.fullmatch(text) if isinstance(text, str) else None
+            if found is not None:
+                yield found[1]
+
+
+def _named_in(folder: str) -> Iterator[str]:
+    """Yields the repositories and folders whose code the files of a model's folder name."""
+    try:
+        files = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_CONFIG_FILE)]
+        for file in files:
+            with open(file, encoding="utf-8", errors="replace") as stream:
+                yield from _UPSTREAM.findall(stream.read())
+    except OSError:
+        # What cannot be read here cannot be loaded either, and the loader says so better.
+        return
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,41 +136,57 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         return dict(kwargs)
 
 
-def _mappings(values: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the mappings among plain containers, each once."""
+def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
+    """Yields the plain containers among values and inside them, each once."""
     stack, seen = list(values), set[int]()
     while stack:
         value = stack.pop()
-        if isinstance(value, Mapping) and id(value) not in seen:
+        if isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
             yield value
-            stack += value.values()
-        elif isinstance(value, (list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
-            stack += value
+            stack += value.values() if isinstance(value, Mapping) else value
 
 
 def _unpinned(
-    told: Mapping[str, Any], first: Any, is_trusted: Callable[[str], bool] = lambda folder: True
+    told: Mapping[str, Any],
+    first: Any,
+    elsewhere: Sequence[str] = (),
+    is_trusted: Callable[[str], bool] = lambda folder: True,
 ) -> str | None:
     """Returns the name of the argument that gives the leave; None where all is pinned."""
-    kernel = told.get(_KERNELS)
-    found = _KERNEL.fullmatch(kernel) if isinstance(kernel, str) else None
-    if found is not None and not _is_commit(found["revision"]):
-        return _KERNELS
-    name = next((name for name in _SWITCHES if told.get(name) not in (None, False)), None)
-    if name is None:
+    for name in _KERNELS:
+        kernels = told.get(name)
+        for kernel in kernels.values() if isinstance(kernels, Mapping) else (kernels,):
+            found = _KERNEL.fullmatch(kernel) if isinstance(kernel, str) else None
+            if found is not None and not _is_commit(found["revision"]):
+                return name
+    for name in _UNNAMED_KERNELS:
+        if told.get(name) not in (None, False):
+            return name
+    switch = next((name for name in _SWITCHES if told.get(name) not in (None, False)), None)
+    if switch is None:
         return None
     # Which of them the function reads is its own business: a folder counts, whatever another name says.
-    sources = [source for source in (first, *map(told.get, _SOURCES)) if isinstance(source, (str, os.PathLike))]
-    folders = [folder for folder in map(_expanded, sources) if os.path.isdir(folder)]
+    named = [
+        _expanded(source) for source in (first, *map(told.get, _SOURCES)) if isinstance(source, (str, os.PathLike))
+    ]
+    folders = [source for source in map(_expanded, (*named, *elsewhere)) if os.path.isdir(source)]
+    further = list(elsewhere)
+    for folder in folders:
+        # A folder may name code of another one, or of the Hub.
+        inside = [_expanded(source) for source in _named_in(folder)]
+        folders += [other for other in inside if os.path.isdir(other) and other not in folders]
+        further += inside
     if not all(map(is_trusted, folders)):
-        return name
-    if folders and len(folders) == len(sources):
-        return None
-    revisions = [told[key] for key in _REVISIONS if told.get(key) is not None]
-    is_pinned = told.get("revision") is not None and all(map(_is_commit, revisions))
-    return None if is_pinned else name
+        return switch
+    needed = set[str]()
+    if not all(map(os.path.isdir, named)) or not (named or elsewhere):
+        needed.update(_REVISIONS)
+    if not all(map(os.path.isdir, map(_expanded, further))):
+        needed.add("code_revision")
+    given = {key: told[key] for key in _REVISIONS if told.get(key) is not None}
+    is_pinned = needed <= set(given) and all(map(_is_commit, given.values()))
+    return None if not needed or is_pinned else switch
 
 
 def _expanded(source: str | os.PathLike[str]) -> str:
@@ -124,9 +199,11 @@ def _is_commit(revision: Any) -> bool:
 
 def _error(name: str, value: Any) -> ResolveError:
     message = f"{name} lets code of the Hub run that is not pinned to a commit"
-    hint = _HINT.format(name)
-    if name == _KERNELS:
+    hint = _BOTH.format(name)
+    if name in _KERNELS:
         message = f"{name} {str(value)!r} runs code of the Hub that is not pinned to a commit"
         hint = "write OWNER/NAME@ and the 40 digits of a commit, or 'sdpa'"
+    if name in _UNNAMED_KERNELS:
+        hint = f"leave {name} out, or name one kernel: attn_implementation: OWNER/NAME@ and the 40 digits of a commit"
     error: ResolveError = ResolveError(message, code="FG341", hint=hint)
     return error

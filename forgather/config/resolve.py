@@ -16,7 +16,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -53,6 +53,10 @@ class Guard:
 
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises a `ResolveError` where a function must not be called with these arguments."""
+
+    def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
+        """Returns what looks at all arguments when a partial of a function is called; None where none matters."""
+        return None
 
 
 class Resolver:

@@ -7,22 +7,35 @@ is imported, and the object that was found after; what the list denies no trust 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.machinery import PathFinder
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from forgather.config.callables import Standing, Verdict, judge_found, judge_module, judge_name, required_of
+from forgather.config.callables import (
+    PLAIN,
+    Required,
+    Standing,
+    Verdict,
+    is_in_parts,
+    judge_found,
+    judge_module,
+    judge_name,
+    judge_nameless,
+    required_of,
+)
 from forgather.config.partials import PartialObject, Recipe
-from forgather.config.remote import named_arguments, refuse_remote_code
+from forgather.config.remote import containers, may_run_remote_code, named_arguments, refuse_remote_code
 from forgather.config.resolve import Guard
 from forgather.config.shortnames import SHORT, call
 from forgather.errors import ResolveError
 from forgather.project.meta import ProjectMeta
 from forgather.project.trust import Trust
-from forgather.project.untrusted import Needs, Places, denied, untrusted
+from forgather.project.untrusted import Needs, Places, denied, to_trust, untrusted
+
+_CALLED = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, type, partial)
 
 
 def _exists(module: str) -> bool:
@@ -48,6 +61,10 @@ class ProjectGuard(Guard):
         self._places = Places(meta.project_dir, meta.system_path)
         self._tell = trust
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a worker of a data loader needs, which gets partials: the user's word as it is now."""
+        return {"_places": self._places, "_trust": self._trust}
+
     @cached_property
     def _trust(self) -> Trust:
         return self._tell()
@@ -64,8 +81,8 @@ class ProjectGuard(Guard):
             return None
         if verdict.standing is Standing.DENIED:
             raise denied(verdict)
-        if verdict.standing is Standing.UNLISTED and not self._trust.has_package(package):
-            raise untrusted(Needs(packages=(package,)))
+        if verdict.standing is Standing.UNLISTED and not self._trust.has_package(module):
+            raise untrusted(Needs(packages=(to_trust(module),)))
         return None
 
     def before_files(self, folders: Sequence[str]) -> None:
@@ -84,8 +101,10 @@ class ProjectGuard(Guard):
         module = walked[last][1].__name__ if modules else walked[0][0]
         symbol = ".".join(part for part, _ in walked[last + 1 :])
         own = self._is_own(module)
-        by_name = judge_name("own" if own else module, symbol)
-        verdicts = [*([] if own and by_name.standing is not Standing.DENIED else [by_name]), *judge_found(found)]
+        by_name, by_object = judge_name("own" if own else module, symbol), judge_found(found)
+        if by_name.standing is Standing.ALLOWED and not by_object:
+            by_name = judge_nameless(module, symbol)
+        verdicts = [*([] if own and by_name.standing is not Standing.DENIED else [by_name]), *by_object]
         for verdict in verdicts:
             self._admit(verdict, is_own=own)
         return self._call if found is SHORT["call"] else found
@@ -100,32 +119,76 @@ class ProjectGuard(Guard):
     def _admit(self, verdict: Verdict, *, is_own: bool) -> None:
         if verdict.standing is Standing.DENIED:
             raise denied(verdict)
-        package = verdict.name.partition(":")[0].partition(".")[0]
-        if verdict.standing is Standing.UNLISTED and not is_own and not self._trust.has_package(package):
-            home = self._places.home(package)
-            needs = Needs(folders=(home,)) if home else Needs(packages=(package,))
+        module = verdict.name.partition(":")[0]
+        if verdict.standing is Standing.UNLISTED and not is_own and not self._trust.has_package(module):
+            home = self._places.home(module.partition(".")[0])
+            needs = Needs(folders=(home,)) if home else Needs(packages=(to_trust(module),))
             if needs.beyond(self._trust):
                 raise untrusted(needs)
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """What the short name `call` is: it calls what was let in."""
         if not isinstance(function, PartialObject):
-            for verdict in judge_found(function):
-                self._admit(verdict, is_own=True)
+            self._judge_value(function)
+            self.arguments(function, args, kwargs)
         return call(function, *args, **kwargs)
 
+    def _judge_value(self, value: Any) -> None:
+        """Raises where a callable that a call gave, and no node named, must not be called."""
+        while isinstance(value, partial):
+            value = value.func
+        if isinstance(value, PartialObject):
+            return
+        is_plain = isinstance(value, _CALLED)
+        for verdict in judge_found(value):
+            # What trusted code made is its own business; an object was made by a call that was judged.
+            self._admit(verdict, is_own=not (is_plain and is_in_parts(verdict.name.partition(":")[0])))
+
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises where an argument makes a loader run code."""
+        """Raises where an argument makes a loader run code, or is a callable that no config may call."""
+        inside = list(containers([args, kwargs]))
+        for value in (value for container in inside for value in _values(container)):
+            if isinstance(value, _CALLED):
+                self._judge_value(value)
+        self._rules(function, args, kwargs)
+        refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
+
+    def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
+        """Returns what looks at all arguments when a partial is called; None where none of them matters."""
+        if may_run_remote_code(function):
+            return self._at_call
+        return self._rules if required_of(function) else None
+
+    def _at_call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._rules(function, args, kwargs)
+        refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
+
+    def _rules(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         rules = required_of(function)
         given = named_arguments(function, args, kwargs) if rules else {}
+        deep = [given, *_mappings([given, *args])] if any(rule.deep for rule in rules) else []
         for rule in rules:
-            if rule.name in given and given[rule.name] is not rule.value:
-                found = given[rule.name]
-                shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
-                message = f"{rule.name} is {shown}, and {rule.why}"
-                hint = "leave it out" if rule.value is None else f"write {rule.name}: {rule.value}, or leave it out"
-                raise ResolveError(message, code="FG340", hint=hint).about(rule.name)
-        refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
+            for mapping in deep if rule.deep else (given,):
+                if rule.name in mapping and not rule.allows(mapping[rule.name]):
+                    raise _refused(rule, mapping[rule.name])
 
     def _needs(self, folder: str) -> Needs:
         return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
+
+
+def _mappings(values: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    return (container for container in containers(values) if isinstance(container, Mapping))
+
+
+def _values(container: Mapping[Any, Any] | Sequence[Any]) -> Iterator[Any]:
+    return iter(container.values() if isinstance(container, Mapping) else container)
+
+
+def _refused(rule: Required, found: Any) -> ResolveError:
+    shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
+    message = f"{rule.name} is {shown}, and {rule.why}"
+    hint = f"write {rule.name}: {rule.value}, or leave it out"
+    if rule.value in (None, PLAIN):
+        hint = "leave it out" if rule.value is None else "write numbers, true or false, or leave it out"
+    error: ResolveError = ResolveError(message, code="FG340", hint=hint).about(rule.name)
+    return error

@@ -20,7 +20,7 @@ from forgather.errors import Diagnostic, Severity
 from forgather.project.elsewhere import projects_named
 from forgather.project.project import Project
 from forgather.project.trust import current_trust
-from forgather.project.untrusted import Needs, Places, denied, said, way
+from forgather.project.untrusted import Needs, Places, denied, said, to_trust, way
 
 
 def judge_callables(project: Project) -> Iterator[Diagnostic]:
@@ -70,8 +70,8 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
     if own is not None:
         return Needs(folders=tuple(own))
     module, symbol = _parts(node.constructor)
-    unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(module.partition(".")[0])
-    return Needs(packages=(module.partition(".")[0],)) if unlisted else Needs()
+    unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(to_trust(module))
+    return Needs(packages=(to_trust(module),)) if unlisted else Needs()
 
 
 def _own_folders(node: Call, places: Places) -> list[str] | None:

@@ -19,7 +19,7 @@ from forgather.project.locations import config_dir
 
 VARIABLE = "FORGATHER_TRUST"
 """Further folders (with a slash) and packages, separated as in PATH; what a run hands to its processes."""
-_PACKAGE = re.compile(r"[^\W\d]\w*")
+_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _KINDS = ("folders", "packages", "variables")
 
 
@@ -29,7 +29,7 @@ class Trust:
 
     Args:
         folders: real paths; what lies in one is trusted too.
-        packages: names of packages that configs may import.
+        packages: names of packages that configs may import; a dotted name is a part of one.
         variables: names of environment variables that templates may read, with `*` as in file names.
     """
 
@@ -43,8 +43,10 @@ class Trust:
         return any(real.startswith(os.path.join(trusted, "")) for trusted in self.folders)
 
     def has_package(self, name: str) -> bool:
-        """Returns whether a package is trusted."""
-        return "*" in self.packages or name.partition(".")[0] in self.packages
+        """Returns whether a package is trusted, or the part of it that a dotted name names."""
+        words = name.split(".")
+        parents = (".".join(words[:count]) for count in range(1, len(words) + 1))
+        return "*" in self.packages or any(parent in self.packages for parent in parents)
 
     def plus(self, other: Trust) -> Trust:
         """Returns both."""
@@ -153,7 +155,7 @@ def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.is
             raise ProjectError(
                 f"{word!r} is neither a folder that exists nor the name of a package",
                 code="FG443",
-                hint="name a folder, as in 'fgcli trust .', or what stands before the first dot of an import",
+                hint="name a folder, as in 'fgcli trust .', or a package as an import names it",
             )
     return Trust(folders=tuple(folders), packages=tuple(packages))
 

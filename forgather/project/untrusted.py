@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, all_suffixes
 
-from forgather.config.callables import Verdict
+from forgather.config.callables import Verdict, is_in_parts
 from forgather.errors import ResolveError
 from forgather.project.trust import VARIABLE, Trust
 
@@ -27,7 +27,7 @@ class Needs:
 
     Args:
         folders: of the code, as real paths.
-        packages: their names.
+        packages: their names, or a dotted name for a part of a package.
     """
 
     folders: tuple[str, ...] = ()
@@ -73,9 +73,14 @@ class Places:
             self._homes[package] = self._home(package)
         return self._homes[package]
 
-    def exists(self, package: str) -> bool:
-        """Returns whether there is a top-level package of that name."""
-        return _where(package, self.system_path) is not None
+    def exists(self, module: str) -> bool:
+        """Returns whether there is a package of that name, or a module at that place in one."""
+        package, *inner = module.split(".")
+        where = "forgather" if package == "forgather" else _where(package, self.system_path)
+        if where is None or not inner:
+            return where is not None
+        base = os.path.join(_forgather() if package == "forgather" else os.path.dirname(where), *inner)
+        return os.path.isdir(base) or any(os.path.isfile(base + suffix) for suffix in all_suffixes())
 
     def _home(self, package: str) -> str | None:
         where = _where(package, self.system_path)
@@ -94,10 +99,13 @@ def _is_in(path: str, folder: str) -> bool:
 @cache
 def _installed() -> tuple[str, ...]:
     # `sysconfig` says the same, and takes longer to import than all of this module.
-    forgather = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return tuple(
-        os.path.realpath(folder) for folder in (os.path.dirname(os.__file__), *site.getsitepackages(), forgather)
+        os.path.realpath(folder) for folder in (os.path.dirname(os.__file__), *site.getsitepackages(), _forgather())
     )
+
+
+def _forgather() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _where(package: str, further: Iterable[str]) -> str | None:
@@ -124,11 +132,21 @@ def untrusted(needs: Needs) -> ResolveError:
     return error
 
 
+def to_trust(module: str) -> str:
+    """Returns what a user trusts for a module: its package, or itself where configs may call parts of that."""
+    return module if is_in_parts(module) else module.partition(".")[0]
+
+
 def said(needs: Needs) -> str:
     """Returns in words that something is not trusted."""
     what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
-    what += [f"calls {', '.join(map(repr, needs.packages))}"] if needs.packages else []
+    what += [f"calls {', '.join(map(_called, needs.packages))}"] if needs.packages else []
     return f"the config {' and '.join(what)}, which you have not said that you trust"
+
+
+def _called(module: str) -> str:
+    package = module.partition(".")[0]
+    return f"{module!r}, a part of {package} that not every config may call" if is_in_parts(module) else repr(module)
 
 
 def way(needs: Needs) -> str:

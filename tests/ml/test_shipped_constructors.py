@@ -1,39 +1,39 @@
 """Everything that shipped configs name is on the list, judged by the object, without anybody's trust."""
 
+import contextlib
+import io
+import json
+import os
+import pickle
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from forgather import Project
+from forgather.config.callables import Standing, judge_name
 from forgather.config.graph import Call
+from forgather.config.materialize import materialize
+from forgather.config.partials import CallPlace, PartialObject
 from forgather.config.resolve import Resolver
 from forgather.config.traverse import roots, walk
-from forgather.errors import ResolveError
+from forgather.errors import ForgatherError, ResolveError
+from forgather.project.checking import check_project
 from forgather.project.guard import ProjectGuard
-from forgather.project.trust import Trust
+from forgather.project.trust import Trust, add_trust, trust_of
 from tests.project.workbench import make_project
 
 ROOT = Path(__file__).parents[2]
-# What people name who write their own.
-FURTHER = """
-torch:nn.Linear torch:nn.Sequential torch.nn:CrossEntropyLoss torch:zeros torch:tensor torch:manual_seed torch:relu
-torch.nn.functional:cross_entropy torch:Generator torch:compile torch:nn.init.zeros_ torch:load torch:device
-torch.optim:SGD torch.optim:Muon torch.optim.lr_scheduler:LambdaLR torch.utils.data:DataLoader
-torch.utils.data:random_split torch.utils.tensorboard:SummaryWriter torch.distributed.device_mesh:init_device_mesh
-transformers:AutoTokenizer.from_pretrained transformers:AutoModelForCausalLM.from_pretrained transformers:pipeline
-transformers:DataCollatorWithPadding transformers:EarlyStoppingCallback transformers:BitsAndBytesConfig
-transformers:get_scheduler transformers:set_seed transformers:Trainer transformers:TrainingArguments
-transformers.utils.logging:set_verbosity_error transformers:PrinterCallback transformers:GenerationConfig
-datasets:load_dataset datasets:Dataset.from_list datasets:concatenate_datasets datasets:interleave_datasets
-datasets:load_from_disk datasets.distributed:split_dataset_by_node accelerate:Accelerator
-accelerate.utils:DistributedDataParallelKwargs tokenizers:Tokenizer.from_file tokenizers.models:BPE
-tokenizers.pre_tokenizers:ByteLevel numpy:load numpy:array numpy:arange numpy.random:default_rng numpy:sqrt
-math:sqrt math:prod fractions:Fraction datetime:date.fromisoformat datetime:timedelta pathlib:Path pathlib:Path.home
-collections:OrderedDict collections:Counter json:loads os:getcwd os.path:join os.path:expanduser random:Random random:seed
-itertools:chain.from_iterable operator:itemgetter re:compile textwrap:dedent types:SimpleNamespace copy:deepcopy
-logging:getLogger uuid:uuid4 hashlib:sha256 zlib:crc32 string:Template contextlib:nullcontext decimal:Decimal
-argparse:Namespace statistics:mean time:time glob:glob urllib.parse:quote html:escape json:dumps
-""".split()
+HERE = Path(__file__).parent / "trust"
+
+
+def usual() -> list[str]:
+    """Returns what people name who write their own configs."""
+    lines = (HERE / "usual.txt").read_text(encoding="utf-8").splitlines()
+    return [word for line in lines if not line.startswith("#") for word in line.split()]
 
 
 def constructors():
@@ -46,13 +46,16 @@ def constructors():
 def test_shipped_and_usual_constructors_need_no_trust():
     meta = Project(None, str(ROOT / "projects/tiny_llama")).meta
     resolver = Resolver(meta.project_dir, guard=ProjectGuard(meta, Trust))
-    refused = {}
-    for name in dict.fromkeys([*constructors(), *FURTHER]):
+    refused, names = {}, dict.fromkeys([*constructors(), *usual()])
+    for name in names:
+        if ":" in name and judge_name(*name.rsplit(":", 1)).standing is not Standing.ALLOWED:
+            refused[name] = "by its name"
         try:
             resolver.resolve(name)
         except ResolveError as error:
             refused[name] = error.message
     assert {} == refused
+    assert len(names) > 400
 
 
 LOADERS = """
@@ -100,14 +103,144 @@ def test_an_alias_inside_an_allowed_package_is_what_it_is(name):
         Resolver(meta.project_dir, guard=ProjectGuard(meta, Trust)).resolve(name)
 
 
+def routes() -> dict[str, dict[str, Any]]:
+    """Returns the ways to have code run, by name."""
+    kinds = YAML(typ="safe").load((HERE / "routes.yaml").read_text(encoding="utf-8"))
+    return {f"{kind}: {name}": route for kind, of_kind in kinds.items() for name, route in of_kind.items()}
+
+
+ROUTES = routes()
+CANARY = "import pathlib\npathlib.Path('CANARY').touch()\n"
+MODEL = f"{CANARY}from transformers import LlamaModel\nclass Model(LlamaModel): pass\n"
+RUN = f"{CANARY}dependencies = []\ndef run(*args): return 1\ndef text(match): return ''\ndef one(step): return 1.0\n"
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
+
+
+class Payload:
+    """What a pickle runs when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch CANARY",)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A project that nobody trusts, with files that run when they are loaded."""
+    import numpy
+    import torch
+
+    configs = {f"templates/configs/r{at}.yaml": f"main: {route['main']}\n" for at, route in enumerate(ROUTES.values())}
+    folder = make_project(tmp_path_factory.mktemp("routes") / "own", configs)
+    other = make_project(folder / "other", {"templates/configs/plain.yaml": "main: !call:evil.py:run []\n"})
+    for file in (folder / "evil.py", folder / "hubconf.py", folder / "test_evil.py", other / "evil.py"):
+        file.write_text(RUN)
+    (folder / "evil.sh").write_text("#!/bin/sh\ntouch CANARY\n")
+    (folder / "evil.sh").chmod(0o755)
+    (folder / "evil.pkl").write_bytes(pickle.dumps(Payload()))
+    numpy.save(folder / "evil.npy", numpy.array([Payload()], dtype=object), allow_pickle=True)
+    torch.save(Payload(), folder / "evil.pt")
+    for name, facts in {"model": {}, "code_model": {"auto_map": {"AutoModel": "evil_model.Model"}}}.items():
+        (folder / name).mkdir()
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, **facts}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        torch.save({"x": Payload()}, folder / name / "pytorch_model.bin")
+    (folder / "code_model/evil_model.py").write_text(MODEL)
+    return folder
+
+
+@pytest.fixture
+def inside(hostile, monkeypatch, tmp_path):
+    monkeypatch.chdir(hostile)
+    monkeypatch.delenv("FORGATHER_TRUST")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(hostile))
+    (hostile / "CANARY").unlink(missing_ok=True)
+    return hostile
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate(ROUTES)), ids=list(ROUTES))
+def test_no_route_leads_to_code_that_nobody_trusts(inside, at, name):
+    with pytest.raises(ForgatherError) as caught:
+        Project(f"r{at}", str(inside))()
+
+    assert [] == list(inside.rglob("CANARY"))
+    assert caught.value.code in ("FG339", "FG340", "FG341", "FG440"), caught.value
+    assert caught.value.span is not None
+
+
+def test_the_routes_lead_there_where_nothing_guards(inside):
+    """The control: without the guard, the canary is found."""
+    silent = []
+    for at, (name, route) in enumerate(ROUTES.items()):
+        if not route.get("control"):
+            continue
+        with warnings.catch_warnings(), contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            # Files that a route leaves open.
+            warnings.simplefilter("ignore")
+            graph = Project(f"r{at}", str(inside)).graph
+            materialize(graph, targets=["main"], resolver=Resolver(str(inside)))
+        found = list(inside.rglob("CANARY"))
+        silent += [] if found else [name]
+        for file in found:
+            file.unlink()
+        for module in [it for it in sys.modules if "evil" in it or it.startswith("_forgather_folder_")]:
+            del sys.modules[module]
+    assert [] == silent
+
+
+def test_a_partial_that_a_worker_of_a_loader_gets_looks_at_its_arguments_there_too(inside):
+    resolver = Resolver(str(inside), guard=ProjectGuard(Project("r0", str(inside)).meta, Trust))
+    load = resolver.resolve("numpy:load")
+    sent = PartialObject(load, (), {}, {}, CallPlace("numpy:load", "main", None), resolver.guard.later(load))
+    got = pickle.loads(pickle.dumps(sent))
+    with pytest.raises(ResolveError, match="FG340"):
+        got("evil.npy", None, True)
+
+
+HARMLESS = """
+max {arg0: [[1], [2, 3]], key: !partial:len []}
+sorted {arg0: [[1, 2], [3]], key: !partial:len []}
+call [!call:functools:partial [!partial:operator:add [1]], 2]
+functools:reduce [!partial:operator:mul [], [2, 3, 4]]
+list [!call:itertools:accumulate [[1, 2, 3], !partial:operator:mul []]]
+re:sub [b+, !call:operator:itemgetter [0], abba]
+json:loads {arg0: '{"a": 1}', object_hook: !partial:dict []}
+getitem [!call:collections:defaultdict [!partial:list []], 1]
+torch.nn:Module.apply [!call:torch.nn:Linear [2, 2], !partial:torch.nn:Module.eval []]
+accelerate.utils:TorchDynamoPlugin {backend: inductor, options: {triton.cudagraphs: false, max_autotune: true}}
+call [!partial:torch.utils.data:default_collate [], [1, 2]]
+inspect:signature [!partial:len []]
+"""
+
+
+@pytest.mark.parametrize("text", HARMLESS.strip().splitlines())
+def test_callables_that_were_judged_are_called_back(inside, text):
+    (inside / "templates/configs/harmless.yaml").write_text(f"main: !call:{text}\n")
+    Project("harmless", str(inside))()
+
+
+def test_a_part_of_a_listed_package_is_trusted_by_its_dotted_name(inside):
+    config = inside / "templates/configs/part.yaml"
+    config.write_text("main: !call:torch.overrides:is_tensor_like [1]\n")
+    notes = [found for found in check_project(Project("part", str(inside))).findings if found.code == "FG440"]
+    assert ["look at it, then: fgcli trust torch.overrides"] == [note.hint.partition("  (")[0] for note in notes]
+    with pytest.raises(ResolveError, match="'torch.overrides', a part of torch that not every config may call"):
+        Project("part", str(inside))()
+
+    add_trust(trust_of(["torch.overrides"]))
+    assert Project("part", str(inside))() is False
+    config.write_text("main: !call:torch.overides:is_tensor_like [1]\n")
+    assert "FG440" not in {found.code for found in check_project(Project("part", str(inside))).findings}
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "numpy:load [a.npy, null, true]",
         "numpy:load {file: a.npy, allow_pickle: true}",
         "torch:load [a.pt, null, json]",
-        "max {arg0: [1, 2], key: !partial:len []}",
-        "sorted {arg0: [1, 2], key: !partial:len []}",
+        "transformers:AutoModel.from_pretrained {arg0: m, model_kwargs: {weights_only: false}}",
+        "torch:compile {arg0: 1, options: {cpp.cxx: [./a]}}",
     ],
 )
 def test_an_argument_that_runs_code_is_refused_by_name_and_by_position(text, tmp_path):

@@ -13,7 +13,7 @@ HOMES = ("os", "posix", "subprocess", "shutil", "importlib", "pickle", "marshal"
 HOMES += ("builtins", "functools", "inspect", "types", "sys", "signal", "socket", "threading", "io")
 SKIPPED = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "tkinter", "test", "lib2to3", "__main__"}
 PURE = {"getcwd", "cpu_count", "fspath", "getpid", "sched_getaffinity", "process_cpu_count", "StringIO", "BytesIO"}
-PURE |= {"SimpleNamespace", "MappingProxyType"}
+PURE |= {"SimpleNamespace", "MappingProxyType", "getsizeof", "reduce"}
 
 
 def modules():

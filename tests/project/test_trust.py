@@ -25,6 +25,7 @@ from tests.project.workbench import ROOT, fgcli, make_project
 
 CANARY = "import pathlib\npathlib.Path(__file__).with_name('CANARY').write_text('ran')\n"
 MODEL = f"{CANARY}from os import system\nfrom subprocess import run\ndef make(*args, **kwargs): return (args, kwargs)\n"
+GIVES = "def give(): return system\n"
 # What others deny by name, and what would let a config do anything.
 DENIED = """
 os:system os:popen os:kill os:remove os:removedirs os:rmdir os:fchdir os:setuid os:fork os:forkpty os:killpg os:rename
@@ -36,14 +37,13 @@ runpy:run_path runpy:run_module pickle:loads pickle:load pickle:Unpickler marsha
 ctypes:PyDLL code:InteractiveInterpreter code:interact codeop:compile_command timeit:timeit timeit:Timer cProfile:run
 pdb:run bdb:Bdb doctest:testfile unittest:main multiprocessing:Process threading:Thread socket:socket
 urllib.request:urlopen http.client:HTTPConnection webbrowser:open tempfile:mkdtemp zipfile:ZipFile.extractall
-functools:partial functools:partialmethod functools:reduce functools:singledispatch functools:lru_cache
-operator:attrgetter operator:methodcaller operator:call itertools:starmap itertools:accumulate itertools:dropwhile
-itertools:filterfalse itertools:groupby itertools:takewhile types:FunctionType types:CodeType types:MethodType
+functools:partialmethod functools:singledispatch functools:lru_cache
+operator:attrgetter operator:methodcaller operator:call itertools:starmap types:FunctionType types:CodeType types:MethodType
 types:DynamicClassAttribute typing:get_type_hints inspect:getattr_static dataclasses:make_dataclass string:Formatter
 string:Formatter.get_field contextlib:contextmanager contextlib:ExitStack abc:abstractmethod weakref:finalize
 atexit:register signal:signal gc:get_objects logging.config:dictConfig logging:os.system logging:FileHandler
 random:_os.system collections:_sys.exit pathlib:os.remove pathlib:Path.write_text pathlib:Path.unlink json:codecs.open
-textwrap:re.sub builtins:abs.__self__.exec builtins:type.__subclasses__ builtins:str.__class__ uuid:uuid1 uuid:getnode
+builtins:abs.__self__.exec builtins:type.__subclasses__ builtins:str.__class__ uuid:uuid1 uuid:getnode
 """.split()
 BUILTINS = [
     word for word in dir(builtins) if not word.startswith("_") and callable(getattr(builtins, word))
@@ -95,7 +95,8 @@ def test_what_no_config_may_call_is_refused_whoever_is_trusted(project, trusts):
 def test_every_alias_that_the_standard_library_offers_is_refused(project):
     script = Path(__file__).with_name("aliases.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=project)
-    aliases = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    aliases = [it for it in found if it[2] != "builtins" or it[1].rpartition(".")[2] not in HARMLESS]
     resolver = guarded(project)
     let_in = [
         f"{module}:{symbol}" for module, symbol, _ in aliases if refusal(resolver, f"{module}:{symbol}") != "FG339"
@@ -280,13 +281,18 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("{trust_remote_code: true}", True),
         ("{trust_remote_code: true, revision: main}", True),
         (f"{{trust_remote_code: true, revision: {COMMIT[:-1]}}}", True),
-        (f"{{trust_remote_code: true, revision: {COMMIT}}}", False),
+        (f"{{trust_remote_code: true, revision: {COMMIT}}}", True),
+        (f"{{trust_remote_code: true, code_revision: {COMMIT}}}", True),
+        (f"{{trust_remote_code: true, revision: {COMMIT}, code_revision: {COMMIT}}}", False),
         (f"{{trust_remote_code: true, revision: {COMMIT}, code_revision: main}}", True),
         ("{trust_remote_code: false}", False),
         ("{model_kwargs: {trust_remote_code: true}}", True),
         ("{attn_implementation: owner/kernel}", True),
         (f"{{attn_implementation: owner/kernel@{COMMIT}}}", False),
+        ("{attn_implementation: {text_config: owner/kernel, vision_config: sdpa}}", True),
         ("{attn_implementation: sdpa}", False),
+        ("{use_kernels: true}", True),
+        ("{use_kernels: false, kernel_config: null}", False),
     ],
 )
 def test_code_of_the_hub_is_pinned_to_a_commit(tmp_path, kwargs, refused):
@@ -305,12 +311,35 @@ def test_code_of_the_hub_is_pinned_to_a_commit(tmp_path, kwargs, refused):
 
 def test_a_folder_that_nobody_trusts_counts_whatever_another_name_says(untrusted, tmp_path):
     (tmp_path / "model").mkdir()
-    text = (
-        f"main: !call:named_dict {{trust_remote_code: true, revision: {COMMIT}, path: foo, config: {tmp_path}/model}}\n"
-    )
+    text = f"main: !call:named_dict {{trust_remote_code: true, revision: {COMMIT}, code_revision: {COMMIT}, path: foo, config: {tmp_path}/model}}\n"
     folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
     with pytest.raises(ResolveError, match="FG341"):
         Project("plain", str(folder))()
+
+
+@pytest.mark.parametrize(("classes", "refused"), [("one.Model", False), ("someone/other--one.Model", True)])
+def test_a_trusted_folder_does_not_bring_code_of_the_hub_unpinned(tmp_path, untrusted, classes, refused):
+    text = f"main: !call:named_dict {{trust_remote_code: true, path: {tmp_path}/model}}\n"
+    folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"auto_map": {"AutoModel": classes}}))
+    add_trust(trust_of([str(tmp_path / "model")]))
+    if refused:
+        with pytest.raises(ResolveError, match="code_revision"):
+            Project("plain", str(folder))()
+        (folder / "templates/configs/plain.yaml").write_text(text.replace("true,", f"true, code_revision: {COMMIT},"))
+    Project("plain", str(folder))()
+
+
+def test_a_callable_that_a_call_gives_is_judged_where_it_is_handed_on(project):
+    add_trust(Trust(folders=(str(project.resolve()),)))
+    (project / "models.py").write_text(MODEL + GIVES)
+    (project / "templates/configs/given.yaml").write_text("main: !call:functools:partial [!call:models.py:give []]\n")
+    with pytest.raises(ResolveError, match="posix:system"):
+        Project("given", str(project))()
+    (project / "templates/configs/given.yaml").write_text("main: !call:named_list [[!call:models.py:give []]]\n")
+    with pytest.raises(ResolveError, match="posix:system"):
+        Project("given", str(project))()
 
 
 def test_a_switch_that_construction_turns_on_is_seen(tmp_path):

@@ -11,10 +11,11 @@ from forgather.project.trust import Trust, keep_trust, kept_trust, trust_file, t
 
 DESCRIPTION = """Say that the Python code of a folder may run, that configs may call a package, or that templates may
 read an environment variable. What is trusted is kept in a file of yours, never in a project. Configs that call nothing
-but PyTorch, transformers and the other shipped packages need none of this."""
+but the usual parts of PyTorch, transformers and the other listed packages need none of this."""
 EXAMPLES = """examples:
   fgcli trust .                          the code of the project in this folder, now and after changes
   fgcli trust ~/shared/models sklearn    a folder, and a package
+  fgcli trust torch.overrides            a part of PyTorch that not every config may call
   fgcli trust --env 'MY_DATA_*'          variables that templates may read with env()
   fgcli trust --list
   fgcli trust . --remove"""
