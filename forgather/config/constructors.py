@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.aliases import keyword_for
 from forgather.config.arguments import Mismatch, binds, mismatches
-from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, misfit
+from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, list_for_tensor, misfit
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import GraphPath, Index, Key, format_path
@@ -210,15 +210,19 @@ class _Judge:
         if isinstance(node, Scalar) and isinstance(node.value, str) and asks_for_text(parameter):
             self.texts.append(node)
         annotation = parameter.annotation
-        if not isinstance(annotation, Annotation) or annotation.accepts is None:
+        if not isinstance(annotation, Annotation):
             return
-        accepts = annotation.accepts
-        if getattr(parameter.default, "value", ...) is None:
-            # `lr: float = None` means an optional one, whatever it says.
-            accepts |= {"none"}
         given = given_by(node, self._known(node))
-        found = misfit(given, accepts, self._is_callable) if given else None
-        if given is not None and found is not None:
+        if given is None:
+            return
+        if annotation.accepts is not None:
+            # `lr: float = None` means an optional one, whatever it says.
+            more = {"none"} if getattr(parameter.default, "value", ...) is None else set[str]()
+            found = misfit(given, annotation.accepts | more, self._is_callable)
+        else:
+            # Bases of a tensor are not written in Python, so that nothing is known of what its annotation accepts.
+            found = list_for_tensor(node, annotation.text) if self._node.constructor.startswith("torch.") else None
+        if found is not None:
             # What an alias names was written elsewhere: that is the place to mend.
             written = node.span if entry is None or entry.alias else entry.span
             yield Diagnostic(

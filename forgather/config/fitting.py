@@ -17,6 +17,8 @@ from forgather.signatures.values import Annotation, Callee
 
 _SIMPLE = frozenset({"none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "iterable", "type"})
 _SWITCHING = frozenset({"bool", "int", "float"})
+_TENSORS = frozenset(f"{tensor}{end}" for tensor in ("Tensor", "torch.Tensor") for end in ("", " | None"))
+_TENSORS |= frozenset(f"Optional[{tensor}]" for tensor in ("Tensor", "torch.Tensor"))
 _ROW = {"list", "tuple", "iterable"}
 _CONTAINERS = {"list": _ROW, "tuple": _ROW, "dict": {"dict", "iterable"}}
 _SWITCHES = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
@@ -108,6 +110,27 @@ def misfit(given: Given, accepts: frozenset[str], is_callable: Callable[[str], b
     if given.word == "instance":
         return None
     return None if _fits(given, accepts) else Misfit("FG242", None, _advice(given, accepts))
+
+
+def list_for_tensor(node: Node, annotation: str) -> Misfit | None:
+    """Returns the misfit of a list where torch takes a tensor, which its code does not make of it.
+
+    Args:
+        node: the value.
+        annotation: of a parameter of torch, as torch writes it.
+    """
+    is_row = isinstance(node, Sequence) or (isinstance(node, Mapped) and node.kind is ContainerKind.DLIST)
+    if not is_row or annotation not in _TENSORS:
+        return None
+    return Misfit("FG242", None, f"a tensor is made by a call: write !call:torch:tensor [{_floats(node)}]")
+
+
+def _floats(node: Node) -> str:
+    """Returns a short list of numbers as floats, which is what weights have to be; an example for anything else."""
+    items = node.items if isinstance(node, Sequence) else ()
+    values = [item.value for item in items if isinstance(item, Scalar)]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    return repr(numbers) if 0 < len(numbers) == len(items) <= 8 else "[1.0, 3.0]"
 
 
 def asks_for_text(parameter: Parameter) -> bool:

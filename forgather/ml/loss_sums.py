@@ -154,7 +154,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
         f"loss_fn {name!r}{place} cannot be summed over micro-batches: {reason}",
         code="FG806",
         hint="give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by",
-    )
+    ).about("loss_fn")
 
 
 def _named(loss_fn: Any) -> tuple[str, str]:

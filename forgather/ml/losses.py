@@ -360,7 +360,7 @@ def logits_of(output: Any) -> Tensor:
         f"the model returned {_shape_of(output)}, and no logits",
         code="FG809",
         hint="return a tensor, a tuple with the logits first, or a mapping with 'logits'",
-    )
+    ).about("model")
 
 
 def _returned_loss(output: Any) -> Tensor:
@@ -377,7 +377,7 @@ def _returned_loss(output: Any) -> Tensor:
         f"the model returned {_shape_of(output)}, and no loss",
         code="FG809",
         hint="give the trainer a loss_fn, or return the loss as a scalar, as 'loss', or first in a tuple",
-    )
+    ).about("model")
 
 
 def _shape_of(output: Any) -> str:

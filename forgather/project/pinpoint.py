@@ -38,7 +38,9 @@ def pinpoint(error: ForgatherError, project: Project) -> None:
         if word in settings and (notes or "_" in word or word == told):
             path, entry = settings[word]
             error.path = format_path(path)
-            error.span = Writers(project).span(entry.span, error.path)
+            # What an alias names was written elsewhere: that is the place to mend.
+            written = entry.value.span if entry.alias and entry.value.span is not None else entry.span
+            error.span = Writers(project).span(written, error.path)
             return
 
 

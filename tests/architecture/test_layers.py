@@ -58,6 +58,7 @@ ML_LEVELS = {
     "forgather.ml.quiet": 12,
     "forgather.ml.hub": 12,
     "forgather.ml.random_state": 12,
+    "forgather.ml.model_class": 12,
     "forgather.ml.data": 20,
     "forgather.ml.documents": 17,
     "forgather.ml.model_inputs": 18,

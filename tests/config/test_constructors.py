@@ -210,6 +210,23 @@ def test_a_value_that_does_not_fit_its_annotation(judged, call, code, message, h
     assert hint in found.hint
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "!call:torch.nn:CrossEntropyLoss {weight: [1.0, 3]}",
+        "!call:torch.nn:BCEWithLogitsLoss {pos_weight: [1.0, 3]}",
+        "!partial:torch.nn.functional:cross_entropy {weight: [1.0, 3]}",
+    ],
+)
+def test_a_list_where_torch_takes_a_tensor_is_told_with_the_call_that_makes_one(judged, call):
+    (found,) = judged(f"main: {call}\n").findings
+    assert ("FG242", 1) == (found.code, found.span.line)
+    assert "takes Tensor | None as" in found.message
+    tensor = "!call:torch:tensor [[1.0, 3.0]]"
+    assert tensor in found.hint
+    assert () == judged(f"main: {call.replace('[1.0, 3]', tensor)}\n").findings
+
+
 def test_a_slip_that_ends_among_further_keywords_is_a_warning(judged):
     (found,) = judged("main: !call:parts.py:Free {anythng: 1}\n").findings
     assert ("FG204", Severity.WARNING, "did you mean 'anything'?") == (found.code, found.severity, found.hint)

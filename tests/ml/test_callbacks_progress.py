@@ -80,6 +80,12 @@ def test_a_narrow_terminal_keeps_step_time_left_and_loss(width, facts):
     callback.on_train_end(arguments("."), state(1500, max_steps=3000), control())
 
 
+def test_a_line_of_a_run_that_is_past_its_end_says_so():
+    assert "step 70 (past max_steps 62)" in shown(
+        live=False, scene=lambda callback: log(callback, 70, STEP, max_steps=62)
+    )
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_other_ranks_show_nothing(live):
     def scene(callback):

@@ -9,13 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, MixtralConfig, MixtralForCausalLM
 
 from forgather.ml import Trainer
 from forgather.ml.callbacks import JsonLogger, ProgressCallback, RunSummaryCallback, TBLogger, TextSampleCallback
+from forgather.ml.callbacks.summary import model_facts
 from forgather.ml.metrics import read_metrics
+from forgather.ml.model_class import class_name
 from tests.ml.callback_scene import letters, rows, tiny_model
 from tests.ml.fixtures import Regression, regression_rows
 
@@ -157,3 +160,13 @@ def test_a_perplexity_that_says_nothing_is_left_out(settings, tmp_path):
     assert "eval loss" in screen
     assert "(perplexity" not in screen
     assert "<span>perplexity" not in (tmp_path / "run/report.html").read_text()
+
+
+class FSDPLike(nn.Module):
+    """A class of the user whose name begins like those of torch."""
+
+
+def test_the_class_that_is_named_is_the_users():
+    sharded = type("FSDPPixels", (FSDPModule, Pixels), {})()
+    assert ("Pixels", "FSDPLike") == (class_name(sharded), class_name(FSDPLike()))
+    assert "Pixels" == model_facts(sharded)["class"]

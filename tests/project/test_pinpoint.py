@@ -1,7 +1,11 @@
+import functools
+
 import pytest
+import torch
 
 from forgather.errors import TrainingError
 from forgather.launch import plan_run, run
+from forgather.ml.losses import loss_rule
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 
@@ -15,7 +19,7 @@ class Arguments:
                 raise ArgumentError(f"Arguments has no setting {name!r}", code="FG810")
 
 class Trainer:
-    def __init__(self, args, data=None, message=""):
+    def __init__(self, args, data=None, message="", own_loss=None):
         self.args, self.message = args, message
 
     def train(self):
@@ -26,10 +30,12 @@ CONFIG = """\
 args: &args !singleton:toy.py:Arguments
   max_steps: 3
   {extra}
+.own_loss: &own_loss !partial:toy.py:Arguments
 main: !singleton:toy.py:Trainer
   args: *args
   data: 1
   message: "{message}"
+  own_loss: *own_loss
 """
 
 
@@ -65,3 +71,22 @@ def test_an_argument_that_an_error_is_about_is_a_setting_though_it_is_a_bare_wor
     error = failure(tmp_path, extra="engine: {max_steps: 1}", message="the engine has no setting 'max_steps'")
 
     assert (3, "main.args.engine") == (error.span.line, error.path)
+
+
+def test_a_setting_behind_an_alias_is_shown_where_its_value_is_written(tmp_path):
+    error = failure(tmp_path, message="own_loss is wrong")
+
+    assert (4, "main.own_loss") == (error.span.line, error.path)
+
+
+def test_what_a_loss_or_a_model_does_wrong_is_about_the_setting_that_names_it():
+    def focal(logits, labels):
+        return logits.mean()
+
+    with pytest.raises(TrainingError, match=r"'focal' \(test_pinpoint.py:\d+\)") as caught:
+        loss_rule(torch.nn.Identity(), functools.partial(focal))
+    assert "loss_fn" == caught.value.argument
+    for output, loss_fn in (({"out": 1}, torch.nn.MSELoss()), (torch.ones(2, 2), None)):
+        with pytest.raises(TrainingError, match="FG809") as caught:
+            loss_rule(torch.nn.Identity(), loss_fn).total(lambda *_, out=output, **__: out, {"labels": torch.ones(2)})
+        assert "model" == caught.value.argument

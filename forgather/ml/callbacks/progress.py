@@ -85,9 +85,7 @@ class ProgressCallback(TrainerCallback):
             facts = shown(logs, room=_room_beside_bar((self.console or terminal()).width, state.max_steps))
             self._bars.update(self._train, facts=facts, completed=state.global_step)
         else:
-            width = len(str(state.max_steps))
-            left = self._time_left(state, logs)
-            self._say(f"step {state.global_step:>{width}}/{state.max_steps}  {facts}{left}")
+            self._say(f"{_place(state)}  {facts}{self._time_left(state, logs)}")
 
     @cosmetic
     def on_prediction_step(
@@ -181,6 +179,13 @@ def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
         if room is not None and len("  ".join(parts.values())) > room:
             parts.pop(label, None)
     return "  ".join(parts.values())
+
+
+def _place(state: Any) -> str:
+    """Returns which step of how many a line is about; a resumed run may be past an end that was set anew."""
+    if state.global_step > state.max_steps:
+        return f"step {state.global_step} (past max_steps {state.max_steps})"
+    return f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
 
 
 def _bar_width(terminal_width: int) -> int:

@@ -22,6 +22,7 @@ from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.callbacks.text_sample import unwrapped
 from forgather.ml.figures import count, duration, evaluation_losses, perplexity
 from forgather.ml.metrics import METRICS_FILE, plain, repeatable
+from forgather.ml.model_class import class_name
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hide
@@ -243,7 +244,7 @@ def model_facts(model: Any) -> dict[str, Any]:
     model = getattr(model, "stands_for", model)
     config: Any = getattr(model, "config", None)
     return {
-        "class": type(model).__name__,
+        "class": class_name(model),
         "num_parameters": sum(map(_size, model.parameters())),
         "num_trainable": sum(_size(parameter) for parameter in model.parameters() if parameter.requires_grad),
         "config": config.to_dict() if hasattr(config, "to_dict") else {},

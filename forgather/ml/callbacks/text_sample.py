@@ -20,6 +20,7 @@ from transformers import GenerationConfig
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
 from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
+from forgather.ml.model_class import class_name
 from forgather.ml.modes import modes_kept
 from forgather.ml.report.facts import SAMPLES_FILE
 
@@ -186,7 +187,7 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
     config: Any = getattr(whole, "config", None)
     writes = callable(getattr(whole, "generate", None)) and (can is None or can())
     if not writes or getattr(config, "is_encoder_decoder", False):
-        return f"{type(whole).__name__} is no language model that continues a text"
+        return f"{class_name(whole)} is no language model that continues a text"
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         return "there is no tokenizer; give `tokenizer`, or `processing_class` to the trainer"
     return None

@@ -15,13 +15,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.model_class import class_name, user_class
 
 
 def misfit_of(model: nn.Module) -> str | None:
     """Returns why `from_pretrained` would not read the state of a model under its own names; None where it would."""
     model = getattr(model, "stands_for", model)
     if not isinstance(model, PreTrainedModel):
-        return f"a {type(model).__name__} is no model of transformers, and may hold one"
+        return f"a {class_name(model)} is no model of transformers, and may hold one"
     if getattr(model, "_hf_peft_config_loaded", False):
         return "adapters are part of them"
     if getattr(model, "hf_quantizer", None) is not None:
@@ -30,8 +31,7 @@ def misfit_of(model: nn.Module) -> str | None:
 
 
 def _misfit(model: PreTrainedModel) -> str | None:
-    # fully_shard puts a class of its own in front of the model's.
-    kind = next(one for one in type(model).__mro__ if not one.__name__.startswith("FSDP"))
+    kind = user_class(model)
     try:
         bare = without_memory(kind, copy.deepcopy(model.config))
     except Exception:  # noqa: BLE001 - the border of a user's class: from_pretrained makes it in the same way

@@ -48,6 +48,7 @@ from forgather.ml.checkpoint.manifest import (
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.saved import Saved, whole_weights
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
+from forgather.ml.model_class import class_name
 
 SUMS = "SHA256SUMS"
 _OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
@@ -209,7 +210,7 @@ def _refuse_layers(facts: Mapping[str, Any], count: int) -> None:
 
 
 def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    state, kind = model.state_dict(), type(model).__name__
+    state, kind = model.state_dict(), class_name(model)
     with Saved(source, sections=(MODEL, EXTRA_STATE)) as saved:
         known = {*weights, *(name.removeprefix(_COMPILED) for name in (*saved.aliases, *saved.extra))}
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())

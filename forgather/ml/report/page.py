@@ -104,7 +104,7 @@ def _tiles(facts: RunFacts) -> str:
         (
             "steps",
             str(step) if step is not None else None,
-            f"of {summary['max_steps']}" if summary.get("max_steps") else "",
+            _of_steps(step, summary.get("max_steps")),
         ),
         ("time", duration(seconds) if seconds else None, ""),
         (
@@ -119,6 +119,12 @@ def _tiles(facts: RunFacts) -> str:
         if value is not None
     )
     return f'<section class="tiles">{cells}</section>' if cells else ""
+
+
+def _of_steps(step: int | None, max_steps: int | None) -> str:
+    if not max_steps:
+        return ""
+    return f"of {max_steps}" if step is None or step <= max_steps else f"past max_steps {max_steps}"
 
 
 def _speed(facts: RunFacts, unit: str) -> float | None:

@@ -36,6 +36,7 @@ from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
+from forgather.ml.model_class import class_name
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.single import tell_sizes, to_device
@@ -240,7 +241,7 @@ class DataParallel:
         Raises:
             CheckpointError: FG605, on every process, where they are those of another model.
         """
-        restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
+        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
     def restore_optimizer(self, saved: Saved) -> None:
         """Goes on with the optimizer of a checkpoint.

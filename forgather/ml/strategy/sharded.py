@@ -28,6 +28,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule, is_causal_lm
+from forgather.ml.model_class import class_name
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import clip, norm_of
@@ -250,7 +251,7 @@ class Sharded:
             CheckpointError: FG605, on every process, where they are those of another model.
         """
         self._reshard()
-        restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
+        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
     def restore_optimizer(self, saved: Saved) -> None:
         """Goes on with the optimizer of a checkpoint; of its state this process reads the part that lies here.

@@ -33,7 +33,8 @@ def announce(folder: Path, max_steps: int) -> None:
     """Says, in one line, which checkpoint a run goes on from, or that nothing is left to train."""
     step = read_manifest(folder).step
     if step >= max_steps:
-        _log.warning("%s is already at max_steps=%d: nothing to train", folder, max_steps)
+        place = f"is already at max_steps={max_steps}" if step == max_steps else f"is past max_steps={max_steps}"
+        _log.warning("%s %s: nothing to train", folder, place)
         return
     written = origin_of(folder).written or (folder / MANIFEST).stat().st_mtime
     moment = time.localtime(written)

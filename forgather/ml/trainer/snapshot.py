@@ -28,6 +28,7 @@ from forgather.ml.checkpoint.shards import Shards
 from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement
+from forgather.ml.model_class import class_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,6 @@ def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> lis
 def _described(model: PreTrainedModel) -> Any:
     """Returns the configuration with the class and the type of the weights, as `save_pretrained` writes them."""
     config: Any = copy.deepcopy(model.config)
-    # fully_shard puts a class of its own in front of the model's.
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.architectures = [class_name(model)]
     config.dtype = str(model.dtype).removeprefix("torch.")
     return config

@@ -133,6 +133,9 @@ def test_a_finished_run_that_is_resumed_takes_no_step_and_says_so(settings, capl
     assert f"checkpoint-{STEPS} is already at max_steps={STEPS}: nothing to train" in caplog.text
     assert "resuming from" not in caplog.text
     assert "on_step_begin" not in {event for event, _ in recorder.events}
+    earlier = make(settings, max_steps=STEPS - 1).train(resume_from_checkpoint=True)
+    assert STEPS == earlier.global_step
+    assert f"checkpoint-{STEPS} is past max_steps={STEPS - 1}: nothing to train" in caplog.text
 
 
 def test_a_run_made_longer_takes_the_rate_of_its_new_plan(settings):

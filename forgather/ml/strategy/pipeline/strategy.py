@@ -26,6 +26,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
+from forgather.ml.model_class import class_name
 from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
@@ -348,7 +349,7 @@ class Pipeline:
             CheckpointError: FG605, on every process, where they are those of another model.
         """
         stages = list(self._local.stages.values())
-        restore_weights(type(self.model).__name__, self._state_names, stages, saved)
+        restore_weights(class_name(self.model), self._state_names, stages, saved)
 
     def restore_optimizer(self, saved: Saved) -> None:
         """Goes on with the optimizer of a checkpoint; this process reads the state of what lies in its stages.
@@ -377,7 +378,7 @@ def _compile_blocks(stage: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
-    kind = type(model).__name__
+    kind = class_name(model)
     if isinstance(rule, ModelLoss):
         raise TrainingError(
             f"{kind} computes its loss itself, and no stage of a pipeline holds all of it",
