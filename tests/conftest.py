@@ -3,6 +3,7 @@
 The projects that tests make, and the suite's own, are trusted as a user trusts his own; tests of trust take it away.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,14 @@ TEST_SECONDS = 300
 # take twice the processor time. Whoever sets another number tests with it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A thousand processes of this suite import the product: where byte code is never written, each compiles it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What is imported and collected lives as long as the suite: the collector need not look at it again and again.
+gc.disable()
+gc.set_threshold(10_000, 20, 20)
+
 
 def pytest_addoption(parser):
     parser.addoption("--all-cells", action="store_true", help="train every cell of the matrix of strategies, and more")
@@ -30,6 +39,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish(session):
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory):
+    """Returns the cache folder of this session; the user's own is neither read nor filled."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session", autouse=True)

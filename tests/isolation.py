@@ -12,3 +12,9 @@ def private_folders(tmp_path_factory, monkeypatch):
     monkeypatch.delenv("FORGATHER_CACHE", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return home
+
+
+@pytest.fixture
+def warm_cache(session_cache, private_folders, monkeypatch):
+    """What one test read of a library, the next one need not read: for tests of many configs, none of them of caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(session_cache))

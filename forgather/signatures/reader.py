@@ -34,7 +34,7 @@ class Reader:
         self.project_dir = os.path.abspath(project_dir)
         self._ours = tuple(system_path)
         self._finder = Finder([*sys.path, *(folder for folder in system_path if folder not in sys.path)])
-        self._store = None if cache_dir is None else Store(cache_dir, self._finder)
+        self._store = None if cache_dir is None else Store(cache_dir, self._finder, system_path)
         self._engine: Engine | None = None
         self._known: dict[tuple[str, tuple[str, ...]], Callee | Unknown | ForgatherError] = {}
 

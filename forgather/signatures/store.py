@@ -30,15 +30,25 @@ class Store:
     Args:
         folder: where they lie.
         finder: tells where modules are now.
+        ours: folders of the finder's path that belong to one project. What no file in them decides is kept for every
+            project: the first check of a new one reads no library again.
     """
 
-    def __init__(self, folder: str, finder: Finder) -> None:
+    def __init__(self, folder: str, finder: Finder, ours: Iterable[str] = ()) -> None:
         self._folder, self._finder = folder, finder
+        self._ours = tuple(os.path.join(os.path.abspath(path), "") for path in ours)
+        path = [os.path.join(os.path.abspath(path), "") for path in finder.path]
+        self._everyone = [path for path in path if path not in self._ours]
+        self._project = path
         self._digest = Digests()
 
     def find(self, name: str) -> Callee | Unknown | None:
         """Returns what is kept under a name; None where there is nothing, or it does not hold any more."""
-        facts = read_kept(self._file(name), FORM)
+        kept = self._read(self._file(name, self._everyone))
+        return self._read(self._file(name, self._project)) if kept is None and self._ours else kept
+
+    def _read(self, file: str) -> Callee | Unknown | None:
+        facts = read_kept(file, FORM)
         if facts is None:
             return None
         try:
@@ -57,10 +67,11 @@ class Store:
         """Keeps an answer, with the modules that decided it."""
         made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
         if all(file is None or digest is not None for _, file, digest in made_from):
-            keep(self._file(name), FORM, {**_plain(answer), "made_from": made_from})
+            is_own = any(file is not None and file.startswith(self._ours) for _, file, _ in made_from)
+            path = self._project if is_own else self._everyone
+            keep(self._file(name, path), FORM, {**_plain(answer), "made_from": made_from})
 
-    def _file(self, name: str) -> str:
-        path = [os.path.abspath(folder) for folder in self._finder.path]
+    def _file(self, name: str, path: list[str]) -> str:
         key = "\0".join((edition(_CODE), sys.version, *path, name))
         return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
 

@@ -1,11 +1,13 @@
 """Who may import whom: the table of docs/architecture.md, checked on every import of the package."""
 
 import ast
+import functools
+import sys
 from pathlib import Path
 
-import pytest
+sys.path.insert(0, str(Path(__file__).parent))
 
-PACKAGE = Path(__file__).parents[2] / "forgather"
+from sources import faults, sources  # noqa: E402
 
 # Longest prefix wins. A module may import modules of ours whose level is lower, or of its own level where
 # `same level` holds (parts of one stage).
@@ -95,28 +97,41 @@ FACADES = {
     "forgather.signatures",
 }
 
+# What both towers stand on.
+SHARED = {
+    "forgather.errors",
+    "forgather.source",
+    "forgather.aliases",
+    "forgather.conditions",
+    "forgather.rules",
+    "forgather.combination",
+    "forgather.processes",
+    "forgather.starter",
+    "forgather.interrupt",
+    "forgather.redaction",
+    "forgather.trainer_hooks",
+}
 
+
+@functools.cache
 def modules():
-    for file in sorted(PACKAGE.rglob("*.py")):
-        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+    return {source.name: source for source in sources()}
 
 
-def imports(file):
-    tree = ast.parse(file.read_text())
+def imports(source):
     for_types = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for node in source.of(ast.If)
+        if getattr(node.test, "id", "") == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in source.of(ast.Import, ast.ImportFrom):
         if id(node) in for_types:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+        else:
+            assert node.level == 0, f"{source.path}:{node.lineno}: relative import"
             yield node.module, node.lineno
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
@@ -130,40 +145,27 @@ def is_ml(name):
     return name == "forgather.ml" or name.startswith("forgather.ml.")
 
 
-@pytest.mark.parametrize(("name", "file"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_module_imports_lower_layers_only(name, file):
+def upward(source):
+    name = source.name
     if name in FACADES:
-        return
-    exists = {module for module, _ in modules()}
-    faults = []
-    for imported, line in imports(file):
-        if imported not in exists or imported in FACADES:
+        return []
+    found = []
+    for imported, line in imports(source):
+        if imported not in modules() or imported in FACADES:
             continue
         if is_ml(name) != is_ml(imported):
-            if not (
-                is_ml(name)
-                and imported
-                in {
-                    "forgather.errors",
-                    "forgather.source",
-                    "forgather.aliases",
-                    "forgather.conditions",
-                    "forgather.rules",
-                    "forgather.combination",
-                    "forgather.processes",
-                    "forgather.starter",
-                    "forgather.interrupt",
-                    "forgather.redaction",
-                    "forgather.trainer_hooks",
-                }
-            ):
-                faults.append(f"line {line}: {imported} belongs to the other tower")
+            if not (is_ml(name) and imported in SHARED):
+                found.append(f"line {line}: {imported} belongs to the other tower")
             continue
         table = ML_LEVELS if is_ml(name) else LEVELS
         mine, theirs = level(name, table), level(imported, table)
         if mine != theirs and table[theirs] >= table[mine] and not same_stage(name, imported):
-            faults.append(f"line {line}: {imported} is not below {name}")
-    assert [] == faults
+            found.append(f"line {line}: {imported} is not below {name}")
+    return found
+
+
+def test_a_module_imports_lower_layers_only():
+    assert {} == faults(upward)
 
 
 def same_stage(name, imported):
@@ -172,10 +174,9 @@ def same_stage(name, imported):
 
 
 def test_no_two_modules_import_each_other():
-    exists = {module for module, _ in modules()}
     edges = {
-        name: {i for i, _ in imports(file) if i in exists and i != name}
-        for name, file in modules()
+        name: {imported for imported, _ in imports(source) if imported in modules() and imported != name}
+        for name, source in modules().items()
         if name not in FACADES
     }
     done, path = set(), []
@@ -194,20 +195,30 @@ def test_no_two_modules_import_each_other():
         visit(name)
 
 
-@pytest.mark.parametrize(("name", "file"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
-def test_third_parties_enter_by_their_one_door(name, file):
-    faults = []
-    for imported, line in imports(file):
+def by_another_door(source):
+    name, found = source.name, []
+    for imported, line in imports(source):
         root = imported.split(".")[0]
         if root in HEAVY and not is_ml(name):
-            faults.append(f"line {line}: {imported} in the configuration tower")
+            found.append(f"line {line}: {imported} in the configuration tower")
         door = ONLY_IMPORTER.get(root)
         if door and not (name == door or name.startswith(door + ".")):
-            faults.append(f"line {line}: {imported} is imported by {door} alone")
-    assert [] == faults
+            found.append(f"line {line}: {imported} is imported by {door} alone")
+    return found
+
+
+def test_third_parties_enter_by_their_one_door():
+    assert {} == faults(by_another_door)
 
 
 def test_the_table_can_fail():
     assert "forgather.config.render" == level("forgather.config.render", LEVELS)
     assert "forgather.config._jinja" == level("forgather.config._jinja.loader", LEVELS)
     assert LEVELS[level("forgather.config._jinja.loader", LEVELS)] > LEVELS["forgather.config.graph"]
+
+
+def test_a_fault_is_seen(monkeypatch):
+    monkeypatch.setitem(LEVELS, "forgather.config.graph", 99)
+    monkeypatch.setitem(ONLY_IMPORTER, "jinja2", "forgather.cli")
+    assert any("config.graph is not below" in said for found in faults(upward).values() for said in found)
+    assert any("by forgather.cli alone" in said for found in faults(by_another_door).values() for said in found)

@@ -1,12 +1,13 @@
-"""Small rooms: limits on modules, functions and parameters, and no printing outside the command line."""
+"""Small rooms: limits on modules, functions and parameters, and no printing past the console."""
 
 import ast
+import sys
 from pathlib import Path
 
-import pytest
+sys.path.insert(0, str(Path(__file__).parent))
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "forgather").rglob("*.py"))
+from sources import ROOT, Source, faults  # noqa: E402
+
 MODULE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 12
 # Constructors whose keywords are the user's interface: "module.py:function" -> why.
 MANY_PARAMETERS = {
@@ -16,45 +17,56 @@ MANY_PARAMETERS = {
 }
 
 
-def functions(file):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def lines_above(limit):
+    return lambda source: max(0, len(source.text.splitlines()) - limit)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_a_module_fits_in_one_head(file):
-    assert len(file.read_text().splitlines()) <= MODULE_LINES
+def long_functions(limit):
+    def rule(source):
+        lengths = {f.name: f.end_lineno - f.lineno + 1 for f in source.of(ast.FunctionDef, ast.AsyncFunctionDef)}
+        return {name: lines for name, lines in lengths.items() if lines > limit}
+
+    return rule
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_a_function_fits_on_one_screen(file):
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions(file)}
-    assert {} == {name: lines for name, lines in long.items() if lines > FUNCTION_LINES}
+def many_parameters(limit, allowed):
+    def rule(source):
+        counts = {
+            f.name: len(f.args.args) + len(f.args.kwonlyargs) + len(f.args.posonlyargs)
+            for f in source.of(ast.FunctionDef, ast.AsyncFunctionDef)
+            if f"{source.file.name}:{f.name}" not in allowed
+        }
+        return {name: count for name, count in counts.items() if count > limit}
+
+    return rule
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_a_function_takes_few_parameters(file):
-    many = {}
-    for f in functions(file):
-        count = len(f.args.args) + len(f.args.kwonlyargs) + len(f.args.posonlyargs)
-        if count > PARAMETERS and f"{file.name}:{f.name}" not in MANY_PARAMETERS:
-            many[f.name] = count
-    assert {} == many
+def printing(source):
+    return [node.lineno for node in source.of(ast.Call) if getattr(node.func, "id", "") == "print"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_only_the_command_line_prints(file):
-    if "cli" in file.parts or file.name == "launch.py":
-        return
-    calls = [
-        n.lineno
-        for n in ast.walk(ast.parse(file.read_text()))
-        if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"
-    ]
-    assert [] == calls
+def test_a_module_fits_in_one_head():
+    assert {} == faults(lines_above(MODULE_LINES))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_a_module_says_what_it_is(file):
-    assert ast.get_docstring(ast.parse(file.read_text()))
+def test_a_function_fits_on_one_screen():
+    assert {} == faults(long_functions(FUNCTION_LINES))
+
+
+def test_a_function_takes_few_parameters():
+    assert {} == faults(many_parameters(PARAMETERS, MANY_PARAMETERS))
+
+
+def test_nothing_prints():
+    assert {} == faults(printing)
+
+
+def test_a_module_says_what_it_is():
+    assert {} == faults(lambda source: not ast.get_docstring(source.tree))
+
+
+def test_each_rule_sees_a_fault():
+    assert faults(lines_above(100))
+    assert faults(long_functions(30))
+    assert faults(many_parameters(PARAMETERS, {}))
+    assert printing(Source(ROOT / "scripts/mutations/run.py"))

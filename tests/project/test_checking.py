@@ -7,6 +7,8 @@ from forgather.project.checking import check_project
 from forgather.project.project import Project
 from tests.project.workbench import ROOT, make_project
 
+pytestmark = pytest.mark.usefixtures("warm_cache")
+
 CONFIGS = [(str(file.parents[2]), file.name) for file in sorted((ROOT / "projects").glob("*/templates/configs/*.yaml"))]
 LIBRARY = ROOT / "templatelib"
 NEEDED = {

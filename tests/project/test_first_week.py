@@ -10,6 +10,8 @@ from forgather.project.checking import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 
+pytestmark = pytest.mark.usefixtures("warm_cache")
+
 HERE = Path(__file__).with_name("first_week")
 CONFIG = "templates/configs/main.yaml"
 SEVERITIES = ("lint", "note", "warning", "error")

@@ -23,6 +23,8 @@ from forgather.project.trust import Trust, add_trust, current_trust, keep_trust,
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
+pytestmark = pytest.mark.usefixtures("warm_cache")
+
 CANARY = "import pathlib\npathlib.Path(__file__).with_name('CANARY').write_text('ran')\n"
 MODEL = f"{CANARY}from os import system\nfrom subprocess import run\ndef make(*args, **kwargs): return (args, kwargs)\n"
 GIVES = "def give(): return system\n"

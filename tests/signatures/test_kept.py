@@ -151,3 +151,26 @@ def test_answers_of_another_edition_of_the_reader_are_not_taken(project, cache, 
     monkeypatch.setattr("forgather.signatures.store.edition", lambda *_: "another")
     assert isinstance(read(project, cache), Callee)
     assert 1 == len(counted)
+
+
+def test_a_library_is_read_once_for_all_projects_and_an_own_module_in_front_of_it_is_noticed(
+    tmp_path, cache, monkeypatch
+):
+    def read_in(name):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        return Reader(str(folder), system_path=[str(folder)], cache_dir=str(cache)).read("textwrap:wrap")
+
+    first = read_in("one")
+    counted = reads_source(monkeypatch)
+    assert first == read_in("two")
+    assert [] == counted
+    # The libraries come first on Python's path, so an own folder decides only what they lack.
+    (tmp_path / "two" / "lacking.py").write_text("def wrap(text): ...\n")
+    (tmp_path / "one" / "lacking.py").write_text("def wrap(words): ...\n")
+    own = [
+        Reader(str(tmp_path / name), system_path=[str(tmp_path / name)], cache_dir=str(cache)).read("lacking:wrap")
+        for name in ("one", "two", "one")
+    ]
+    assert [["words"], ["text"], ["words"]] == [list(callee.signatures[0].parameters) for callee in own]
+    assert 2 == len(counted)

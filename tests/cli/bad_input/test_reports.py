@@ -30,6 +30,8 @@ from forgather.cli.main import main
 from tests.golden import check_golden
 from tests.project.workbench import ROOT
 
+pytestmark = pytest.mark.usefixtures("warm_cache")
+
 CASES = Path(__file__).with_name("cases")
 ESCAPED = " as an escaped text"
 
