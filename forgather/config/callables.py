@@ -69,13 +69,17 @@ class Required:
         name: of the argument.
         value: what it must be; `PLAIN` for numbers, switches and nothing else.
         why: why another one is refused.
-        deep: whether the name counts in mappings inside the arguments too.
+        deep: whether the name counts in mappings inside the arguments too, and behind a prefix (`encoder_`).
     """
 
     name: str
     value: Any
     why: str
     deep: bool = False
+
+    def is_about(self, name: Any) -> bool:
+        """Returns whether it is for an argument of that name."""
+        return name == self.name or (self.deep and isinstance(name, str) and name.endswith(f"_{self.name}"))
 
     def allows(self, given: Any) -> bool:
         """Returns whether an argument may have a value."""

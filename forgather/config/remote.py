@@ -31,6 +31,7 @@ _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation
 # Which kernels these fetch is said nowhere in a config.
 _UNNAMED_KERNELS = ("use_kernels", "kernel_config")
 _WATCHED = frozenset((*_SWITCHES, *_KERNELS, *_UNNAMED_KERNELS))
+_ENDINGS = tuple(f"_{name}" for name in (*_SWITCHES, _KERNELS[0]))
 # Packages whose functions take such arguments, or hand them on.
 _TAKERS = frozenset(("accelerate", "datasets", "forgather", "peft", "transformers"))
 # Where a class is named whose code is elsewhere: "owner/name--module.Class".
@@ -46,12 +47,16 @@ def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
         written = {str(entry.key): entry for entry in entries}
         plain = {name: _plain(entry.value) for name, entry in written.items() if _is_plain(entry.value)}
-        name = _unpinned(plain, _first(node))
         # A revision that construction tells may be a commit: construction looks.
-        unknown = [entry for key, entry in written.items() if key in _REVISIONS and not isinstance(entry.value, Scalar)]
-        if name is not None and (name not in _SWITCHES or not unknown):
-            found, span = _error(name, plain[name]).diagnostic, written[name].value.span or written[name].span
-            yield replace(found, span=span, path=format_path((*path, Key(name))))
+        unknown = [
+            key for key, entry in written.items() if key.endswith(_REVISIONS) and not isinstance(entry.value, Scalar)
+        ]
+        for told, prefix in _parts(plain):
+            name = _unpinned(told, _first(node))
+            if name is not None and (name not in _SWITCHES or not unknown):
+                entry = written[prefix + name]
+                found, span = _error(prefix + name, told[name], name).diagnostic, entry.value.span or entry.span
+                yield replace(found, span=span, path=format_path((*path, Key(prefix + name))))
 
 
 def _is_plain(node: object) -> bool:
@@ -80,15 +85,27 @@ def refuse_remote_code(
     # What matters here is nowhere among the first arguments but for the source, which is looked at by its place.
     given = named_arguments(function, args, kwargs) if len(args) >= _MANY else dict(kwargs)
     mappings = [value for value in containers([given, *args]) if isinstance(value, Mapping)]
-    for mapping in mappings:
+    for mapping, prefix in (part for one in mappings for part in _parts(one)):
         if not _WATCHED.intersection(mapping):
             continue
         told = {**{name: given.get(name) for name in (*_REVISIONS, *_SOURCES)}, **mapping}
         objects = [*args, *(value for one in mappings for value in one.values())]
         elsewhere = [source for value in (*mappings, *objects) for source in _sources_of(value)]
+        # Which of several sources a prefix is for is said by their places alone.
+        elsewhere += [source for source in args if isinstance(source, str) and prefix]
         name = _unpinned(told, args[0] if args else None, elsewhere, is_trusted)
         if name is not None:
-            raise _error(name, mapping.get(name)).about(name)
+            raise _error(prefix + name, mapping.get(name), name).about(prefix + name)
+
+
+def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yields arguments, and those that one of several models gets, which begin with its name (`encoder_`)."""
+    yield mapping, ""
+    names = [name for name in mapping if isinstance(name, str) and name.endswith(_ENDINGS) and name not in _WATCHED]
+    endings = ((name, ending[1:]) for name in names for ending in _ENDINGS if name.endswith(ending))
+    for prefix in dict.fromkeys(name.removesuffix(ending) for name, ending in endings):
+        inside = {name: value for name, value in mapping.items() if isinstance(name, str) and name.startswith(prefix)}
+        yield {name.removeprefix(prefix): value for name, value in inside.items()}, prefix
 
 
 def may_run_remote_code(function: Any) -> bool:
@@ -197,13 +214,15 @@ def _is_commit(revision: Any) -> bool:
     return isinstance(revision, str) and _COMMIT.fullmatch(revision) is not None
 
 
-def _error(name: str, value: Any) -> ResolveError:
-    message = f"{name} lets code of the Hub run that is not pinned to a commit"
-    hint = _BOTH.format(name)
+def _error(written: str, value: Any, name: str) -> ResolveError:
+    message = f"{written} lets code of the Hub run that is not pinned to a commit"
+    hint = _BOTH.format(written)
     if name in _KERNELS:
-        message = f"{name} {str(value)!r} runs code of the Hub that is not pinned to a commit"
+        message = f"{written} {str(value)!r} runs code of the Hub that is not pinned to a commit"
         hint = "write OWNER/NAME@ and the 40 digits of a commit, or 'sdpa'"
     if name in _UNNAMED_KERNELS:
-        hint = f"leave {name} out, or name one kernel: attn_implementation: OWNER/NAME@ and the 40 digits of a commit"
+        hint = (
+            f"leave {written} out, or name one kernel: attn_implementation: OWNER/NAME@ and the 40 digits of a commit"
+        )
     error: ResolveError = ResolveError(message, code="FG341", hint=hint)
     return error

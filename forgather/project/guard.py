@@ -168,9 +168,11 @@ class ProjectGuard(Guard):
         given = named_arguments(function, args, kwargs) if rules else {}
         deep = [given, *_mappings([given, *args])] if any(rule.deep for rule in rules) else []
         for rule in rules:
-            for mapping in deep if rule.deep else (given,):
-                if rule.name in mapping and not rule.allows(mapping[rule.name]):
-                    raise _refused(rule, mapping[rule.name])
+            for name, value in (
+                (name, value) for it in (deep if rule.deep else (given,)) for name, value in it.items()
+            ):
+                if rule.is_about(name) and not rule.allows(value):
+                    raise _refused(rule, name, value)
 
     def _needs(self, folder: str) -> Needs:
         return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
@@ -184,11 +186,11 @@ def _values(container: Mapping[Any, Any] | Sequence[Any]) -> Iterator[Any]:
     return iter(container.values() if isinstance(container, Mapping) else container)
 
 
-def _refused(rule: Required, found: Any) -> ResolveError:
+def _refused(rule: Required, name: str, found: Any) -> ResolveError:
     shown = "known only when it is called" if isinstance(found, Recipe) else repr(found)[:40]
-    message = f"{rule.name} is {shown}, and {rule.why}"
-    hint = f"write {rule.name}: {rule.value}, or leave it out"
+    message = f"{name} is {shown}, and {rule.why}"
+    hint = f"write {name}: {rule.value}, or leave it out"
     if rule.value in (None, PLAIN):
         hint = "leave it out" if rule.value is None else "write numbers, true or false, or leave it out"
-    error: ResolveError = ResolveError(message, code="FG340", hint=hint).about(rule.name)
+    error: ResolveError = ResolveError(message, code="FG340", hint=hint).about(name)
     return error

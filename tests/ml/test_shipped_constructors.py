@@ -139,12 +139,14 @@ def hostile(tmp_path_factory):
     (folder / "evil.pkl").write_bytes(pickle.dumps(Payload()))
     numpy.save(folder / "evil.npy", numpy.array([Payload()], dtype=object), allow_pickle=True)
     torch.save(Payload(), folder / "evil.pt")
-    for name, facts in {"model": {}, "code_model": {"auto_map": {"AutoModel": "evil_model.Model"}}}.items():
+    classes = {"code_model": {"AutoModel": "evil_model.Model"}, "code_config": {"AutoConfig": "evil_model.Model"}}
+    for name in ("model", *classes):
         (folder / name).mkdir()
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, **facts}
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+        config |= {"auto_map": classes[name]} if name in classes else {}
         (folder / name / "config.json").write_text(json.dumps(config))
         torch.save({"x": Payload()}, folder / name / "pytorch_model.bin")
-    (folder / "code_model/evil_model.py").write_text(MODEL)
+        (folder / name / "evil_model.py").write_text(MODEL)
     return folder
 
 
