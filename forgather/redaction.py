@@ -1,77 +1,58 @@
-"""Secrets, and texts without them.
+"""Texts and data without secrets.
 
-Takes names, values and texts; gives texts that say `(hidden)` where a secret was. Keeps true: what was read by `!env`,
-stands under a name that looks secret, or is the user's part of an address, is hidden from every text that this process
-writes or prints later, in the spellings of JSON, Python and HTML too; names of a vocabulary (`pad_token`,
-`num_memory_tokens`) hide nothing.
+Takes names, values, texts and data; gives them with `(hidden)` where a secret was. Keeps true: what was read by `!env`,
+stands under a name that looks secret, or is a part of an address that looks so, is hidden from everything that this
+process writes or prints later, in the spellings of JSON, Python and HTML too, and where it was cut.
+
+A secret is never shown in part. One that stands inside a longer word takes that word with it; an ordinary word that
+`!env` gave (`NAME=baseline`) is hidden where it stands as a word, and `baselines` is another one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from string import ascii_lowercase, ascii_uppercase
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
 
-HIDDEN = "(hidden)"
-"""What stands for a secret; a plain text in YAML, JSON, Python, HTML and addresses."""
+from forgather.secret_names import (
+    HIDDEN,
+    Strength,
+    is_about,
+    is_number,
+    is_random,
+    is_secret,
+    may_be_secret,
+    strength_of,
+)
+from forgather.shown_secrets import Shown, in_addresses, parts_of, under_names
 
-_STRONG = frozenset(
-    "password passwd passphrase secret secrets credential credentials apikey authorization pwd".split()
-)  # fmt: skip
-_OF_A_KEY = frozenset(
-    "api access secret private auth signing encryption ssh account subscription license wandb hf openai comet".split()
-)
-_OF_A_TOKEN = frozenset(
-    "hub hf huggingface auth access api bearer refresh wandb github gitlab personal session id oauth security".split()
-)
-_VOCABULARY = frozenset(
-    """pad eos bos unk mask sep cls image audio video start end special additional stop prefix suffix middle decoder
-    begin boi eoi boa eoa eot first last next new per max min num text forced lang language memory fim blank space
-    word delimiter boundary separator think query key value patch register class prompt model generation""".split()
-)
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_PLAIN = frozenset(("", "true", "false", "none", "null", "yes", "no", "on", "off", "auto", "~", HIDDEN))
-# `lower` changes the length of some texts.
-_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-_HINT = re.compile("token|secret|passw|passphrase|pwd|credential|apikey|_key|authorization")
-_QUOTED = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.|\'\')*\''
-_PAIR = re.compile(
-    rf"(?P<name>[A-Za-z_][\w-]*)(?P<quote>[\"']?)(?P<sign>[ \t]*[:=][ \t]*)(?:&\w+[ \t]+)?(?P<value>{_QUOTED}"
-    r"|[|>][+-]?[ \t]*\n(?P<block>(?P<indent>[ \t]+)[^\n]*\n(?:(?P=indent)[^\n]*\n|[ \t]*\n)*)"
-    r"|[^\s\"',\[\]{}&#!*|>][^\s,\]}&#\"']*)"
-)
-_LITERAL = re.compile(
-    rf"(?P<name>[A-Za-z_]\w*)(?P<quote>[\"']?)(?P<sign>[ \t]*[:=][ \t]*)(?P<value>{_QUOTED})(?P<block>)"
-)
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/\s@'\"<>(){}]+)@")
+__all__ = ["HIDDEN", "hidden", "hide", "hide_known", "is_secret", "note", "note_secrets", "remember", "without_secrets"]
+
 _WHOLE_BELOW = 8
 _SHORTEST = 4
-
-_known: dict[str, tuple[str, ...]] = {}
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Returns whether a text under a name is a secret.
-
-    Example:
-        >>> is_secret("hub_token", "hf_abcdef"), is_secret("pad_token", "endoftext")
-        (True, False)
-    """
-    words = [word.lower() for word in _WORDS.findall(name)]
-    if not words or value.lower() in _PLAIN or len(value) < _SHORTEST or value[0] in "{$":
-        return False
-    if not _STRONG.isdisjoint(words):
-        return True
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "key":
-        return before in _OF_A_KEY
-    if words[-1] != "token" or value[0] in "<[{(" or _is_number(value):
-        return False
-    return before in _OF_A_TOKEN or (before not in _VOCABULARY and len(value) >= _WHOLE_BELOW)
+_ELLIPSIS = re.compile(r"…|\.\.\.")
+_FAMOUS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{30,}|gh[opusr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
+    r"|sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,}|A(?:KI|SI)A[A-Z0-9]{16}|xox[abeprs]-[A-Za-z0-9-]{10,}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+)
+_FAMOUS_BEGINNINGS = ("hf_", "gh", "glpat-", "sk-", "AKIA", "ASIA", "xox", "AIza", "eyJ")
 
 
-def _is_number(value: str) -> bool:
-    return value.replace(".", "", 1).lstrip("+-").isdigit()
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How a secret may be spelled, and whether a longer word that holds it is one too."""
+
+    spellings: tuple[str, ...]
+    is_sure: bool
+    is_named: bool
+
+
+_known: dict[str, _Known] = {}
 
 
 def remember(value: str, name: str = "") -> None:
@@ -82,84 +63,298 @@ def remember(value: str, name: str = "") -> None:
             hidden only under a name that looks secret: without it half of every text would be.
         name: that name.
     """
-    if value in _known or value.lower() in _PLAIN or len(value) < _SHORTEST:
+    if value in _known and (_known[value].is_named or not name):
         return
-    is_ordinary = value.startswith(("/", "~", ".")) or (_is_number(value) and len(value) < _WHOLE_BELOW)
-    if is_ordinary and not is_secret(name, value):
+    if len(value) < _SHORTEST or not may_be_secret(value):
+        return
+    is_named = is_secret(name, value)
+    is_ordinary = value.startswith(("/", "~", ".")) or (is_number(value) and len(value) < _WHOLE_BELOW)
+    if is_ordinary and not is_named:
         return
     in_html = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    spellings = (value, json.dumps(value)[1:-1], repr(value)[1:-1], in_html, value.replace("'", "''"))
-    _known[value] = tuple(dict.fromkeys(spellings))
+    in_page = in_html.replace('"', "&quot;").replace("'", "&#x27;")
+    spellings = (
+        value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], in_html,
+        in_page, in_page.replace("&#x27;", "&#39;"), value.replace("'", "''"), _in_address(value),
+    )  # fmt: skip
+    is_sure = is_named or (len(value) >= _WHOLE_BELOW and is_random(value) and not any(map(str.isspace, value)))
+    _known[value] = _Known(tuple(dict.fromkeys(spellings)), is_sure, is_named)
 
 
-def hide(text: str, *, is_code: bool = False) -> str:
+def note(name: str, value: object) -> None:
+    """Remembers what stands under a name, where that makes it a secret: a text, or the texts of a mapping or list."""
+    if isinstance(value, str):
+        if is_secret(name, value):
+            for part in parts_of(value):
+                remember(part, name)
+        for shown in in_addresses(value):
+            _remember_shown(shown)
+    else:
+        for found in _below(name, value, is_below=False):
+            for part in parts_of(found):
+                remember(part, "password")
+
+
+def note_secrets(text: str, *, is_code: bool = False) -> None:
+    """Remembers the secrets that a text of a user shows, so that no other text shows them.
+
+    Args:
+        text: what a user wrote, or the text that was made of it.
+        is_code: whether it is Python.
+    """
+    for shown in (*under_names(text, is_code=is_code, is_document=True), *in_addresses(text)):
+        _remember_shown(shown)
+
+
+def hide(text: str, *, is_code: bool = False, is_document: bool = False) -> str:
     """Returns a text without secrets: those that are known, and those that it shows under their names.
 
     Args:
         text: any text.
         is_code: whether it is Python, where only quoted texts are values.
+        is_document: whether a user wrote it, so that what stands below a name belongs to it.
     """
-    text = _without_values(text, _LITERAL if is_code else _PAIR)
-    if "@" in text and "://" in text:
-        text = _ADDRESS.sub(_without_user, text)
-    for value in sorted(_known, key=len, reverse=True):
-        for spelling in _known[value]:
-            if spelling in text:
-                text = _replaced(text, spelling)
+    text = hide_known(text)
+    text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
+    text = _replaced(text, in_addresses(text))
+    if any(beginning in text for beginning in _FAMOUS_BEGINNINGS):
+        text = _FAMOUS.sub(HIDDEN, text)
     return text
 
 
-def note_secrets(text: str) -> None:
-    """Remembers the secrets that a text shows, so that no other text shows them."""
-    hide(text)
+def hide_known(text: str, *, is_named: bool = False) -> str:
+    """Returns a text without the secrets that are known.
+
+    Args:
+        text: any text.
+        is_named: only those that a name made secrets: for files that something works by, where an ordinary value that
+            `!env` gave must stay what it is.
+    """
+    for value in sorted(_known, key=len, reverse=True):
+        known = _known[value]
+        if is_named and not known.is_named:
+            continue
+        for spelling in known.spellings:
+            if spelling in text:
+                text = _without(text, spelling, is_sure=known.is_sure)
+        if known.is_sure and len(value) >= 2 * _WHOLE_BELOW and "://" not in value:
+            # Cut by whoever shortens texts.
+            beginning = value[: max(10, min(24, len(value) // 2))]
+            if beginning in text:
+                text = _without(text, beginning, is_sure=True)
+    return text if is_named else _without_pieces(text)
 
 
-def _replaced(text: str, value: str) -> str:
-    if len(value) >= _WHOLE_BELOW:
-        return text.replace(value, HIDDEN)
-    return re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: HIDDEN, text)
+def holds_hidden(data: object) -> bool:
+    """Returns whether a secret was hidden from plain data."""
+    if isinstance(data, Mapping):
+        return any(map(holds_hidden, data.values()))
+    if isinstance(data, list | tuple):
+        return any(map(holds_hidden, data))
+    return isinstance(data, str) and HIDDEN in data
 
 
-def _without_values(text: str, pairs: re.Pattern[str]) -> str:
-    """Returns a text without the values of names that look secret; only lines with such a word are taken apart."""
+def note_words(words: Sequence[str]) -> None:
+    """Remembers the secrets among the words of a command line."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, has_value, value = word.partition("=")
+        if has_value:
+            note(name.lstrip("-"), value)
+            note_secrets(value)
+        elif word.startswith("-") and not following.startswith("-"):
+            note(word.lstrip("-"), following)
+        for shown in in_addresses(word):
+            _remember_shown(shown)
+
+
+def hidden(data: Any, name: str = "") -> Any:
+    """Returns plain data without secrets, in the same shape.
+
+    Args:
+        data: mappings, lists and plain values; anything else stays what it is.
+        name: that it stands under.
+    """
+    return _hidden(data, name, is_below=False)
+
+
+@contextmanager
+def without_secrets() -> Iterator[None]:
+    """Within, known secrets are hidden from all that this process prints, by whomever."""
+    before = sys.stdout, sys.stderr
+    ours = [stream if stream is None else cast(TextIO, _Stream(stream)) for stream in before]
+    sys.stdout, sys.stderr = ours
+    try:
+        yield
+    finally:
+        # What was put there within stays, where somebody did.
+        if sys.stdout is ours[0]:
+            sys.stdout = before[0]
+        if sys.stderr is ours[1]:
+            sys.stderr = before[1]
+
+
+class _Stream:
+    """A stream that prints no known secret; it is the stream that it stands for in all else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def write(self, text: str) -> int:
+        written = hide_known(text) if _known and isinstance(text, str) else text
+        self._stream.write(written)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def _remember_shown(shown: Shown) -> None:
+    if shown.is_certain:
+        for value in shown.values:
+            remember(value, shown.name if is_secret(shown.name, value) else "password")
+
+
+def _hidden(data: Any, name: str, *, is_below: bool) -> Any:
+    if isinstance(data, Mapping):
+        inherits = is_below or strength_of(name) is Strength.STRONG
+        return {
+            hide_known(key) if isinstance(key, str) else key: _hidden(
+                value, str(key), is_below=inherits and not is_about(str(key))
+            )
+            for key, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        inherits = is_below or strength_of(name) is Strength.STRONG
+        items = [_hidden(value, "" if not inherits else name, is_below=inherits) for value in data]
+        for position, (option, value) in enumerate(zip(data, data[1:], strict=False)):
+            if isinstance(option, str) and option.startswith("-") and isinstance(value, str):
+                if not value.startswith("-") and is_secret(option.lstrip("-"), value):
+                    items[position + 1] = HIDDEN
+        return items
+    if isinstance(data, str):
+        if is_secret(name, parts_of(data)[-1]) or (is_below and is_secret("password", data)):
+            return HIDDEN
+        return hide(data, is_document=True)
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        is_named = is_below or strength_of(name) is Strength.STRONG
+        return HIDDEN if str(data) in _known or (is_named and is_secret("password", str(data))) else data
+    return data
+
+
+def _below(name: str, data: object, *, is_below: bool) -> Iterator[str]:
+    inherits = is_below or strength_of(name) is Strength.STRONG
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _below(str(key), value, is_below=inherits and not is_about(str(key)))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _below(name if inherits else "", value, is_below=inherits)
+    elif isinstance(data, str | int | float) and not isinstance(data, bool):
+        if is_secret(name, str(data)) or (is_below and is_secret("password", str(data))):
+            yield str(data)
+
+
+def _in_address(value: str) -> str:
+    if value.isalnum() and value.isascii():
+        return value
+    safe = b"-._~ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    return "".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in value.encode("utf-8", "replace"))
+
+
+def _replaced(text: str, shown: Iterable[Shown]) -> str:
     parts: list[str] = []
     done = 0
-    for hint in _HINT.finditer(text.translate(_LOWER)):
-        if hint.start() < done:
+    for found in shown:
+        if found.start >= done:
+            parts += text[done : found.start], f'"{HIDDEN}"' if found.needs_quotes else HIDDEN
+            done = found.end
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _without(text: str, value: str, *, is_sure: bool) -> str:
+    """Returns a text without a value; a longer word that holds it goes with a sure one, and stays with another."""
+    parts: list[str] = []
+    done = 0
+    start = text.find(value)
+    while start >= 0:
+        first, end = start, start + len(value)
+        if is_sure:
+            first, end = _word_around(text, value, done, start, end)
+        elif _is_inside(text, value, start, end):
+            start = text.find(value, start + 1)
             continue
-        start = max(done, text.rfind("\n", 0, hint.start()) + 1)
-        end = text.find("\n", hint.start())
-        end = len(text) if end < 0 else end
-        for found in pairs.finditer(text, start):
-            if found.start() > end:
-                break
-            parts += text[done : found.start()], _without_value(found)
-            done = found.end()
-        parts.append(text[done:end])
-        done = max(done, end)
+        parts += text[done:first], _stand_in(text, value, first, end)
+        done = end
+        start = text.find(value, end)
     return "".join((*parts, text[done:]))
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name, value = found["name"], found["value"]
-    if not _HINT.search(name.lower()):
-        return found[0]
-    plain = found["block"] or (value[1:-1] if value[:1] in "\"'" else value)
-    if not is_secret(name, plain.strip()):
-        return found[0]
-    for line in plain.split("\n") if found["block"] else [plain]:
-        remember(line.strip(), name)
-    head = found[0][: found.start("value") - found.start()]
-    if found["block"]:
-        return f"{head}{HIDDEN}\n"
-    return f"{head}{value[0]}{HIDDEN}{value[0]}" if value[:1] in "\"'" else head + HIDDEN
+def _word_around(text: str, value: str, done: int, start: int, end: int) -> tuple[int, int]:
+    first = start
+    if _is_word(value[0]):
+        while first > done and _is_word(text[first - 1]):
+            first -= 1
+        if first > 0 and text[first - 1] == "\\":
+            # What stands behind it belongs to an escape: a line's end, or a character by its number.
+            first = min(start, first + {"u": 5, "x": 3, "U": 9}.get(text[first], 1))
+    if _is_word(value[-1]):
+        while end < len(text) and _is_word(text[end]):
+            end += 1
+    return first, end
 
 
-def _without_user(found: re.Match[str]) -> str:
-    user = found["user"]
-    if user in ("git", HIDDEN):
-        return found[0]
-    for part in user.split(":"):
-        if len(part) >= _WHOLE_BELOW:
-            remember(part, "password")
-    return f"{found['scheme']}{HIDDEN}@"
+def _is_inside(text: str, value: str, start: int, end: int) -> bool:
+    before, behind = text[start - 1 : start], text[end : end + 1]
+    is_escaped = text[start - 2 : start - 1] == "\\"
+    return (value[0].isalnum() and before.isalnum() and not is_escaped) or (value[-1].isalnum() and behind.isalnum())
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def _stand_in(text: str, value: str, first: int, end: int) -> str:
+    """Returns what stands for a value: quoted where it was a bare number of JSON."""
+    is_number_of_json = (
+        is_number(value)
+        and text[:1] in "{["
+        and text[max(0, first - 20) : first].rstrip()[-1:] in (":", ",", "[")
+        and text[end : end + 20].lstrip()[:1] in (",", "]", "}")
+    )
+    return f'"{HIDDEN}"' if is_number_of_json else HIDDEN
+
+
+def _without_pieces(text: str) -> str:
+    """Returns a text without the beginnings and ends of secrets that were shortened by dots."""
+    long = [
+        value for value, known in _known.items() if known.is_sure and len(value) >= _WHOLE_BELOW and "://" not in value
+    ]
+    if not long or not ("..." in text or "…" in text):
+        return text
+    parts: list[str] = []
+    done = 0
+    for dots in _ELLIPSIS.finditer(text):
+        first, end = dots.span()
+        for value in long:
+            size = min(len(value) - 1, first - done)
+            head = text.find(value[:_SHORTEST], first - size, first) if size >= _SHORTEST else -1
+            while head >= 0 and not value.startswith(text[head : dots.start()]):
+                head = text.find(value[:_SHORTEST], head + 1, dots.start())
+            first = head if head >= 0 else first
+            rest = text[dots.end() : dots.end() + len(value)]
+            tail = value.find(rest[:_SHORTEST], 1) if len(rest) >= _SHORTEST else -1
+            while tail >= 0 and not rest.startswith(value[tail:]):
+                tail = value.find(rest[:_SHORTEST], tail + 1)
+            if 0 <= tail <= len(value) - _SHORTEST:
+                end = max(end, dots.end() + len(value) - tail)
+        if (first, end) != dots.span():
+            parts += text[done:first], HIDDEN
+            done = end
+    return "".join((*parts, text[done:])) if parts else text

@@ -31,6 +31,7 @@ from forgather.errors import BuildNote, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED, SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, of_process, status_of
 from forgather.process_limits import limits_on
 from forgather.processes import is_worker, process_facts
+from forgather.redaction import note_words, without_secrets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Nor could the collection that the interpreter makes when it ends, which takes as long again.
     atexit.register(gc.freeze)
     try:
-        with limits_on():
-            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        note_words(words)
+        with without_secrets(), limits_on():
+            status = _run(words)
         flush_output()
     except BrokenPipeError:
         # The reader of our output left (`fgcli pp | head`): nothing more can be said, not even by the interpreter.

@@ -20,6 +20,7 @@ from forgather.aliases import alias_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
 from forgather.errors import ForgatherError, nearest
+from forgather.redaction import hide
 
 if TYPE_CHECKING:
     from forgather.project.declared import Declared
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints a usage error and ends with status 2."""
-        sys.stderr.write(f"error: {reworded(message)}\n  help: {self.prog} --help\n")
+        sys.stderr.write(hide(f"error: {reworded(message)}\n  help: {self.prog} --help\n"))
         sys.exit(2)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import TrainingError
+from forgather.redaction import hide_known
 from forgather.source import Span
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,10 @@ def go_on(
     """
     path = Path(file)
     content = path.read_bytes() if path.exists() else b""
-    before = _before(content, records) if begin is None else content[: content.rfind(b"\n", 0, begin) + 1]
+    is_known = begin is not None and 0 <= begin <= len(content)
+    before = (
+        _before(content, records) if begin is None or not is_known else content[: content.rfind(b"\n", 0, begin) + 1]
+    )
     lines = content[len(before) :].split(b"\n")[:-1]
     stays, same = _staying(lines, [_core(plain(record)) for record in records], name)
     whole = stays.index(False) if False in stays else len(lines)
@@ -206,7 +210,7 @@ def plain(value: Any) -> Any:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(plain(record), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    return (hide_known(json.dumps(plain(record), ensure_ascii=False)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _same(one: float, other: float) -> bool:

@@ -28,6 +28,7 @@ from forgather.project.project import Project
 from forgather.project.record import OVERRIDES, overrides_text
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.verify import code_is_as_then
+from forgather.redaction import hidden, hide
 
 LOSS = "loss.jsonl"
 _FOLDERS = ("output_dir", "logging_dir", "log_dir", "run_dir")
@@ -136,14 +137,14 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
         # A link is kept as one: what it leads to was never a part of the record.
         shutil.copytree(os.path.join(run.folder, "templates"), kept, symlinks=True, ignore=_pipes)
     with open(os.path.join(folder, OVERRIDES), "w", encoding="utf-8", newline="\n") as stream:
-        stream.write(overrides_text(variables, [*overrides, *project.overrides]))
+        stream.write(hide(overrides_text(variables, [*overrides, *project.overrides]), is_document=True))
     with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
         facts = json.load(stream)
     host = facts.get("hostname")
     facts |= {name: run.facts[name] for name in _OF_THEN if name in run.facts}
     facts |= {"rerun_of": run.folder, "ran_on": host, "files": _digests(folder)}
     with open(os.path.join(folder, FACTS), "w", encoding="utf-8", newline="\n") as stream:
-        stream.write(json.dumps(facts, indent=2) + "\n")
+        stream.write(json.dumps(hidden(facts), indent=2) + "\n")
 
 
 def _pipes(folder: str, names: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
 from forgather.project.meta import ProjectMeta
 from forgather.project.stillness import still_graph, still_project
+from forgather.redaction import HIDDEN, hide
 from forgather.source import Origin, Site, SourceFile, SourceMap, Span
 
 FOLDER = "goldens"
@@ -131,7 +132,7 @@ def golden_file(meta: ProjectMeta, config: str) -> str:
 
 def golden_text(graph: Graph) -> str:
     """Returns what a golden of this graph holds."""
-    return _HEAD + emit_yaml(graph)
+    return hide(_HEAD + emit_yaml(graph), is_document=True)
 
 
 def read_golden(file: str) -> Graph:
@@ -144,6 +145,10 @@ def read_golden(file: str) -> Graph:
     if text is None or not text.startswith(_HEAD):
         problem = "cannot be read" if text is None else "is not a golden: its first line is another"
         raise _no_golden(file, problem, hint=_NOT_OURS)
+    return _graph_of(text, file)
+
+
+def _graph_of(text: str, file: str) -> Graph:
     starts, origins, offset = [], [], 0
     for number, line in enumerate(text.split("\n"), start=1):
         starts.append(offset)
@@ -172,7 +177,8 @@ def _judged(meta: ProjectMeta, config: str) -> Judged:
     if not os.path.lexists(file):
         return Judged(config=config, file=file, state=State.MISSING, text=text)
     try:
-        differences = diff(read_golden(file), graph)
+        # A golden lacks secrets, and is compared with what it could hold.
+        differences = diff(read_golden(file), _graph_of(text, file) if HIDDEN in text else graph)
     except ForgatherError as error:
         return Judged(config=config, file=file, state=State.BROKEN, text=text, error=error)
     state = State.DIFFERS if differences else State.SAME

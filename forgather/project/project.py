@@ -24,13 +24,14 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.process_limits import reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.declared import read_options, unread_options
+from forgather.project.graph_secrets import note_graph
 from forgather.project.meta import ProjectMeta
 from forgather.project.metastore import load_meta
 from forgather.project.precedence import Precedence
 from forgather.project.rendered_variable import RENDERED, reads_rendered
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
-from forgather.redaction import note_secrets
+from forgather.redaction import note, note_secrets
 from forgather.starter import Wish, launched, wish
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Project:
         self._environment = environment
         with self._named_in_errors(), self._reading():
             rendered = render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
+        for name, value in {**rendered.env_reads, **self.variables}.items():
+            note(name, value)
         note_secrets(rendered.text)
         return rendered
 
@@ -149,7 +152,9 @@ class Project:
 
         rendered = self.rendered
         with self._named_in_errors(), self._reading():
-            return load(rendered)
+            graph = load(rendered)
+        note_graph(graph)
+        return graph
 
     @cached_property
     def graph(self) -> Graph:
@@ -162,6 +167,7 @@ class Project:
 
             with self._named_in_errors(), self._reading():
                 graph = override(graph, settable_paths(graph, self.overrides))
+            note_graph(graph)
         return without_second_names(graph, self.precedence)
 
     @property

@@ -37,7 +37,7 @@ from forgather.project.rendered_variable import with_rendered
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.surroundings import host_facts
 from forgather.project.versions import installed_versions
-from forgather.redaction import hide
+from forgather.redaction import hidden, hide, note_secrets
 
 FORM = 2
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
@@ -91,7 +91,9 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         **_template_files(project),
         **_code_files(project),
     }
-    shown = {name: hide(text, is_code=name.endswith(".py")) for name, text in files.items()}
+    for name, text in files.items():
+        note_secrets(text, is_code=name.endswith(".py"))
+    shown = {name: hide(text, is_code=name.endswith(".py"), is_document=True) for name, text in files.items()}
     redacted = {name: _digest(text) for name, text in files.items() if shown[name] != text}
     files = shown
     digests = {name: _digest(text) for name, text in files.items()}
@@ -102,7 +104,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         "files": digests,
         "redacted": redacted,
     }
-    files[FACTS] = hide(json.dumps(facts, indent=2, default=str)) + "\n"
+    files[FACTS] = json.dumps(hidden(facts), indent=2, default=str) + "\n"
     try:
         for name, text in files.items():
             file = os.path.join(folder, name)

@@ -6,6 +6,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.config.load import load
 from forgather.config.render import render_text
 from forgather.errors import ForgatherError
+from forgather.redaction import hide, note_secrets, remember
 from tests.measured import measured
 
 
@@ -141,3 +142,23 @@ def test_a_hostile_text_is_a_located_error_for_little(name):
     code, file, line = cost.result
     assert ("<string>", True) == (file, 1 <= line <= text.count("\n") + 1)
     assert cost.is_small, (code, cost.cpu_seconds, cost.peak_bytes)
+
+
+SHOWN = {
+    "names": "token" * 200_000, "blanks": "password:" + " " * 500_000 + "x", "brackets": "api_key: [" * 50_000,
+    "backslashes": "password: " + "\\" * 500_000, "quotes": "password: '" * 50_000, "users": "a" * 500_000 + "://@",
+    "schemes": "://" * 200_000 + "@", "lines": "password:\n" * 50_000, "dots": "SECR..." * 50_000,
+    "blocks": "secret: |\n  a\n" * 30_000, "options": "--api-key " * 50_000, "parts": "secrets:\n  " + "\\" * 300_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_time_that_it_takes_to_hide_grows_with_the_text_alone(name):
+    cost = measured(hide_all, SHOWN[name])
+    assert cost.is_small, (cost.cpu_seconds, cost.peak_bytes)
+
+
+def hide_all(text):
+    remember("SECRETtok")
+    note_secrets(text)
+    return len(hide(text, is_document=True))

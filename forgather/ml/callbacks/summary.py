@@ -25,7 +25,7 @@ from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.model_class import class_name
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
-from forgather.redaction import hide
+from forgather.redaction import hidden
 
 _UNITS = ("tokens", "samples")
 """What speeds count; the first of them that a run has is shown."""
@@ -161,7 +161,9 @@ class RunSummaryCallback(TrainerCallback):
         folder = run_folder(args, self.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".{SUMMARY_FILE}.{os.getpid()}"
-        aside.write_text(hide(json.dumps(plain(self._summary), indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
+        aside.write_text(
+            json.dumps(hidden(plain(self._summary)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         os.replace(aside, folder / SUMMARY_FILE)
 
     def _print(self) -> None:

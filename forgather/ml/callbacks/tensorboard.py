@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from forgather.ml.callbacks.in_force import settings_in_force
 from forgather.ml.callbacks.place import cosmetic, passes, run_folder
 from forgather.ml.metrics import plain
-from forgather.redaction import hide
+from forgather.redaction import hidden, hide
 
 
 class TBLogger(TrainerCallback):
@@ -115,4 +115,4 @@ def _tag(name: str) -> str:
 
 def _block(facts: Mapping[str, Any]) -> str:
     """Returns `facts` as a code block, which TensorBoard shows as it stands."""
-    return "```\n" + json.dumps(plain(facts), indent=2) + "\n```"
+    return "```\n" + json.dumps(hidden(plain(facts)), indent=2) + "\n```"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from forgather.errors import ForgatherError
 from forgather.ml.distributed.whereabouts import Whereabouts
-from forgather.redaction import hide
+from forgather.redaction import hidden, hide
 
 RECORD = "error.json"
 CRASH = "crash.txt"
@@ -111,7 +111,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def described(error: BaseException) -> str:
     """Returns type and message of an exception, on one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(hide(str(error)).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
@@ -127,10 +127,10 @@ def write_record(folder: Path, record: Record, error: BaseException | None = Non
     # torchrun counts whole seconds, and takes the lowest rank of the first one for the cause: a known one is earlier.
     second = int(record.instant) - (record.kind is Kind.CAUSE)
     extra = {"py_callstack": stack, "timestamp": str(second), _KEY: asdict(record)}
-    text = json.dumps({"message": {"message": record.message + where, "extraInfo": extra}})
+    text = json.dumps(hidden({"message": {"message": record.message + where, "extraInfo": extra}}))
     # A process that is ended while it writes must not leave half a record.
     with suppress(OSError):
-        (folder / f".{RECORD}").write_text(hide(text), encoding="utf-8")
+        (folder / f".{RECORD}").write_text(text, encoding="utf-8")
         os.replace(folder / f".{RECORD}", folder / RECORD)
 
 

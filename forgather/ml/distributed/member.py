@@ -30,6 +30,7 @@ from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, w
 from forgather.ml.distributed.group import meeting_store, shutdown
 from forgather.ml.distributed.guard import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
 from forgather.processes import ProcessFacts
+from forgather.redaction import hide_known
 
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 5.0
@@ -249,7 +250,7 @@ class Member:
             self._end_later([rank for rank, state in states.items() if state is None])
             if self.report_to is not None:
                 file = self.report_to / "hang.txt"
-                file.write_text("\n".join(stacks.report(states)), encoding="utf-8")
+                file.write_text(hide_known("\n".join(stacks.report(states))), encoding="utf-8")
                 _note(error, f"what every rank was doing, with stacks: {file}")
 
     def _end_later(self, silent: list[int]) -> None:

@@ -39,6 +39,7 @@ from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import held_state, on_host
 from forgather.ml.strategy.sums import summed
 from forgather.ml.types import Topology, Update, Window
+from forgather.redaction import hidden
 
 _log = get_logger(__name__)
 
@@ -246,7 +247,7 @@ class DeepSpeedZero:
             return
         file = Path(self._record_in) / "deepspeed.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(hidden(settings), indent=2) + "\n", encoding="utf-8")
         _log.info("ZeRO stage %d; DeepSpeed's config, as filled from the arguments: %s", self.config.stage, file)
 
     def _place(self, batch: Any) -> Any:

@@ -12,7 +12,11 @@ from typing import Any
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import ExportableState
+from forgather.ml.log import get_logger
 from forgather.ml.trainer.session import Session
+from forgather.redaction import holds_hidden
+
+_log = get_logger(__name__)
 
 
 def export_states(session: Session) -> None:
@@ -56,4 +60,9 @@ def import_states(session: Session, states: Mapping[str, Any], *, settings: bool
         if isinstance(callback, ExportableState) and queue:
             found = queue.pop(0)
             for name, value in {**(found["args"] if settings else {}), **found["attributes"]}.items():
-                setattr(callback, name, value)
+                if holds_hidden(value):
+                    _log.warning(
+                        "%s.%s is not restored: the checkpoint lacks its secret", type(callback).__name__, name
+                    )
+                else:
+                    setattr(callback, name, value)

@@ -28,7 +28,11 @@ from forgather.ml.checkpoint.shards import Shards
 from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement
+from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
+from forgather.redaction import hide_known
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,11 @@ def snapshot(
     return Snapshot(
         step=step,
         tensors={**shards.tensors, f"{TRAINING_STATE}.safetensors": beside},
-        texts={**shards.texts, **texts, f"{TRAINING_STATE}.json": as_json(plain)},
+        texts={
+            **shards.texts,
+            **texts,
+            f"{TRAINING_STATE}.json": _without_secrets(f"{TRAINING_STATE}.json", as_json(plain)),
+        },
     )
 
 
@@ -139,8 +147,20 @@ def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
                 save(place, **settings)
         for file in sorted(Path(place).rglob("*")):
             if file.is_file():
-                files[file.relative_to(place).as_posix()] = file.read_bytes()
+                files[file.relative_to(place).as_posix()] = _without_secrets(file.name, file.read_bytes())
     return files
+
+
+def _without_secrets(name: str, content: bytes) -> bytes:
+    """Returns a file without the secrets that names made such: a model works by the others, which stay."""
+    if not name.endswith((".json", ".py", ".md", ".txt")):
+        return content
+    text = content.decode("utf-8", "surrogateescape")
+    shown = hide_known(text, is_named=True)
+    if shown == text:
+        return content
+    _log.warning("%s is written without the secret that it holds", name)
+    return shown.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from forgather.ml.trainer.callback_states import export_states
 from forgather.ml.trainer.optimizer_size import optimizer_bytes
 from forgather.ml.trainer.session import Session
 from forgather.ml.trainer.snapshot import Snapshot, described_files, snapshot
+from forgather.redaction import hidden
 
 _log = get_logger(__name__)
 
@@ -75,8 +76,10 @@ class Camera:
         shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
         texts = {
             **self.described(),
-            TRAINER_STATE: (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode(),
-            TRAINING_ARGS: (args.to_json_string() + "\n").encode(),
+            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state)), indent=2) + "
+").encode(),
+            TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "
+").encode(),
         }
         return snapshot(
             state.global_step,

@@ -1,0 +1,85 @@
+"""Secrets of a graph: values under names that look secret, wherever an alias, a merge or an override put them.
+
+Takes a graph; remembers its secrets, so that no text shows them. Keeps true: every node is met once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from forgather.config.graph import Call, Env, Graph, Node, Scalar, Sequence, Var
+from forgather.config.path import Key
+from forgather.config.traverse import edges, roots
+from forgather.redaction import note, remember
+from forgather.secret_names import Strength, is_about, is_secret, is_variable, strength_of
+from forgather.shown_secrets import parts_of
+
+_strength = lru_cache(maxsize=4096)(strength_of)
+
+
+def note_graph(graph: Graph) -> None:
+    """Remembers the values of a graph that stand under names that look secret."""
+    seen: set[int] = set()
+    stack: list[Node] = []
+    for path, node in roots(graph):
+        _look_below(str(path[-1].name) if isinstance(path[-1], Key) else "", node)
+        stack.append(node)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Env) and isinstance(node.default, Scalar):
+            note(node.variable, node.default.value)
+        if isinstance(node, Sequence | Call):
+            _note_words(node.items if isinstance(node, Sequence) else node.args)
+        for step, child, _ in edges(node):
+            if isinstance(step, Key) and isinstance(step.name, str):
+                _look_below(step.name, child)
+            if not isinstance(child, Scalar):
+                stack.append(child)
+
+
+def _look_below(name: str, node: Node) -> None:
+    if _strength(name) is Strength.NONE:
+        return
+    if isinstance(node, Scalar):
+        if node.value is not None and not isinstance(node.value, bool):
+            _note_value(name, str(node.value))
+        return
+    if _strength(name) is not Strength.STRONG:
+        return
+    seen: set[int] = set()
+    stack: list[Node] = [node]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for step, child, _ in edges(node):
+            key = str(step.name) if isinstance(step, Key) else ""
+            if is_about(key):
+                continue
+            if not isinstance(child, Scalar):
+                stack.append(child)
+            elif isinstance(child.value, str | int | float) and not isinstance(child.value, bool):
+                text = str(child.value)
+                if not (is_variable(text) and isinstance(node, Call | Var)):
+                    _note_value("password", text)
+
+
+def _note_value(name: str, value: str) -> None:
+    if is_secret(name, value):
+        for part in parts_of(value):
+            remember(part, name if is_secret(name, part) else "password")
+
+
+def _note_words(nodes: Iterable[Node]) -> None:
+    """Remembers what follows an option in a list of words."""
+    option = ""
+    for node in nodes:
+        word = node.value if isinstance(node, Scalar) and isinstance(node.value, str) else ""
+        if option and word and not word.startswith("-"):
+            _note_value(option, word)
+        option = word.lstrip("-") if word.startswith("-") and "=" not in word else ""

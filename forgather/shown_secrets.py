@@ -1,0 +1,289 @@
+"""Secrets that a text shows under their names: in YAML, JSON, Python, command lines, headers and addresses.
+
+Takes a text; gives where its secrets are. Keeps true: time grows with the length of the text alone; what is found is
+what a name before it makes a secret, as `secret_names` judges it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
+
+from forgather.secret_names import HIDDEN, Strength, is_about, is_secret, is_secret_in_query, is_variable, strength_of
+
+# `lower` changes the length of some texts.
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+_HINT = re.compile("tokens?|secret|passw|passphrase|passcode|pwd|credential|api_?keys?|authorization|keys?|bearer|jwt"
+                   "|webhook|auth")  # fmt: skip
+_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+_LONGEST_NAME = 100
+_LONGEST_BRACKETS = 20_000
+_CLOSE, _EQUALS = r"(?P<close>\\*[\"'])?\]?", r"[ \t]*(?P<sign>=>|:=|={1,3}|!=|:|%3[Dd])[ \t]*"
+_SIGN = re.compile(_CLOSE + _EQUALS)
+# An annotation stands between a name and its value.
+_SIGN_IN_CODE = re.compile(rf"{_CLOSE}(?:[ \t]*:[ \t]*[A-Za-z_][\w.\[\]| ]{{0,80}}(?==))?{_EQUALS}")
+_NEXT_WORD = re.compile(r"(?P<close>\\*[\"'])?(?P<sign>,\s*|[ \t]*\n[ \t]*-[ \t]+|[ \t]+)")
+_MARK = re.compile(r"(?:&[\w.-]+|!(?P<tag>[^\s,\[\]{}]*))(?:[ \t]+|(?=\n)|$)")
+_NAMED = ("env", "var", "calc")  # tags before a name, or an expression
+_OPEN = re.compile(r"[rbfuRBFU]{0,2}(?P<quote>\"\"\"|'''|\\*[\"'])")
+_KEY_BEFORE = re.compile(r"(?:[^\n]*\|)?[ \t]*(?:[-?][ \t]+)*(?:--[ \t]+set[ \t]+)?\\*[\"']?$")
+_FLOW_BEFORE = re.compile(r"[{,(\[][ \t]*\\*[\"']?$")
+_BARE = re.compile(r"(?:(?:bearer|basic|token|digest|apikey)[ \t]+)?[^\s,\]}&#\"';<>]+", re.IGNORECASE)
+_SCHEME = re.compile(r"(?:bearer|basic|token|digest|apikey)[ \t]+", re.IGNORECASE)
+_BLOCK = re.compile(
+    r"[|>][+-]?\d?[+-]?[ \t]*(?:#[^\n]*)?\n(?P<block>(?P<indent>[ \t]+)[^\n]*(?:\n(?P=indent)[^\n]*|\n[ \t]*(?=\n|$))*)"
+)
+_EMPTY = re.compile(r"(?:#[^\n]*)?\n")
+_PART = re.compile(
+    r"(?P<key>(?:\\{0,4}\"[^\"\n]*\"|\\{0,4}'[^'\n]*'|[\w.-]+)[ \t]*:(?=[\s\[{]|$))"
+    r"|!(?P<tag>[^\s,\[\]{}]*)|[&*][\w.-]+|#[^\n]*|-[ \t]"
+    r"|(?P<quoted>\\{0,4}\"(?:[^\"\\\n]|\\.)*\"|\\{0,4}'(?:[^'\\\n]|\\.|'')*')"
+    r"|(?P<bare>[^\s,\[\]{}\"'#:][^,\[\]{}#\n\"']*)"
+)
+_QUERY = re.compile(r"(?P<name>(?<=[?&;])[\w.-]{1,60})=(?P<value>[^\s&#\"'<>;]+)")
+_USER = re.compile(r"://(?P<user>[^/\s@'\"<>(){}]+)@")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A secret in a text.
+
+    Args:
+        start: where it begins.
+        end: where it ends.
+        values: the secret, and the parts of it that are secret by themselves.
+        name: that it stands under.
+        is_certain: False for words of prose behind a name, which may be no value.
+        needs_quotes: whether a text in its place must be quoted: a bare value of JSON.
+    """
+
+    start: int
+    end: int
+    values: tuple[str, ...]
+    name: str
+    is_certain: bool = True
+    needs_quotes: bool = False
+
+
+def under_names(text: str, *, is_code: bool = False, is_document: bool = False) -> Iterator[Shown]:
+    """Yields the secrets that stand under names, in order, none within another.
+
+    Args:
+        text: any text.
+        is_code: whether it is Python, where only quoted texts are values.
+        is_document: whether a mapping or list under a name belongs to it, as in what users write.
+    """
+    reading = _Reading(text, is_code=is_code, is_document=is_document)
+    done = 0
+    for hint in _HINT.finditer(text.translate(_LOWER)):
+        if hint.start() < done:
+            continue
+        begin, end = _name_around(text, hint.start(), hint.end())
+        done = max(hint.end(), end)
+        name = text[begin:end].strip(".")
+        if strength_of(name.lstrip("-")) is Strength.NONE:
+            continue
+        found, behind = reading.after(begin, end, name)
+        done = max(done, behind)
+        yield from found
+
+
+def in_addresses(text: str) -> Iterator[Shown]:
+    """Yields the users' parts of addresses, and the secrets in their queries."""
+    if "@" in text and "://" in text:
+        for found in _USER.finditer(text):
+            user = found["user"]
+            if user != "git" and HIDDEN not in user:
+                parts = tuple(part for part in user.split(":") if len(part) >= 8)
+                yield Shown(*found.span("user"), parts, "password")
+    if "=" in text:
+        for found in _QUERY.finditer(text):
+            if HIDDEN not in found["value"] and is_secret_in_query(found["name"], found["value"]):
+                yield Shown(*found.span("value"), (found["value"],), "token")
+
+
+def parts_of(value: str) -> tuple[str, ...]:
+    """Returns a secret, and what is secret of it by itself: the part behind `Bearer`."""
+    scheme = _SCHEME.match(value)
+    return (value, value[scheme.end() :].strip()) if scheme else (value,)
+
+
+def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
+    first, last = max(0, start - _LONGEST_NAME), min(len(text), end + _LONGEST_NAME)
+    while start > first and text[start - 1] in _NAME:
+        start -= 1
+    while end < last and text[end] in _NAME:
+        end += 1
+    return start, end
+
+
+class _Reading:
+    def __init__(self, text: str, *, is_code: bool, is_document: bool) -> None:
+        self.text, self.is_code, self.is_document = text, is_code, is_document
+
+    def after(self, begin: int, end: int, name: str) -> tuple[list[Shown], int]:
+        """Returns the secrets behind a name, and where the search goes on."""
+        text = self.text
+        sign = (_SIGN_IN_CODE if self.is_code else _SIGN).match(text, end)
+        if sign is None and name.startswith("-"):
+            sign = _NEXT_WORD.match(text, end)
+            if sign is not None and text.startswith("-", sign.end() + (text[sign.end() : sign.end() + 1] in "\"'")):
+                return [], end
+        if sign is None:
+            return [], end
+        name = name.lstrip("-")
+        position, is_name = sign.end(), False
+        while (mark := _MARK.match(text, position)) is not None and not self.is_code:
+            is_name = is_name or mark["tag"] in _NAMED
+            position = mark.end()
+        first = text[position : position + 1]
+        if text.startswith(("{{", "{%", "${", "$(", "*"), position):
+            return [], position
+        if (opened := _OPEN.match(text, position)) is not None:
+            return self._quoted(opened, name)
+        if first in ("[", "{") and first:
+            return self._brackets(position, name) if self.is_document else ([], position)
+        if self.is_code or is_name:
+            return [], position
+        if (block := _BLOCK.match(text, position)) is not None:
+            return self._block(block, name)
+        if ":" in sign["sign"] and _EMPTY.match(text, position):
+            return self._children(begin, position, name) if self.is_document else ([], position)
+        return self._bare(begin, position, sign, name)
+
+    def _quoted(self, opened: re.Match[str], name: str) -> tuple[list[Shown], int]:
+        text, quote, start = self.text, opened["quote"], opened.end()
+        end = _closing(text, quote, start)
+        value = text[start:end]
+        is_filled_in = "{" in value and "f" in text[opened.start() : opened.start("quote")].lower()
+        if is_filled_in or not is_secret(name, parts_of(value.strip())[-1]):
+            # Another secret may stand inside it: a connection string, an address.
+            return [], start
+        lines = tuple(line.strip() for line in value.split("\n")) if "\n" in value else ()
+        return [Shown(start, end, (*parts_of(value), *lines), name)], end + len(quote)
+
+    def _bare(self, begin: int, position: int, sign: re.Match[str], name: str) -> tuple[list[Shown], int]:
+        text = self.text
+        line = text.rfind("\n", max(0, begin - 300), begin) + 1 or max(0, begin - 300)
+        before = text[line:begin]
+        is_key = ":" in sign["sign"] and _KEY_BEFORE.fullmatch(before) is not None
+        is_spaced = text[position - 1 : position] in " \t"
+        if ":" in sign["sign"] and not (is_spaced or sign["close"] or "-" in name):
+            return [], position
+        if is_key:
+            plain = self._line_from(position).removesuffix(",")
+        else:
+            bare = _BARE.match(text, position)
+            plain = bare[0] if bare else ""
+        if not is_secret(name, plain):
+            return [], position
+        is_prose = not is_key and ":" in sign["sign"] and _FLOW_BEFORE.search(before) is None
+        if is_prose and not any(map(str.isdigit, plain)) and not _SCHEME.match(plain):
+            return [], position
+        quotes = (sign["close"] or "").endswith('"') and sign["sign"] == ":"
+        end = position + len(plain)
+        return [Shown(position, end, parts_of(plain), name, not is_prose, quotes)], end
+
+    def _line_from(self, position: int) -> str:
+        """Returns a plain value of YAML: the rest of its line, without comment."""
+        end = self.text.find("\n", position)
+        line = self.text[position : len(self.text) if end < 0 else end]
+        return line.partition(" #")[0].partition("\t#")[0].rstrip()
+
+    def _block(self, block: re.Match[str], name: str) -> tuple[list[Shown], int]:
+        plain = block["block"].strip()
+        if not is_secret(name, plain):
+            return [], block.start()
+        lines = tuple(line.strip() for line in plain.split("\n"))
+        # The indent goes with it: a text in its place stands on the line of the key.
+        return [Shown(block.start(), block.end(), (plain, *lines), name)], block.end()
+
+    def _children(self, begin: int, position: int, name: str) -> tuple[list[Shown], int]:
+        """Returns what is written on the deeper lines below a key."""
+        text = self.text
+        line = text.rfind("\n", 0, begin) + 1
+        indent = len(text[line:begin]) - len(text[line:begin].lstrip(" \t"))
+        if _KEY_BEFORE.fullmatch(text[line : min(begin, line + 300)]) is None:
+            return [], position
+        end = text.find("\n", position)
+        start = end
+        while 0 <= end < len(text) - 1:
+            following = text.find("\n", end + 1)
+            following = len(text) if following < 0 else following
+            inner = text[end + 1 : following]
+            plain = inner.lstrip(" \t")
+            depth = len(inner) - len(plain)
+            if plain and not (depth > indent or (depth == indent and plain.startswith("- "))):
+                break
+            end = following
+        return self._below(start, max(start, end), name), max(start, end)
+
+    def _brackets(self, start: int, name: str) -> tuple[list[Shown], int]:
+        text, depth, position = self.text, 0, start
+        limit = min(len(text), start + _LONGEST_BRACKETS)
+        while position < limit:
+            char = text[position]
+            if char in "\"'":
+                position = min(limit, _closing(text, char, position + 1))
+            elif char in "[{":
+                depth += 1
+            elif char in "]}":
+                depth -= 1
+                if not depth:
+                    break
+            position += 1
+        return self._below(start, min(position, limit), name), min(position, limit)
+
+    def _below(self, start: int, end: int, name: str) -> list[Shown]:
+        """Returns the values of a mapping or list that stands under a name."""
+        found: list[Shown] = []
+        key, tag = "", None
+        for part in _PART.finditer(self.text, start, end):
+            if part["key"]:
+                key, tag = part["key"].rstrip(": \t").strip("\\\"'"), None
+            elif part["tag"] is not None:
+                tag = part["tag"]
+            elif part["quoted"] or part["bare"]:
+                kind = "quoted" if part["quoted"] else "bare"
+                raw = part[kind].rstrip()
+                head = len(raw) - len(raw.lstrip("\\")) + 1 if kind == "quoted" else 0
+                plain = raw[head:-1].rstrip("\\") if head else raw
+                if self._is_value_below(name, key, tag, plain) and not (self.is_code and kind == "bare"):
+                    at = part.start(kind) + head
+                    found.append(Shown(at, at + len(plain), parts_of(plain), name))
+                if tag in _NAMED:
+                    tag = None
+                key = ""
+        return found
+
+    def _is_value_below(self, name: str, key: str, tag: str | None, plain: str) -> bool:
+        if tag in _NAMED or is_about(key) or (not key and is_variable(plain)):
+            return False
+        if strength_of(key) is not Strength.NONE:
+            return is_secret(key, plain)
+        return is_secret(f"{name}.value" if strength_of(name) is Strength.STRONG else f"{name}.{key or 'value'}", plain)
+
+
+def _closing(text: str, quote: str, start: int) -> int:
+    """Returns where a quoted text ends: at its quote, or with its line."""
+    if len(quote) == 3 and quote[0] == quote[1]:
+        end = text.find(quote, start)
+        return len(text) if end < 0 else end
+    line = text.find("\n", start)
+    line = len(text) if line < 0 else line
+    position = text.find(quote, start, line)
+    while position >= 0 and quote in "\"'" and _is_escaped(text, position, start):
+        position = text.find(quote, position + 1, line)
+    if quote == "'":
+        while 0 <= position < line - 1 and text[position + 1] == "'":
+            position = text.find(quote, position + 2, line)
+    return line if position < 0 else position
+
+
+def _is_escaped(text: str, position: int, start: int) -> bool:
+    count = 0
+    while position - count > start and text[position - count - 1] == "\\":
+        count += 1
+    return count % 2 == 1
