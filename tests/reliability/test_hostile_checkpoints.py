@@ -1,8 +1,11 @@
 """Loading a checkpoint never unpickles, and never follows what a checkpoint says out of its folder (S6)."""
 
+import copy
 import json
+import math
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +14,13 @@ import torch
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
+from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST
+from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.checkpoint.state import read_state
+from forgather.ml.json_logger import JsonLogger
+from forgather.ml.trainer.plausible import refuse_impossible
+from forgather.ml.trainer.saving import read_progress
 from tests.cli.checkpoint_folders import forge, rewrite_manifest
 from tests.ml.conftest import settings as make_settings
 from tests.ml.fixtures import rows, tiny_llama
@@ -33,8 +42,9 @@ class Payload:
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     args = make_settings.__wrapped__(folder) if hasattr(make_settings, "__wrapped__") else None
-    args = args(save_strategy="steps", save_steps=2, max_steps=2)
-    Trainer(tiny_llama(), args, train_dataset=rows()).train()
+    args = args(save_strategy="steps", save_steps=2, max_steps=2, logging_steps=1, bad_step_policy="skip")
+    args = args.replace(eval_strategy="steps", eval_steps=1, metric_for_best_model="loss", save_top_k=1)
+    Trainer(tiny_llama(), args, train_dataset=rows(), eval_dataset=rows(2), callbacks=[JsonLogger()]).train()
     return Path(args.output_dir) / "checkpoint-2"
 
 
@@ -209,6 +219,7 @@ REFUSED = {
     "a mean that is a text": state(meter={"loss": "x", "steps": "y"}),
     "a schedule that replaces a method": state(schedule={"step": 5, "last_epoch": 2, "lr_lambdas": [None]}),
     "a schedule that is a list": state(schedule=[1]),
+    "a schedule of an infinite rate": state(schedule={"base_lrs": [math.inf], "last_epoch": 2, "_step_count": 3}),
     "a progress of another step": progress(global_step=10**9),
     "a progress that is a text": progress(global_step="x"),
     "a log of numbers": progress(log_history=[1, 2]),
@@ -270,6 +281,106 @@ def test_the_payload_runs_where_it_is_unpickled(tmp_path):
     """The control: a payload that did nothing would prove nothing."""
     pickle.loads(pickle.dumps(Payload(tmp_path / "CANARY")))
     assert (tmp_path / "CANARY").exists()
+
+
+# -- each number of a checkpoint, as a number that none is
+
+EVIL = (math.inf, math.nan, -1, 10**18)
+# What may be so: figures for people, losses, a seed, and what a schedule keeps of a metric.
+LEGAL = (
+    r"log_history\.\d+\.(?!step|epoch)",
+    r"meter\.(total_)?loss = (-1|10)",
+    r"data\.seed = 10",
+    r"trainer_state\.json\.total_flos = 10",
+    r"optimizer.*\.state\..*\.(?!step)\w+ = (-1|10)",
+    r"guard\.norms\.\d+ = 10",
+    r"rng\.(python\.2|numpy\.4) = -1",
+)
+
+
+def numbers_in(tree, path=()):
+    """Yields the path of each number; of long lists, of the first, one in the middle and the last."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from numbers_in(value, (*path, name))
+    elif isinstance(tree, list | tuple):
+        for place in range(len(tree)) if len(tree) < 9 else (0, len(tree) // 2, len(tree) - 1):
+            yield from numbers_in(tree[place], (*path, place))
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield path
+    elif isinstance(tree, torch.Tensor) and not tree.ndim:
+        yield path
+
+
+def with_number(tree, path, number):
+    if not path:
+        return torch.tensor(float(number)) if isinstance(tree, torch.Tensor) else number
+    if isinstance(tree, tuple):
+        return (*tree[: path[0]], with_number(tree[path[0]], path[1:], number), *tree[path[0] + 1 :])
+    changed = copy.copy(tree)
+    changed[path[0]] = with_number(tree[path[0]], path[1:], number)
+    return changed
+
+
+def judged(saved, parts):
+    """Judges a checkpoint whose parts are changed, as a resume does before it puts anything back."""
+    progress = copy.copy(read_progress(saved))
+    for name, value in parts["trainer_state.json"].items():
+        setattr(progress, name, value)
+    training = parts["training_state"]
+    refuse_impossible(saved, 2, origin_of(saved), progress, parts["optimizer"], training)
+    try_rng(training["rng"])
+
+
+def test_each_number_of_a_checkpoint_is_judged(saved, figure):
+    progress = json.loads((saved / "trainer_state.json").read_text())
+    # The run takes them from its own settings, or another test replaces them.
+    del progress["global_step"]
+    parts = {
+        "trainer_state.json": progress,
+        "training_state": read_state(saved, "training_state"),
+        "optimizer": read_state(saved, "optimizer"),
+    }
+    skip = {"step": 1, "epoch": 0, "first": 2, "end": 4, "reason": "x"}
+    parts["training_state"] |= {"guard": {"norms": [1.5, 2.0]}, "skips": [skip]}
+    judged(saved, parts)
+    paths = list(numbers_in(parts))
+    places = {".".join(map(str, path)) for path in paths}
+    assert {
+        "training_state.schedule.base_lrs.0",
+        "trainer_state.json.best_metric",
+        "training_state.guard.norms.0",
+    } <= places
+    taken = []
+    for path in paths:
+        for number in EVIL:
+            try:
+                judged(saved, with_number(parts, path, number))
+            except (CheckpointError, ValueError, TypeError, OverflowError):
+                continue
+            taken.append(f"{'.'.join(map(str, path))} = {number}")
+    figure("C1", f"{len(paths)} numbers of a checkpoint, each as {len(EVIL)} that none is; {len(taken)} are legal")
+    assert [] == [place for place in taken if not any(re.search(legal, place) for legal in LEGAL)]
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adafactor", "ASGD", "Rprop", "RMSprop", "SGD", "Adadelta", "NAdam"])
+def test_what_optimizers_and_schedules_of_torch_write_is_plausible(saved, name):
+    weight = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = getattr(torch.optim, name)([weight])
+    schedules = torch.optim.lr_scheduler
+    for make in (
+        lambda: schedules.ReduceLROnPlateau(optimizer, mode="max"),
+        lambda: schedules.ReduceLROnPlateau(optimizer),
+        lambda: schedules.OneCycleLR(optimizer, 0.1, total_steps=9, cycle_momentum=False),
+        lambda: schedules.CosineAnnealingWarmRestarts(optimizer, 4),
+        lambda: schedules.LinearLR(optimizer),
+    ):
+        schedule = make()
+        weight.grad = torch.ones(3, 3)
+        optimizer.step()
+        state = {"state": {"w": optimizer.state_dict()["state"].get(0, {})}, "param_groups": optimizer.param_groups}
+        present = {"groups": optimizer.param_groups, "schedule": schedule.state_dict()}
+        refuse_impossible(saved, 2, origin_of(saved), None, state, {"schedule": schedule.state_dict()}, **present)
 
 
 def test_there_are_payloads_enough(figure):

@@ -16,6 +16,8 @@ from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 
+_MOST_GAUSS = 40.0
+
 
 def capture_rng() -> dict[str, Any]:
     """Returns the state of every source of randomness. Waits for the devices."""
@@ -54,11 +56,26 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 def try_rng(state: dict[str, Any]) -> None:
     """Raises what `restore_rng` would raise on a state that is none; nothing random changes."""
+    _check(state)
     before = capture_rng()
     try:
         restore_rng({name: value for name, value in state.items() if name != "cuda"})
     finally:
         restore_rng(before)
+
+
+def _check(state: dict[str, Any]) -> None:
+    """Raises where a number is none that a generator has: what takes them cuts larger ones off without a word."""
+    _, internal, gauss = state["python"]
+    _, keys, position, has_gauss, cached = state["numpy"]
+    whole = {"python": internal, "numpy": [*keys, position], "has_gauss": [has_gauss]}
+    for name, values in whole.items():
+        if not all(type(value) is int and 0 <= value < (2 if name == "has_gauss" else 2**32) for value in values):
+            raise ValueError(f"{name} has a number that no generator has")
+    # A draw from the normal distribution that is kept for the next call: of 53 bits, none is larger.
+    for value in (gauss, cached):
+        if value is not None and not (isinstance(value, int | float) and abs(value) < _MOST_GAUSS):
+            raise ValueError(f"a kept draw of the normal distribution is {value!r:.40}")
 
 
 def seed_everything(seed: int) -> None:

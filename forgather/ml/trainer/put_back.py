@@ -90,10 +90,13 @@ def _put_back(
     meanings: Meanings | None,
 ) -> Loaded:
     progress = agreement.together(lambda: saving.read_progress(folder))
-    present = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
-    parts = agreement.together(lambda: read_parts(folder, present, frozenset(args.allow_missing or ())))
+    held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
+    parts = agreement.together(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
-    agreement.together(lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts))
+    present = {"groups": getattr(strategy.optimizer, "param_groups", ()), "schedule": schedule.state_dict()}
+    agreement.together(
+        lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts, **present)
+    )
     if meanings is not None:
         with used("meanings", folder):
             recorded = parts.get("meanings", {})

@@ -76,10 +76,8 @@ class Camera:
         shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
         texts = {
             **self.described(),
-            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state)), indent=2) + "
-").encode(),
-            TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "
-").encode(),
+            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state)), indent=2) + "\n").encode(),
+            TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
         return snapshot(
             state.global_step,
