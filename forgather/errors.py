@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Self
 
 from forgather.source import Span
+from forgather.spelling import close_matches, same_letters
 
 
 class Severity(StrEnum):
@@ -266,6 +266,4 @@ def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), 
 
 def closest(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> str | None:
     """Returns the candidate that is most like a name; one of the same letters in another case before all others."""
-    folded = name.casefold()
-    same = next((found for found in candidates if found.casefold() == folded), None)
-    return same or next(iter(get_close_matches(name, candidates, n=1, cutoff=cutoff)), None)
+    return same_letters(name, candidates) or next(iter(close_matches(name, candidates, n=1, cutoff=cutoff)), None)

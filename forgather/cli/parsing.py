@@ -10,7 +10,6 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +20,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
 from forgather.errors import ForgatherError, nearest
 from forgather.redaction import hide
+from forgather.spelling import close_matches
 
 if TYPE_CHECKING:
     from forgather.project.declared import Declared
@@ -223,7 +223,7 @@ def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: In
             return f"{name} goes after the command, as in: fgcli {command} {name}"
         hint = _in_other_words(name, known) or _meant_setting(rest, known, invocation)
         if hint is None:
-            close = get_close_matches(name.lstrip("-"), list(known), n=1)
+            close = close_matches(name.lstrip("-"), list(known), n=1)
             hint = f"did you mean {known[close[0]]!r}?" if close else _setting(rest, known, invocation)
     return f"unknown argument {name!r}" + (f": {hint}" if hint else "")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from inspect import BoundArguments, Parameter, Signature
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +22,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.signatures.values import Annotation, Callee, Unknown
 from forgather.source import Span
+from forgather.spelling import close_matches
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 # So alike are two names of five letters or more that differ by one.
 _A_SLIP = 0.89
+# Whoever has mistaken so many has made one mistake many times; reading each takes a millisecond.
+MOST_UNKNOWN = 500
+_AFTER_MANY = f"{MOST_UNKNOWN} constructors before it do not exist"
 _GIVEN_UNBUILT = "it is an argument of !meta, which decides whether and how it is built"
 
 
@@ -85,7 +88,10 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
         if not isinstance(node, Call):
             continue
         try:
-            callee = _read(reader, node) if id(node) in built else Unknown(node.constructor, _GIVEN_UNBUILT)
+            if len(findings) >= MOST_UNKNOWN:
+                callee: Callee | Unknown = Unknown(node.constructor, _AFTER_MANY)
+            else:
+                callee = _read(reader, node) if id(node) in built else Unknown(node.constructor, _GIVEN_UNBUILT)
         except ForgatherError as error:
             findings.append(_at_call(error, node, path))
             continue
@@ -161,7 +167,7 @@ class _Judge:
         named = [p.name for p in parameters if p.kind in _NAMED]
         for keyword in bound.arguments.get(further, ()) if further else ():
             known = keyword_for(keyword, named) if keyword not in self._callee.other_names else keyword
-            close = [known] if known else get_close_matches(keyword, named, n=1, cutoff=_A_SLIP)
+            close = [known] if known else close_matches(keyword, named, n=1, cutoff=_A_SLIP)
             if close and close != [keyword]:
                 yield Diagnostic(
                     code="FG204",

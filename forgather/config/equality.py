@@ -49,6 +49,8 @@ class _Comparison:
                 continue
             if label(a) != label(b) or not self._counterparts(a, b):
                 return False
+            if isinstance(a, Scalar):
+                continue
             if (id(a), id(b)) in self._met:
                 continue
             self._met.add((id(a), id(b)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import NoReturn
 
 from forgather.config.forms import describe
@@ -17,6 +16,7 @@ from forgather.config.graph import Entry, Graph, Mapped, Node
 from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
 from forgather.config.traverse import Step, children, edges
 from forgather.errors import GraphError, nearest
+from forgather.spelling import close_matches
 
 _NEAR = 3
 _CUTOFF = 0.7
@@ -151,7 +151,7 @@ def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) 
 def _near_inside(stop: Stop, step: Step, names: list[str]) -> list[str]:
     """Returns the nearest of the keys at a stop, as a path."""
     wanted = str(step.name) if isinstance(step, Key) else ""
-    return [path_text((*stop.path, Key(name))) for name in get_close_matches(wanted, names, n=1)]
+    return [path_text((*stop.path, Key(name))) for name in close_matches(wanted, names, n=1)]
 
 
 def near_paths(text: str, known: Iterable[str]) -> list[str]:
@@ -166,8 +166,8 @@ def near_paths(text: str, known: Iterable[str]) -> list[str]:
     for path in paths:
         ends.setdefault(_last(path), []).append(path)
     found = sorted((path for path in paths if path.endswith((f".{text}", f"]{text}"))), key=len)
-    found += get_close_matches(text, paths, n=_NEAR, cutoff=_CUTOFF)
-    for end in get_close_matches(_last(text), ends, n=_NEAR, cutoff=_CUTOFF):
+    found += close_matches(text, paths, n=_NEAR, cutoff=_CUTOFF)
+    for end in close_matches(_last(text), ends, n=_NEAR, cutoff=_CUTOFF):
         found += sorted(ends[end], key=lambda path: (path.count(".") + path.count("["), path))
     return list(dict.fromkeys(found))[:_NEAR]
 

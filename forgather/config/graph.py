@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 
 from forgather.errors import Diagnostic, UnknownTargetError
 from forgather.source import Origin, Span
+from forgather.spelling import close_matches
 
 PlainScalar = str | int | float | bool | None
 _LISTED = 30
@@ -214,6 +214,6 @@ def list_of_targets(names: list[str], wanted: str) -> str:
     """Returns the nearest of the names, and the list of them, cut where it is long."""
     if not names:
         return "the config has no targets"
-    near = get_close_matches(wanted, names, n=1)
+    near = close_matches(wanted, names, n=1)
     shown = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     return (f"did you mean {near[0]!r}? " if near else "") + f"targets: {shown}"

@@ -19,6 +19,7 @@ from forgather.config.places import Places
 from forgather.config.rendered import RenderedText
 from forgather.errors import BudgetError, LoadError, Severity
 from forgather.source import Origin, Site, SourceMap, Span
+from forgather.spelling import begin_document
 
 _FORBIDDEN = re.compile("[\x85\u2028\u2029\ud800-\udfff]|\r(?!\n)")
 COMMAND_LINE = "<command line>"
@@ -36,6 +37,7 @@ def load(rendered: RenderedText) -> Graph:
         LoadError: the text is not a document of the language.
         BudgetError: the document passes a limit.
     """
+    begin_document()
     places = Places(rendered)
     try:
         composer = _compose(rendered, places, {})

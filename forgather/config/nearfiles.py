@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from forgather.aliases import suggest_module, suggest_symbol
 from forgather.errors import closest, nearest
+from forgather.spelling import close_matches, same_letters
 
 _MAX_LISTED = 2_000
 _A_SLIP = 0.75
@@ -57,8 +57,7 @@ def near_symbol(module: str, symbol: str, known: Sequence[str], own: Sequence[st
         known: symbols that it has.
         own: those that it defines itself.
     """
-    slip = next((name for name in known if name.casefold() == symbol.casefold()), None)
-    slip = slip or closest(symbol, own, cutoff=_A_SLIP)
+    slip = same_letters(symbol, known) or closest(symbol, own, cutoff=_A_SLIP)
     if slip:
         return f"did you mean {slip!r}?"
     return suggest_symbol(module, symbol) or nearest(symbol, known, first=own)
@@ -80,13 +79,13 @@ def near_file(name: str, file: str, project_dir: str = "") -> str | None:
         return "it is a folder; name a .py file" if os.path.isdir(file) else "it is no plain file; name a .py file"
     if os.path.isdir(folder):
         found = _python_files(folder)
-        close = get_close_matches(base, found, n=1, cutoff=0.6)
+        close = close_matches(base, found, n=1, cutoff=0.6)
         return f"did you mean {os.path.join(os.path.dirname(name), close[0])!r}?" if close else nearest(base, found)
     meant = _near_folder(os.path.dirname(folder), os.path.basename(folder))
     written = os.path.dirname(os.path.dirname(name))
     if meant is None:
         return f"there is no folder {folder}"
-    close = get_close_matches(base, _python_files(meant), n=1, cutoff=0.6)
+    close = close_matches(base, _python_files(meant), n=1, cutoff=0.6)
     if close:
         return f"did you mean {os.path.join(written, os.path.basename(meant), close[0])!r}?"
     return f"there is no folder {folder}; did you mean {os.path.join(written, os.path.basename(meant))!r}?"
@@ -109,7 +108,7 @@ def _near_folder(parent: str, name: str) -> str | None:
     if not os.path.isdir(parent):
         return None
     folders = sorted(entry for entry in os.listdir(parent) if os.path.isdir(os.path.join(parent, entry)))
-    close = get_close_matches(name, folders, n=1, cutoff=0.6)
+    close = close_matches(name, folders, n=1, cutoff=0.6)
     return os.path.join(parent, close[0]) if close else None
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from forgather.config.graph import Call, CallKind, Entry, Env, Graph, Mapped, Node, Sequence, Var
+from forgather.config.graph import Call, CallKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Index, Key
 
 Step = Key | Index
@@ -121,6 +121,9 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
             continue
         seen.add(id(node))
         yield path, node
+        # Most nodes are plain values, which have nothing inside.
+        if isinstance(node, Scalar) or (isinstance(node, Sequence) and not node.items):
+            continue
         if unbuilt or not (isinstance(node, Call) and node.kind is CallKind.META):
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from forgather.errors import Diagnostic, ProjectError, Severity, nearest
 from forgather.project.plain import plain_value
 from forgather.project.surroundings import STANDARD_VARIABLES
 from forgather.source import Span
+from forgather.spelling import close_matches
 
 TARGET = "dynamic_args"
 FIELDS = ("names", "type", "action", "choices", "default", "help")
@@ -159,7 +159,7 @@ def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterat
     for option in options:
         if option.variable in reads:
             continue
-        near = get_close_matches(option.variable, sorted(reads), n=1, cutoff=0.6)
+        near = close_matches(option.variable, sorted(reads), n=1, cutoff=0.6)
         yield Diagnostic(
             code="FG246",
             message=f"the option {option.names[0]!r} has no effect: no template of this config reads "

@@ -56,9 +56,11 @@ def _needs(project: Project, targets: Sequence[str] | None, seen: set[tuple[str,
     places = Places(project.meta.project_dir, project.meta.system_path)
     needs = Needs(folders=tuple(places.owner(folder) for folder in project.meta.system_path if os.path.isdir(folder)))
     tops = [top for top in roots(project.graph) if targets is None or top[0] in [(Key(name),) for name in targets]]
-    for _, node in walk(tops):
-        if isinstance(node, Call):
-            needs = needs.plus(_needs_of_call(node, places))
+    # Each kind once: joining them one by one would take the square of their number.
+    kinds = {_needs_of_call(node, places): None for _, node in walk(tops) if isinstance(node, Call)}
+    folders = tuple(folder for kind in kinds for folder in kind.folders)
+    packages = tuple(package for kind in kinds for package in kind.packages)
+    needs = needs.plus(Needs(folders=folders, packages=packages))
     for other in projects_named(project.graph, project):
         if (other.meta.project_dir, other.config_name) not in seen:
             needs = needs.plus(_needs(other, None, seen))

@@ -7,8 +7,9 @@ literals and the defaults of signatures are judged; a rule that hangs on anythin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from inspect import Parameter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from forgather.conditions import SOMETHING, UNKNOWN
@@ -243,8 +244,9 @@ def _finding(breach: Breach, called: Called, rules: Rules) -> Diagnostic:
 def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
     """Returns where a setting is written, an older spelling of it included; the argument that holds it at least."""
     first, _, inner = argument.partition(".")
+    at = _entries_of(node)
     spellings = {first, *(old for old, present in rules.renamed.items() if present == first)}
-    entry = next((entry for entry in (*node.kwargs, *node.latent_args) if entry.key in spellings), None)
+    _, entry = min((at[name] for name in spellings if name in at), key=itemgetter(0), default=(0, None))
     if entry is None:
         return (), None
     if inner and isinstance(entry.value, Mapped):
@@ -255,6 +257,15 @@ def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry 
         path, nested = _written(entry.value, inner, theirs)
         return (Key(entry.key), *path), nested or entry
     return (Key(entry.key),), entry
+
+
+@lru_cache(maxsize=4)
+def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
+    """Returns the keywords of a call with their places: each of many findings asks for one of them."""
+    found: dict[object, tuple[int, Entry]] = {}
+    for position, entry in enumerate((*node.kwargs, *node.latent_args)):
+        found.setdefault(entry.key, (position, entry))
+    return found
 
 
 def _within(mapping: Mapped, setting: str) -> tuple[GraphPath, Entry | None]:

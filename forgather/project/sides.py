@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import datetime
-from difflib import get_close_matches
 
 from forgather.errors import ForgatherError, ProjectError
 from forgather.project.compared import Compared, named_config, open_config, project_of_path
@@ -17,6 +16,7 @@ from forgather.project.declared import without_options
 from forgather.project.metastore import load_meta
 from forgather.project.run_facts import is_run_folder
 from forgather.project.workspace import META_FILE, find_project
+from forgather.spelling import close_matches
 
 _LISTED = 3
 
@@ -95,7 +95,7 @@ def _nothing_named(word: str, folder: str | None, error: ProjectError) -> Projec
     meta = load_meta(find_project(folder or project_of_path(word)))
     runs = {os.path.basename(run): os.path.relpath(run) for run in runs_of(meta.project_dir)}
     hint = error.hint or "'fgcli ls' lists the configs"
-    near = get_close_matches(os.path.basename(word.rstrip(os.sep)), list(runs), n=_LISTED, cutoff=0.7)
+    near = close_matches(os.path.basename(word.rstrip(os.sep)), list(runs), n=_LISTED, cutoff=0.7)
     if near:
         hint = "did you mean " + " or ".join(runs[name] for name in near) + "?"
     elif runs:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder, all_suffixes
+from pathlib import PurePath
 
 from forgather.config.callables import Verdict, is_in_parts
 from forgather.errors import ResolveError
@@ -44,8 +45,8 @@ class Needs:
 
     def plus(self, other: Needs) -> Needs:
         """Returns both; a folder inside another one is left out."""
-        folders = sorted({*self.folders, *other.folders})
-        outer = [one for one in folders if not any(one.startswith(os.path.join(it, "")) for it in folders)]
+        folders = {*self.folders, *other.folders}
+        outer = [one for one in sorted(folders) if folders.isdisjoint(map(str, PurePath(one).parents))]
         return Needs(folders=tuple(outer), packages=tuple(sorted({*self.packages, *other.packages})))
 
 
@@ -61,6 +62,7 @@ class Places:
     project_dir: str
     system_path: tuple[str, ...] = ()
     _homes: dict[str, str | None] = field(default_factory=dict, compare=False)
+    _found: dict[str, str | None] = field(default_factory=dict, compare=False)
 
     def owner(self, folder: str) -> str:
         """Returns the folder that a user trusts for code in `folder`: the project's, where it is inside."""
@@ -76,14 +78,19 @@ class Places:
     def exists(self, module: str) -> bool:
         """Returns whether there is a package of that name, or a module at that place in one."""
         package, *inner = module.split(".")
-        where = "forgather" if package == "forgather" else _where(package, self.system_path)
+        where = "forgather" if package == "forgather" else self._where(package)
         if where is None or not inner:
             return where is not None
         base = os.path.join(_forgather() if package == "forgather" else os.path.dirname(where), *inner)
         return os.path.isdir(base) or any(os.path.isfile(base + suffix) for suffix in all_suffixes())
 
+    def _where(self, package: str) -> str | None:
+        if package not in self._found:
+            self._found[package] = _where(package, self.system_path)
+        return self._found[package]
+
     def _home(self, package: str) -> str | None:
-        where = _where(package, self.system_path)
+        where = self._where(package)
         if where is None or any(_is_in(where, installed) for installed in _installed()):
             return None
         roots = [self.project_dir, *self.system_path]

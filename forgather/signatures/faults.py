@@ -57,6 +57,17 @@ def refuse_module(
 
 def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) -> NoReturn:
     """Refuses a symbol that does not exist."""
+    key = tuple(map(id, things))
+    if key not in names.spelled:
+        # With the things, so that their ids stay theirs.
+        names.spelled[key] = (tuple(things), *_symbols(names, things))
+    _, known, own = names.spelled[key]
+    hint = near_symbol(shown, part, known, own)
+    raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
+
+
+def _symbols(names: Names, things: Sequence[Thing]) -> tuple[list[str], list[str]]:
+    """Returns the symbols of things, and those that files of the project define."""
     known: set[str] = set()
     own: set[str] = set()
     for thing in things:
@@ -70,9 +81,7 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
             for base in names.mro(thing):
                 if isinstance(base, Class):
                     known.update(_bound(base.body))
-    shown_names = sorted(name for name in known if not name.startswith("__"))
-    hint = near_symbol(shown, part, shown_names, sorted(own))
-    raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint)
+    return sorted(name for name in known if not name.startswith("__")), sorted(own)
 
 
 def refuse_value(constructor: str, nodes: Sequence[ast.expr]) -> NoReturn:

@@ -57,6 +57,7 @@ class Finder:
 
     path: Sequence[str]
     _known: dict[str, Found | None] = field(default_factory=dict)
+    _listings: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
 
     def find(self, name: str) -> Found | None:
         """Returns where a module is; None where there is none."""
@@ -111,8 +112,14 @@ class Finder:
 
     def listing(self, folders: Iterable[str] | None) -> list[str]:
         """Returns the names of the modules in folders."""
+        places = tuple(self.path if folders is None else folders)
+        if places not in self._listings:
+            self._listings[places] = self._list(places)
+        return self._listings[places]
+
+    def _list(self, folders: Iterable[str]) -> list[str]:
         found = set()
-        for folder in self.path if folders is None else folders:
+        for folder in folders:
             try:
                 entries = list(os.scandir(folder or "."))
             except OSError:

@@ -36,6 +36,7 @@ class Names:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.spelled: dict[tuple[int, ...], tuple[Sequence[Thing], list[str], list[str]]] = {}
 
     def member(self, module: Module, name: str, *, typing: bool = False) -> list[Thing]:
         """Returns what an attribute of a module can be.

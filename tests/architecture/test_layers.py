@@ -14,6 +14,7 @@ from sources import faults, sources  # noqa: E402
 LEVELS = {
     "forgather": 0,
     "forgather.source": 0,
+    "forgather.spelling": 0,
     "forgather.errors": 1,
     "forgather.bounded": 0,
     "forgather.kept": 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from typing import Any
 
 from forgather.config.graph import Call, Graph, Mapped, Node, Sequence
 from forgather.config.path import GraphPath, Key
@@ -51,13 +52,17 @@ class Names:
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = taken
+        # Names are never given back: no smaller number is free later.
+        self._next: dict[str, int] = {}
 
     def free(self, wish: str) -> str:
         """Returns `wish`, or the next free name, and takes it."""
         base = identifier(wish)
-        found, number = base, 2
+        found, stem = base, base.rstrip("_")
+        number = self._next.get(stem, 2)
         while found in self._taken:
-            found, number = f"{base.rstrip('_')}_{number}", number + 1
+            found, number = f"{stem}_{number}", number + 1
+            self._next[stem] = number
         self._taken.add(found)
         return found
 
@@ -75,7 +80,17 @@ def is_named(graph: Graph, node: Node) -> bool:
 
 
 def _target(graph: Graph, node: Node) -> str | None:
-    return next((key for key, entry in graph.targets.items() if entry.value is node), None)
+    if _targets_of[0] is not graph.targets:
+        names: dict[int, str] = {}
+        for key, entry in graph.targets.items():
+            names.setdefault(id(entry.value), key)
+        _targets_of[:] = graph.targets, names
+    found: str | None = _targets_of[1].get(id(node))
+    return found
+
+
+# Of the graph that was asked for last, which is kept, so that the ids stay those of its nodes.
+_targets_of: list[Any] = [None, {}]
 
 
 def _last_key(path: GraphPath) -> str | None:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from forgather.aliases import alias_of
 from forgather.bounded import TooManyEntriesError, walk_folders
@@ -20,6 +19,7 @@ from forgather.config.environment import ConfigEnvironment, TemplateUse
 from forgather.config.split import split
 from forgather.errors import RenderError, SyntaxFault
 from forgather.source import SourceFile, Span
+from forgather.spelling import close_matches
 
 MAX_FILE_CHARS = 500_000
 _MAX_LINES = 60_000
@@ -241,7 +241,7 @@ class Library:
             close = [other for other in names if os.path.basename(other) == tail][:3]
             # `trainer.yaml` is rather that of `trainers` than that of `options`.
             close.sort(key=lambda other: not other.startswith(os.path.splitext(tail)[0]))
-        close = close or _of_other_tools(name, names) or get_close_matches(name, names, n=2, cutoff=0.7)
+        close = close or _of_other_tools(name, names) or close_matches(name, names, n=2, cutoff=0.7)
         close = close or [other for other in names if os.path.basename(other) == tail][:3]
         hint = ("did you mean " + " or ".join(f"'{other}'" for other in close) + "? ") if close else ""
         if self.roots:

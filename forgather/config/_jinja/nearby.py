@@ -7,7 +7,6 @@ line could have used are suggested.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any
 
 from jinja2.defaults import DEFAULT_NAMESPACE
@@ -18,6 +17,7 @@ from forgather.config._jinja.environment import LoadedTemplate
 from forgather.config._jinja.loader import Library
 from forgather.config._jinja.values import TracedNamespace
 from forgather.errors import nearest
+from forgather.spelling import close_matches
 
 Frames = list[tuple[LoadedTemplate, int, dict[str, Any]]]
 """Templates, their lines and their local names, outermost first."""
@@ -29,7 +29,7 @@ _NO_ARGUMENT = re.compile(r"macro '(.*)' takes no keyword argument '(.*)'")
 
 def near_variable(name: str, frames: Frames) -> str:
     """Returns what to do about a variable that is not defined."""
-    if get_close_matches(name, ["super"], cutoff=0.8):
+    if close_matches(name, ["super"], cutoff=0.8):
         return "did you mean 'super'?"
     known = {seen for seen in _visible(frames) if seen not in DEFAULT_NAMESPACE}
     known -= {"super", "self", "caller", "varargs", "kwargs"}

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cached_property
 
 from forgather.aliases import alias_of
@@ -18,6 +17,7 @@ from forgather.bounded import walk_folders
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.loader import read_text
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.spelling import close_matches
 
 _NEAR = 0.75
 _MAX_SEARCHED = 500
@@ -34,7 +34,7 @@ def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Ite
         if _is_read(name, environment):
             continue
         alias = alias_of("setting", name)
-        close = get_close_matches(name, sorted(_free_names(environment)), n=1, cutoff=0.6)
+        close = close_matches(name, sorted(_free_names(environment)), n=1, cutoff=0.6)
         if alias is not None and alias.verdict == "same":
             close = [alias.name] if alias.name in _free_names(environment) else []
         yield Diagnostic(
@@ -135,7 +135,7 @@ def _fields_of(base: str, environment: RunEnvironment) -> set[str]:
 
 def _near(name: str, known: set[str], own: Collection[str]) -> str | None:
     """Returns the name that was meant; none where the template sets that one, too."""
-    return next(iter(get_close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
+    return next(iter(close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
 
 
 class _ProjectFiles:
