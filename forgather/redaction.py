@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TextIO, cast
 
 from forgather.secret_names import (
@@ -156,7 +157,7 @@ def holds_hidden(data: object) -> bool:
 
 def note_words(words: Sequence[str]) -> None:
     """Remembers the secrets among the words of a command line."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, has_value, value = word.partition("=")
         if has_value:
             note(name.lstrip("-"), value)

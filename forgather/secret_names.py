@@ -86,6 +86,8 @@ def strength_of(name: str) -> Strength:
         return Strength.STRONG if before in _OF_AUTH else Strength.NONE
     if last == "tokens":
         return Strength.STRONG if before in _OF_TOKENS else Strength.NONE
+    if last in ("pass", "pw"):
+        return Strength.WEAK
     if last != "token" or before in _VOCABULARY:
         return Strength.NONE
     return Strength.STRONG if before in _OF_A_TOKEN else Strength.WEAK

@@ -15,7 +15,7 @@ from forgather.secret_names import HIDDEN, Strength, is_about, is_secret, is_sec
 
 # `lower` changes the length of some texts.
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-_HINT = re.compile("tokens?|secret|passw|passphrase|passcode|pwd|credential|api_?keys?|authorization|keys?|bearer|jwt"
+_HINT = re.compile("tokens?|secret|pass|pwd?|credential|api_?keys?|authorization|keys?|bearer|jwt"
                    "|webhook|auth")  # fmt: skip
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _LONGEST_NAME = 100
@@ -26,6 +26,8 @@ _SIGN = re.compile(_CLOSE + _EQUALS)
 _SIGN_IN_CODE = re.compile(rf"{_CLOSE}(?:[ \t]*:[ \t]*[A-Za-z_][\w.\[\]| ]{{0,80}}(?==))?{_EQUALS}")
 _NEXT_WORD = re.compile(r"(?P<close>\\*[\"'])?(?P<sign>,\s*|[ \t]*\n[ \t]*-[ \t]+|[ \t]+)")
 _MARK = re.compile(r"(?:&[\w.-]+|!(?P<tag>[^\s,\[\]{}]*))(?:[ \t]+|(?=\n)|$)")
+_ANCHOR = re.compile(r"(?<![^\s\[{,])&(?P<name>[\w.-]{1,80})[ \t]+")
+_ALIAS = re.compile(r"\*(?P<name>[\w.-]{1,80})")
 _NAMED = ("env", "var", "calc")  # tags before a name, or an expression
 _OPEN = re.compile(r"[rbfuRBFU]{0,2}(?P<quote>\"\"\"|'''|\\*[\"'])")
 _KEY_BEFORE = re.compile(r"(?:[^\n]*\|)?[ \t]*(?:[-?][ \t]+)*(?:--[ \t]+set[ \t]+)?\\*[\"']?$")
@@ -122,6 +124,7 @@ def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
 class _Reading:
     def __init__(self, text: str, *, is_code: bool, is_document: bool) -> None:
         self.text, self.is_code, self.is_document = text, is_code, is_document
+        self._anchors: dict[str, int] | None = None
 
     def after(self, begin: int, end: int, name: str) -> tuple[list[Shown], int]:
         """Returns the secrets behind a name, and where the search goes on."""
@@ -139,8 +142,10 @@ class _Reading:
             is_name = is_name or mark["tag"] in _NAMED
             position = mark.end()
         first = text[position : position + 1]
-        if text.startswith(("{{", "{%", "${", "$(", "*"), position):
+        if text.startswith(("{{", "{%", "${", "$("), position):
             return [], position
+        if first == "*":
+            return self._aliased(position, name) if self.is_document and not self.is_code else ([], position)
         if (opened := _OPEN.match(text, position)) is not None:
             return self._quoted(opened, name)
         if first in ("[", "{") and first:
@@ -152,6 +157,21 @@ class _Reading:
         if ":" in sign["sign"] and _EMPTY.match(text, position):
             return self._children(begin, position, name) if self.is_document else ([], position)
         return self._bare(begin, position, sign, name)
+
+    def _aliased(self, position: int, name: str) -> tuple[list[Shown], int]:
+        """Returns the value that an alias stands for, where its anchor is."""
+        if self._anchors is None:
+            self._anchors = {found["name"]: found.end() for found in _ANCHOR.finditer(self.text)}
+        alias = _ALIAS.match(self.text, position)
+        start = self._anchors.get(alias["name"]) if alias else None
+        if start is None:
+            return [], position + 1
+        if (opened := _OPEN.match(self.text, start)) is not None:
+            return self._quoted(opened, name)[0], position + 1
+        bare = _BARE.match(self.text, start)
+        plain = bare[0] if bare else ""
+        found = is_secret(name, plain)
+        return [Shown(start, start + len(plain), parts_of(plain), name)] if found else [], position + 1
 
     def _quoted(self, opened: re.Match[str], name: str) -> tuple[list[Shown], int]:
         text, quote, start = self.text, opened["quote"], opened.end()
@@ -177,7 +197,7 @@ class _Reading:
         else:
             bare = _BARE.match(text, position)
             plain = bare[0] if bare else ""
-        if not is_secret(name, plain):
+        if not is_secret(name, plain) or (":" not in sign["sign"] and plain.endswith(":")):
             return [], position
         is_prose = not is_key and ":" in sign["sign"] and _FLOW_BEFORE.search(before) is None
         if is_prose and not any(map(str.isdigit, plain)) and not _SCHEME.match(plain):

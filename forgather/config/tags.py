@@ -56,6 +56,7 @@ _REFUSED = {
     "merge": "use the key << without a tag",
     "value": "leave the tag out",
 }
+_LONGEST = 1000
 _SWALLOWED = re.compile(r"[,\[\]{}]")
 
 
@@ -84,6 +85,9 @@ def parse_tag(text: str) -> Tag:
         >>> parse_tag("!singleton:torch:nn.Linear@head")
         Tag(kind=<CallKind.SINGLETON: 'singleton'>, constructor='torch:nn.Linear', name='head')
     """
+    if len(text) > _LONGEST:
+        message = f"a tag of {len(text)} characters, which begins with {text[:40]!r}; the limit is {_LONGEST}"
+        raise Refusal("FG211", message, "name what is called, and give it values behind the tag")
     _refuse(text)
     word, _, rest = text[1:].partition(":")
     if "@" in word:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from forgather.config.graph import Call, Env, Graph, Node, Scalar, Sequence, Var
+from forgather.config.graph import Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import Key
 from forgather.config.traverse import edges, roots
 from forgather.redaction import note, remember
@@ -32,6 +32,8 @@ def note_graph(graph: Graph) -> None:
         seen.add(id(node))
         if isinstance(node, Env) and isinstance(node.default, Scalar):
             note(node.variable, node.default.value)
+        if isinstance(node, Mapped):
+            _note_option(node)
         if isinstance(node, Sequence | Call):
             _note_words(node.items if isinstance(node, Sequence) else node.args)
         for step, child, _ in edges(node):
@@ -39,6 +41,16 @@ def note_graph(graph: Graph) -> None:
                 _look_below(step.name, child)
             if not isinstance(child, Scalar):
                 stack.append(child)
+
+
+def _note_option(record: Mapped) -> None:
+    """Remembers the default of an option that is declared under a name that looks secret."""
+    found = {entry.key: entry.value for entry in record.entries if entry.key in ("names", "default")}
+    default, names = found.get("default"), found.get("names")
+    if isinstance(default, Scalar) and isinstance(default.value, str) and names is not None:
+        for name in names.items if isinstance(names, Sequence) else (names,):
+            if isinstance(name, Scalar) and isinstance(name.value, str):
+                _note_value(name.value.lstrip("-"), default.value)
 
 
 def _look_below(name: str, node: Node) -> None:

@@ -120,7 +120,9 @@ class Project:
             rendered = render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
         for name, value in {**rendered.env_reads, **self.variables}.items():
             note(name, value)
-        note_secrets(rendered.text)
+        # What a template gives a name that looks secret may stand under another one in the text.
+        for text in (rendered.text, *(source.text for source in rendered.sources.values())):
+            note_secrets(text)
         return rendered
 
     def see(self, now: datetime) -> None:

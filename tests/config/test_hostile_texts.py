@@ -120,6 +120,9 @@ YAML = {
     "a second document": "a: 1\n---\nb: 2",
     "many question marks": "a: " + "? " * DEEP + "x",
     "many tags": "a: " + "!x " * DEEP,
+    "a long name of a constructor": "a: !call:b:" + "c." * 20_000 + "d",
+    "a long name of a module": "a: !call:" + "b." * 20_000 + "c:d",
+    "a long name of a node": "a: !call:dict@" + "n" * 100_000,
     "a brackets-only key": "? " + "[" * DEEP + "]" * DEEP + "\n: 1",
     "a flow text behind a colon, unread by one parser": "a: [12:30, " + "[" * DEEP,
 }

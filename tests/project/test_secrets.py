@@ -11,7 +11,7 @@ import transformers
 
 from forgather import redaction
 from forgather.ml import TrainingArguments
-from forgather.redaction import hidden, hide, is_secret, remember
+from forgather.redaction import hidden, hide, is_secret, note_secrets, remember
 from forgather.secret_names import strength_of
 from tests.project.workbench import ROOT, fgcli, make_project
 
@@ -33,6 +33,7 @@ class Trainer:
 """
 CONFIG = f"""\
 -- set api_key = "{VALUES[10]}"
+-- set token = "{VALUES[47]}"
 meta: {{output_dir: out}}
 arguments: &arguments
   hub_token: {VALUES[0]}
@@ -69,6 +70,8 @@ arguments: &arguments
   access_token: *named
   passphrase: correct horse {VALUES[33]}
   long_password: {VALUES[34]}{"abcdefghij" * 12}
+  inner: {{{{ token }}}}
+  pw: {VALUES[39]}
   hook: {{slack_webhook_url: "https://hooks.example.org/{VALUES[35]}"}}
 main: !singleton:toy.py:Trainer
   run_dir: !var {{name: run_dir, default: x}}
@@ -275,6 +278,8 @@ SPELLED = {
     "a mapping in lines": "auth_token:\n  value: SEEN1234\n  type: x\n",
     "a list": "api_keys:\n- SEEN1234\nother: 1\n",
     "a default of a variable": "hub_token: !env {name: HUB, default: SEEN1234}",
+    "an anchor": "x: &a SEEN1234\ny: 1\npassword: *a",
+    "an option": "run --password SEEN1234 --default: x",
     "an argument": "password: !call:mod:decode [SEEN1234]",
     "JSON in JSON": '{"text": "{\\"password\\": \\"SEEN1234\\"}"}',
     "a number of JSON": '{"password": 12345678, "x": 1}',
@@ -293,6 +298,7 @@ CODE = {
 @pytest.mark.parametrize("name", [*SPELLED, *CODE])
 def test_a_secret_is_hidden_however_it_is_spelled(name):
     text = {**SPELLED, **CODE}[name]
+    note_secrets(text, is_code=name in CODE)
     shown = hide(text, is_code=name in CODE, is_document=True)
     assert "SEEN" not in shown and "12345678" not in shown and "(hidden)" in shown
     assert "JSON" not in name or json.loads(shown)
