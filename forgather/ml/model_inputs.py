@@ -107,6 +107,18 @@ class ModelInputs:
             self._tell_or_refuse(documents)
         return {**batch, DOCUMENTS: documents}
 
+    def keywords(self, batch: Any) -> Any:
+        """Returns what somebody else calls the model with: the batch, or one whose documents stay apart.
+
+        Raises:
+            TrainingError: as `prepared`.
+        """
+        prepared = self.prepared(batch)
+        if prepared is batch or not prepared[DOCUMENTS].are_packed:
+            return batch
+        hidden = {DOCUMENTS} if prepared.get("attention_mask") is not None else {DOCUMENTS, "attention_mask"}
+        return {**{name: value for name, value in prepared.items() if name not in hidden}, **self._no_cache.keywords}
+
     def _tell_or_refuse(self, documents: Documents) -> None:
         if self._mixed is not None:
             tell_mixed(self._model, self._mixed)

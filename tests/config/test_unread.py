@@ -62,6 +62,15 @@ def test_a_name_that_is_near_nothing_is_a_lint(findings):
     assert lint == findings(main=main("{% set colour %}red{% endset %}"))
 
 
+def test_what_is_set_in_front_of_extends_and_not_read_there_has_no_effect(findings):
+    text = "-- set trainer_template = 'accel'\n-- extends 'base.yaml'\n"
+    (found,) = findings(main=text)
+    assert ("FG134", WARNING, 1) == found[:3]
+    assert "in front of `extends` is for 'base.yaml'" in found[3]
+    reading = "-- extends trainer_template | default('base.yaml')\n"
+    assert [] == findings(main=text.replace("base", "middle").replace("'accel'", "'base.yaml'"), middle=reading)
+
+
 def test_what_another_template_reads_is_no_finding(findings):
     assert [] == findings(main=main("-- set trainer = 'y'", "[settings]", "-- set ns.block_size = 2"))
     assert [] == findings(main=main("[model]", "-- set rate = 2", "-- include 'part.yaml'"), part="{{ rate }}")

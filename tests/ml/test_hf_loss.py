@@ -231,3 +231,38 @@ def test_looking_at_a_loss_changes_neither_it_nor_what_is_drawn():
     torch.manual_seed(0)
     torch.rand(1)
     assert (1, True) == (loss_fn.calls, torch.equal(drawn, torch.rand(1)))
+
+
+def packed(shift, *, masked=False, boundaries=True):
+    """Rows of two documents, of which the second alone has labels and the first alone is changed."""
+    made = []
+    for row in rows(4):
+        ids, labels = row["input_ids"].clone(), row["input_ids"].clone()
+        ids[:6], labels[:7] = (ids[:6] + shift) % 64, -100
+        made.append({"input_ids": ids, "labels": labels})
+        if boundaries:
+            made[-1]["position_ids"] = torch.tensor([*range(6)] * 2)
+        if masked:
+            made[-1]["attention_mask"] = torch.ones(12, dtype=torch.long)
+    return made
+
+
+def difference_by_the_first_document(folder, *, use_cache=False, **rows_are):
+    losses, evaluated = [], []
+    for shift in (0, 7):
+        data = packed(shift, **rows_are)
+        trainer, logged = trained(
+            "transformers", folder, tiny_llama(), data, None, batch=2, steps=1, learning_rate=0.0, use_cache=use_cache
+        )
+        losses.append(logged[0])
+        evaluated.append(trainer.evaluate()["eval_loss"])
+    return abs(losses[0] - losses[1]), abs(evaluated[0] - evaluated[1])
+
+
+@pytest.mark.parametrize("rows_are", [{}, {"masked": True}, {"use_cache": True}], ids=["plain", "masked", "cached"])
+def test_documents_of_packed_rows_stay_apart(tmp_path, rows_are):
+    assert max(difference_by_the_first_document(tmp_path, **rows_are)) < 1e-6
+
+
+def test_documents_without_boundaries_mix_so_that_the_test_above_can_fail(tmp_path):
+    assert min(difference_by_the_first_document(tmp_path, boundaries=False)) > 1e-4

@@ -76,14 +76,29 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
 def _unread(
     environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, near: str | None
 ) -> Diagnostic:
+    parent = _extended_after(line, template, environment)
+    hint = f"did you mean {near!r}?" if near else "remove the line, or read the name"
+    if parent and not near:
+        hint = (
+            f"what is set in front of `extends` is for {parent!r}, which does not read it: remove the line, or extend "
+        )
+        hint += "a template that does"
     return Diagnostic(
         code="FG134",
         message=f"{name!r} is set, and nothing that this config loads reads it",
-        severity=Severity.WARNING if near else Severity.LINT,
+        severity=Severity.WARNING if near or parent else Severity.LINT,
         span=template.definition.span(line),
-        hint=f"did you mean {near!r}?" if near else "remove the line, or read the name",
+        hint=hint,
         context=(environment.library.story(template.use),),
     )
+
+
+def _extended_after(line: int, template: LoadedTemplate, environment: RunEnvironment) -> str | None:
+    """Returns the template that the config extends below a line: what is set above has no other purpose."""
+    for use in environment.library.uses:
+        if use.why == "extends" and use.parent == template.use == 0 and use.by is not None and use.by.line > line:
+            return use.name
+    return None
 
 
 def _forgotten(

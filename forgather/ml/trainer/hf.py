@@ -28,6 +28,7 @@ from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule, num_rows, smoothing_without_token_loss
+from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.run_place import own_run_folder
 from forgather.ml.task import Task, task_of
@@ -78,6 +79,7 @@ class HFTrainer(Trainer):
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         self._num_rows = 0
+        self._inputs: ModelInputs | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
         super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
         self._loss: OutputLoss | None = None
@@ -165,6 +167,11 @@ class HFTrainer(Trainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._num_rows += sum(num_rows(batch) for batch in batches)
         return batches, num_items
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Returns what the model is called with, on its device: documents of packed rows stay apart."""
+        self._inputs = self._inputs or ModelInputs(cast(nn.Module, self.model))
+        return self._inputs.keywords(super()._prepare_inputs(inputs))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
         """Returns what the loss is divided by; transformers counts labels, whatever the loss divides by."""

@@ -8,7 +8,14 @@ from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import Recorder, rows, tiny_llama
 from tests.ml.test_trainer_hooks import derived, dividing, mean
 
-STRATEGIES = {"ddp": {}, "fsdp2": {"fsdp": True}, "zero": {"deepspeed": {"zero_optimization": {"stage": 2}}}}
+STRATEGIES = {
+    "ddp": {},
+    "fsdp2": {"fsdp": True},
+    "zero 1": {"deepspeed": {"zero_optimization": {"stage": 1}}},
+    "zero 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
+    "zero 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
+    "tensor parallel": {"tensor_parallel_size": 2, "gradient_accumulation_steps": 2},
+}
 COMMON = {"use_cpu": True, "max_steps": 2, "logging_steps": 1, "save_strategy": "no", "eval_strategy": "steps"}
 COMMON |= {"eval_steps": 2, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "learning_rate": 1e-2}
 COMMON |= {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant"}
