@@ -38,11 +38,13 @@ PRECISIONS = {
     "fp32 adamw": {"dtype": torch.float32, **_ADAMW},
 }
 
+_COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 OPTIONS = {
     "": {},
     "bf16": {"settings": {"bf16": True}},
     "fp16": {"settings": {"fp16": True}, "as": ""},
-    "compiled": {"settings": {"torch_compile": True, "torch_compile_backend": "aot_eager"}, "as": ""},
+    "compiled": {"settings": _COMPILED, "as": ""},
+    "compiled and recomputed": {"settings": {**_COMPILED, "gradient_checkpointing": True}, "as": ""},
     "recomputed": {"settings": {"gradient_checkpointing": True}, "as": ""},
     "re-entrant": {
         "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -50,6 +52,18 @@ OPTIONS = {
     },
     "flattened": {"collator": DataCollatorWithFlattening, "packing": {"document_boundaries": False}},
     "frozen stage": {"frozen": True},
+    "frozen stage, recomputed": {"frozen": True, "settings": {"gradient_checkpointing": True}, "as": "frozen stage"},
+    "bf16, frozen stage": {"frozen": True, "settings": {"bf16": True}},
+    "bf16, frozen stage, recomputed": {
+        "frozen": True,
+        "settings": {"bf16": True, "gradient_checkpointing": True},
+        "as": "bf16, frozen stage",
+    },
+    "bf16, frozen stage, recomputed and compiled": {
+        "frozen": True,
+        "settings": {"bf16": True, "gradient_checkpointing": True, **_COMPILED},
+        "as": "bf16, frozen stage",
+    },
     "Adafactor": {"settings": {"optim": "adafactor"}},
     "Muon": {"factory": functools.partial(MuonWithAdamW, lr=1e-2)},
 }
@@ -107,9 +121,9 @@ class Cell:
     @property
     def limits(self):
         """What its errors may be."""
-        if self.option in ("bf16", "fp16"):
+        if self.option.startswith(("bf16", "fp16")):
             precision = (self.settings.get("fsdp_config") or {}).get("mixed_precision")
-            is_gathered = self.option == "bf16" and "fsdp" in self.settings and precision != "autocast"
+            is_gathered = self.option.startswith("bf16") and "fsdp" in self.settings and precision != "autocast"
             return LIMITS["half, gathered" if is_gathered else "half"]
         is_sliced = self.precision == "fp32 adamw" and "tensor_parallel_size" in self.settings
         return LIMITS[f"{self.precision}, slices" if is_sliced else self.precision]

@@ -138,14 +138,19 @@ def _with_options():
         "recomputed": [*copies, *zeros, *pipelines.values()],
         "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
         "flattened": [*copies, *zeros],
-        "frozen stage": whole_backward,
+        "frozen stage": [fsdp2, *whole_backward],
+        "frozen stage, recomputed": [fsdp2],
+        "compiled and recomputed": [fsdp2],
+        "bf16, frozen stage, recomputed": [fsdp2],
+        "bf16, frozen stage, recomputed and compiled": [fsdp2],
         "Adafactor": [ddp, *pipelines.values()],
         "Muon": [ddp, *pipelines.values()],
     }
     for option, kinds in of_option.items():
         for kind in kinds:
-            precision = "fp32 sgd" if option in ("bf16", "fp16") or kind in zeros else "fp64"
-            yield Cell(**kind, accumulation=3, precision=precision, option=option)
+            precision = "fp32 sgd" if option.startswith(("bf16", "fp16")) or kind in zeros else "fp64"
+            is_quick = option == "bf16, frozen stage, recomputed"
+            yield Cell(**kind, accumulation=3, precision=precision, option=option, quick=is_quick)
     for schedule in SCHEDULES:
         sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)
         sliced["settings"]["pipeline_parallel_size"] = 2

@@ -24,7 +24,7 @@ def facts_of(cell):
         "packing": "flattened" if cell.option == "flattened" else "fixed",
         "optimizer": {"Adafactor": "adafactor", "Muon": "matrix"}.get(cell.option, "elementwise"),
         "tied": "no" if cell.model == "llama" else "yes",
-        "frozen": "stage" if cell.option == "frozen stage" else "no",
+        "frozen": "stage" if "frozen stage" in cell.option else "no",
     }
 
 

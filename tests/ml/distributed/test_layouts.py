@@ -139,3 +139,36 @@ def test_every_process_is_heard_when_it_is_asked_to_stop(layout, tmp_path):
         results = run(tmp_path / str(rank), layout, [Signals(rank, signal.SIGTERM)])
         assert {("Terminated", 3)} == {(found["stopped"], found["step"]) for found in results}
         assert (tmp_path / str(rank) / "checkpoint-3" / "manifest.json").is_file()
+
+
+def frozen():
+    """A model of which some weights of each block are trained, as with adapters."""
+    found = tiny_llama(num_key_value_heads=4)
+    for name, parameter in found.named_parameters():
+        parameter.requires_grad_("q_proj" in name or "norm" in name)
+    return found
+
+
+def half_part(folder, stop):
+    """Trains as one of the processes, in bfloat16, with what is recomputed and frozen."""
+    settings = {**COMMON, "fsdp": "full_shard", "bf16": True, "gradient_checkpointing": True}
+    args = AccelTrainingArguments(
+        str(folder), per_device_train_batch_size=2, **settings | {"save_strategy": "steps", "save_steps": 4}
+    )
+    environment = DistributedEnvironment(timeout_seconds=patience(20))
+    parts = {"train_dataset": rows(13), "data_collator": collate, "distributed_env": environment}
+    trainer = AccelTrainer(frozen, args, callbacks=[StopAt(0, 4)] if stop else [], **parts)
+    trainer.train(resume_from_checkpoint=True)
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_shards_in_bfloat16_with_frozen_weights_go_on_as_if_never_stopped(tmp_path):
+    whole = run_ranks(2, half_part, tmp_path / "whole", False)[0]
+    run_ranks(2, half_part, tmp_path / "stopped", True)
+    assert (7, whole) == (len(whole), run_ranks(2, half_part, tmp_path / "stopped", False)[0])
+    name = "checkpoint-7"
+    kept, found = (dict(whole_weights(tmp_path / folder / name)) for folder in ("whole", "stopped"))
+    assert 0 == largest_difference(kept, found)
+    begun = weights(frozen())
+    moved = {key for key in begun if not torch.equal(begun[key], found[key].to(begun[key].dtype))}
+    assert moved == {key for key in begun if "q_proj" in key or "norm" in key}
