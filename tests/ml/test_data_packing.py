@@ -176,6 +176,13 @@ def test_settings_that_do_not_fit_the_data_are_refused(letters, tmp_path, code, 
     assert not list(tmp_path.rglob("*.arrow"))
 
 
+def test_the_answers_of_examples_are_not_packed_without_a_word(letters, tmp_path, caplog):
+    rows = Dataset.from_dict({"prompt": ["abc"], "completion": ["abcabc"]})
+    tokenize(rows, letters, 4, "completion", cache_dir=tmp_path)
+    tokenize_examples(rows, letters, 8, prompt_column="prompt", completion_column="completion", cache_dir=tmp_path)
+    assert 1 == sum("'completion' alone is read, without 'prompt'" in line for line in caplog.messages)
+
+
 def test_a_tokenizer_without_end_of_text_is_refused(letters, tmp_path):
     bare = PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer)
     with pytest.raises(DataError) as excinfo:

@@ -94,6 +94,17 @@ def test_json_lines_renames_the_text_column_and_keeps_all_when_asked(tmp_path):
     assert json_lines(file, None).column_names == ["body", "id"]
 
 
+def test_the_answers_of_examples_are_not_read_as_text_without_a_word(tmp_path, caplog):
+    file = write(tmp_path, {"a.jsonl": '{"question": "x", "answer": "y"}'}) / "a.jsonl"
+    way = "prompt_column: question and completion_column: answer"
+    with pytest.raises(DataError, match=f"FG831.*text_column: ~.*tokenize_examples with {way}"):
+        json_lines(file)
+    assert not caplog.messages
+    assert json_lines(file, text_column="answer")["text"][:] == ["y"]
+    (said,) = caplog.messages
+    assert said.startswith("the rows are examples, and 'answer' alone is read, without 'question': ") and way in said
+
+
 def test_parquet_reads_its_text_column(tmp_path):
     pa.parquet.write_table(pa.table({"text": ["x", None, "y"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
     assert parquet(tmp_path)["text"][:] == ["x", "y"]

@@ -23,12 +23,57 @@ class DataFileError(TrainingError, OSError):
     __reduce__ = ForgatherError.__reduce__
 
 
-def missing_column(name: str, columns: Sequence[str]) -> DataError:
-    """Returns the error for a column that a data set does not have; it names those that exist."""
+_EXAMPLES = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("prompt", "answer"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("query", "answer"),
+    ("instruction", "response"),
+    ("instruction", "output"),
+)
+
+
+def examples_in(columns: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the columns of a prompt and of what is to be learned after it; None where no two are named so.
+
+    Example:
+        >>> examples_in(["id", "question", "answer"]), examples_in(["text"])
+        (('question', 'answer'), None)
+    """
+    return next((pair for pair in _EXAMPLES if set(pair) <= set(columns)), None)
+
+
+def left_out(column: str, columns: Sequence[str]) -> str:
+    """Returns a warning where one column of an example is read as text and the other one is not; else ""."""
+    pair = examples_in(columns)
+    if pair is None or column not in pair:
+        return ""
+    other = pair[column == pair[0]]
+    return f"the rows are examples, and {column!r} alone is read, without {other!r}: {_both(pair)}"
+
+
+def missing_column(name: str, columns: Sequence[str], argument: str) -> DataError:
+    """Returns the error for a column that a data set does not have; it names those that exist.
+
+    Args:
+        name: of the column.
+        columns: what there is.
+        argument: that names the column.
+    """
+    pair = examples_in(columns)
     return DataError(
         f"the data set has no column {name!r}",
         code="FG831",
-        hint=nearest(name, list(columns)) or "columns: " + ", ".join(columns),
+        hint=_both(pair) if pair else nearest(name, list(columns)) or "columns: " + ", ".join(columns),
         expected=list(columns),
         found=name,
+    ).about(argument)
+
+
+def _both(pair: tuple[str, str]) -> str:
+    return (
+        f"keep all columns (text_column: ~) and take forgather.ml.data:tokenize_examples with prompt_column: {pair[0]} "
+        f"and completion_column: {pair[1]}, which learns the completion and not the prompt"
     )

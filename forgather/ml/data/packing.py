@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.advance import advance
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.faults import DataError, missing_column
+from forgather.ml.data.faults import DataError, left_out, missing_column
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,10 @@ def check_inputs(
     """
     for argument, column in columns.items():
         if column is not None and column not in dataset.column_names:
-            raise missing_column(column, dataset.column_names).about(argument)
+            raise missing_column(column, dataset.column_names, argument)
+    named = [column for column in columns.values() if column is not None]
+    if len(named) == 1 and (warning := left_out(named[0], dataset.column_names)):
+        logger.warning("%s", warning)
     for name, length in lengths.items():
         if length < 2:
             raise DataError(f"{name} must be at least 2; got {length!r}", code="FG839", found=length).about(name)

@@ -26,7 +26,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from forgather.ml.data.faults import DataError, DataFileError, missing_column
+from forgather.ml.data.faults import DataError, DataFileError, left_out, missing_column
 from forgather.ml.hub import hub_access
 
 logger = logging.getLogger(__name__)
@@ -276,7 +276,9 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
         DataError: if there is no such column, or it holds something else than text.
     """
     if column not in dataset.column_names:
-        raise missing_column(column, dataset.column_names).about("text_column")
+        raise missing_column(column, dataset.column_names, "text_column")
+    if warning := left_out(column, dataset.column_names):
+        logger.warning("%s", warning)
     feature = dataset.features[column]
     if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):
         kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__

@@ -68,7 +68,7 @@ def train_bpe(
     """
     rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
     if text_column not in rows.column_names:
-        raise missing_column(text_column, rows.column_names).about("text_column")
+        raise missing_column(text_column, rows.column_names, "text_column")
     specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
     _check_room(vocab_size, len(specials))
     settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
