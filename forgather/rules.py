@@ -237,6 +237,16 @@ class Rules(NamedTuple):
         return list(names)
 
 
+def is_path(text: str) -> bool:
+    """Tells whether a text can only be a path of this machine: a name of the Hub is `name` or `owner/name`.
+
+    Example:
+        >>> [is_path(text) for text in ("./model", "~/model", "/model", "a/b/c", "owner/name", "s3://bucket/x")]
+        [True, True, True, True, False, False]
+    """
+    return "://" not in text and (text.startswith((".", "/", "~")) or text.count("/") > 1 or os.sep + os.sep in text)
+
+
 def read_rules(file: str) -> tuple[Rules, ...]:
     """Returns the rules of a file: a JSON list of objects with the fields of `Rules`.
 

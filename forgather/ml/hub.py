@@ -6,6 +6,7 @@ where the Hub cannot be reached, they look into their cache at once, instead of 
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,26 @@ from urllib.request import getproxies
 
 from huggingface_hub import constants
 
+from forgather.rules import is_path
+
 _SECONDS = 5.0
+
+
+def no_folder(name: str) -> str | None:
+    """Returns what is wrong with a name that can only be a path, and is none of a folder; None where it may be loaded.
+
+    Without this the libraries take it for a name of the Hub, and tell of a network.
+    """
+    if not is_path(name) or os.path.isdir(os.path.expanduser(name)):
+        return None
+    return "it is a file, not a folder" if os.path.isfile(os.path.expanduser(name)) else "there is no such folder"
+
+
+def where_to_look(name: str) -> str:
+    """Returns the way to a name that could not be loaded."""
+    if is_path(name):
+        return f"name a folder that exists; the working folder is {os.getcwd()!r}"
+    return f"check the name and the connection; a folder of that name is not in {os.getcwd()!r} either"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, nearest
-from forgather.ml.hub import hub_access
+from forgather.ml.hub import hub_access, no_folder, where_to_look
 from forgather.ml.log import get_logger
 from forgather.ml.quiet import without_progress_bars
 from forgather.ml.random_state import forked_random
@@ -108,17 +108,25 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
             code="FG841",
             hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
         ).about("pretrained_model_name_or_path")
-    source = str(folder) if folder.is_dir() else str(pretrained_model_name_or_path)
+    name = str(pretrained_model_name_or_path)
+    if wrong := no_folder(name):
+        raise _not_loaded(name, wrong)
+    source = str(folder) if folder.is_dir() else name
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelSourceError(
-            f"model {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
-            hint="check the name and the connection, or give an existing folder",
-        ).about("pretrained_model_name_or_path") from error
+        raise _not_loaded(name, reason) from error
     return _ready(model)
+
+
+def _not_loaded(name: str, reason: str) -> ModelSourceError:
+    found: ModelSourceError = ModelSourceError(
+        f"model {name!r} could not be loaded: {reason}", hint=where_to_look(name)
+    )
+    found.argument = "pretrained_model_name_or_path"
+    return found
 
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from inspect import Parameter, Signature
@@ -22,6 +22,7 @@ from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped,
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, Severity
 from forgather.project.settings import arguments_of, rules_about
+from forgather.rules import is_path
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
@@ -31,24 +32,25 @@ def judge_handed(calls: Mapping[int, Called]) -> list[Diagnostic]:
     """Returns what is wrong with arguments for what their constructors do with them."""
     findings: list[Diagnostic] = []
     for called in calls.values():
-        if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
+        if called.node.kind is not CallKind.META:
             findings += _of_call(called, calls)
     return findings
 
 
 def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     arguments = arguments_of(called)
+    is_partial = called.node.kind is CallKind.PARTIAL  # what it calls and lists may still be given
     for rules in rules_about(called):
         for name, use in rules.arguments.items():
             node = arguments.get(name)
             if node is None:
                 continue
             place = _Place(called, name, node)
-            if "called_with" in use:
+            if "called_with" in use and not is_partial:
                 yield from _called(place, use, calls)
-            if "items" in use:
+            if "items" in use and not is_partial:
                 yield from _listed(place, use, calls)
-            if "files" in use:
+            if "files" in use and _is_meant(use, arguments):
                 yield from _files(place, use)
             if "folder" in use:
                 yield from _folder(place, use)
@@ -159,10 +161,28 @@ def _as_object(node: Node, wanted: str) -> str:
 # what is opened
 
 
+def _is_meant(use: Mapping[str, Any], arguments: Mapping[str, Node]) -> bool:
+    """Tells whether files are of this machine: `where` another argument has one of some words."""
+    for name, words in use.get("where", {}).items():
+        node = arguments.get(name)
+        if not isinstance(node, Scalar) or node.value not in words:
+            return False
+    return True
+
+
+def _listed_files(node: Node) -> Iterator[Node]:
+    if isinstance(node, Sequence):
+        yield from node.items
+    elif isinstance(node, Mapped):
+        for entry in node.entries:
+            yield from _listed_files(entry.value)
+    else:
+        yield node
+
+
 def _files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
-    entries = node.items if isinstance(node, Sequence) else (node,)
-    for item in entries:
+    for item in _listed_files(node):
         if not isinstance(item, Scalar) or not isinstance(item.value, str) or _is_there(item.value, use["files"]):
             continue
         message = (
@@ -176,12 +196,14 @@ def _moved(finding: Diagnostic, item: Node) -> Diagnostic:
     return replace(finding, span=item.span or finding.span)
 
 
-def _is_there(written: str, suffixes: Iterable[str]) -> bool:
+def _is_there(written: str, suffixes: Collection[str]) -> bool:
     path = os.path.expanduser(written)
+    if "://" in path:
+        return True
     try:
-        if os.path.isdir(path):
+        if os.path.isdir(path) and suffixes:
             return any(file.endswith(tuple(suffixes)) for _, _, files in walk_folders(path) for file in files)
-        return os.path.isfile(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
+        return os.path.exists(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
     except TooManyEntriesError:
         return True
 
@@ -190,16 +212,11 @@ def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or node.value in use["folder"]:
         return
-    if "paths" in use and not _is_path(node.value):
+    if "://" in node.value or ("paths" in use and not is_path(node.value)):
         return
     if not os.path.isdir(os.path.expanduser(node.value)):
         message = f"{place.name}: there is no folder {node.value!r}"
         yield place.finding("FG456", message, _where(node.value), Severity.WARNING)
-
-
-def _is_path(text: str) -> bool:
-    """Returns whether a text can only be a path: a name of the Hub is `name` or `owner/name`."""
-    return text.startswith((".", "/", "~")) or text.count("/") > 1 or os.sep + os.sep in text
 
 
 def _installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:

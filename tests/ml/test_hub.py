@@ -44,6 +44,17 @@ def test_without_a_network_a_name_is_asked_for_once(asked, ask, code, argument):
     assert [("huggingface.co", 443)] == asked
 
 
+@pytest.mark.parametrize(
+    ("ask", "code"), [(from_pretrained, "FG840"), (load_tokenizer, "FG844"), (hub_dataset, "FG843")]
+)
+@pytest.mark.parametrize("name", ["./nowhere", "~/nowhere", "/nowhere/at", "not/here/at-all"])
+def test_a_path_is_never_asked_of_the_hub(asked, ask, code, name):
+    with pytest.raises(ForgatherError, match=rf"\[{code}\] .*could not be loaded: there is no such folder") as caught:
+        ask(name)
+    assert "the working folder is" in caught.value.hint
+    assert [] == asked
+
+
 def test_the_libraries_are_offline_inside_only_and_each_gets_its_own_setting_back(asked, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ZeroDivisionError), hub_access():

@@ -84,3 +84,23 @@ def test_files_and_folders_that_are_written_out_and_not_there_are_found(told, tm
         "main: 1\n"
     )
     assert [("FG456", 2), ("FG456", 3), ("FG456", 5)] == [found[:2] for found in told(text)]
+
+
+def test_what_libraries_would_load_from_this_machine_is_looked_for(told, tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    here = tmp_path.as_posix()
+    text = (
+        "made: !partial:forgather.ml.models:from_pretrained ['./models/x']\n"
+        "mask: !call:transformers:AutoModelForMaskedLM.from_pretrained {pretrained_model_name_or_path: a/b/c}\n"
+        "name: !call:transformers:AutoModelForMaskedLM.from_pretrained {pretrained_model_name_or_path: owner/name}\n"
+        f"there: !call:forgather.ml.models:from_pretrained ['{here}']\n"
+        "disk: !call:datasets:load_from_disk [rows]\n"
+        "store: !call:datasets:load_from_disk ['s3://rows']\n"
+        f"good: !call:datasets:load_dataset {{path: json, data_files: {{train: '{here}/a.jsonl', test: 'hf://x/y'}}}}\n"
+        f"one: !call:datasets:load_dataset {{path: json, data_files: {{train: '{here}/a.jsonl', test: '{here}/b'}}}}\n"
+        "hub: !call:datasets:load_dataset {path: owner/rows, data_files: train.json}\n"
+        "local: !call:datasets:load_dataset [./rows]\n"
+        f"code: !call:forgather.ml.data:python_sources ['{here}/nowhere']\n"
+        "main: 1\n"
+    )
+    assert [("FG456", line) for line in (1, 2, 5, 8, 10, 11)] == [found[:2] for found in told(text)]

@@ -27,7 +27,8 @@ from datasets import (
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.ml.data.faults import DataError, DataFileError, left_out, missing_column
-from forgather.ml.hub import hub_access
+from forgather.ml.hub import hub_access, no_folder, where_to_look
+from forgather.rules import is_path
 
 logger = logging.getLogger(__name__)
 
@@ -163,16 +164,21 @@ def hub_dataset(
         DataFileError: if the data set cannot be reached.
         DataError: if the column is missing, holds no text, or nothing is left.
     """
+    if wrong := no_folder(name):
+        raise _not_loaded(name, wrong)
     try:
         with hub_access():
             dataset = load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
-        raise DataFileError(
-            f"data set {name!r} could not be loaded: {_first_line(error)}",
-            code="FG843",
-            hint="check the name, the split and the connection, or use local files",
-        ).about("name") from error
+        raise _not_loaded(name, _first_line(error)) from error
     return _usable(dataset, text_column, [name])
+
+
+def _not_loaded(name: str, reason: str) -> DataFileError:
+    hint = where_to_look(name) if is_path(name) else "check the name, the split and the connection, or use local files"
+    found: DataFileError = DataFileError(f"data set {name!r} could not be loaded: {reason}", code="FG843", hint=hint)
+    found.argument = "name"
+    return found
 
 
 def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:

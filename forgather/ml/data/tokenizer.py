@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from forgather.ml.data.advance import advance
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.faults import DataError, DataFileError, missing_column
-from forgather.ml.hub import hub_access
+from forgather.ml.hub import hub_access, no_folder, where_to_look
 
 logger = logging.getLogger(__name__)
 
@@ -101,20 +101,27 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
     Raises:
         DataFileError: if the folder or the name cannot be loaded.
     """
-    source = os.path.expanduser(pretrained_model_name_or_path)
+    name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
+    if wrong := no_folder(name):
+        raise _not_loaded(name, wrong)
     try:
         with nullcontext() if os.path.isdir(source) else hub_access():
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
-        raise DataFileError(
-            f"tokenizer {str(pretrained_model_name_or_path)!r} could not be loaded: {reason}",
-            code="FG844",
-            hint="check the name and the connection, or give a folder that holds 'tokenizer.json'",
-        ).about("pretrained_model_name_or_path") from error
+        raise _not_loaded(name, reason) from error
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _not_loaded(name: str, reason: str) -> DataFileError:
+    hint = (
+        "give a folder that holds 'tokenizer.json'" if os.path.isdir(os.path.expanduser(name)) else where_to_look(name)
+    )
+    found: DataFileError = DataFileError(f"tokenizer {name!r} could not be loaded: {reason}", code="FG844", hint=hint)
+    found.argument = "pretrained_model_name_or_path"
+    return found
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
