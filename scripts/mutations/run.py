@@ -162,15 +162,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree = copied(ROOT, Path(folder))
         for number, mutant in enumerate(mutants, 1):
-            verdict = judge(mutant, tree, whole=options.whole)
+            try:
+                verdict = judge(mutant, tree, whole=options.whole)
+            except RuntimeError as error:
+                print(f"{number}/{len(mutants)} {mutant.id}: NOT JUDGED: {error}", flush=True)
+                continue
             verdicts.append(verdict)
             what = "killed by" if verdict.killed else "SURVIVED"
             print(f"{number}/{len(mutants)} {verdict.seconds:6.1f} s  {mutant.id}: {what} {verdict.by}", flush=True)
-    print(f"{sum(verdict.killed for verdict in verdicts)} of {len(verdicts)} killed")
+    killed = sum(verdict.killed for verdict in verdicts)
+    print(f"{killed} of {len(mutants)} killed")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1), encoding="utf-8")
-    return 0 if all(verdict.killed for verdict in verdicts) else 1
+    return 0 if killed == len(mutants) else 1
 
 
 def _options() -> argparse.Namespace:

@@ -189,14 +189,21 @@ def test_a_checkpoint_that_does_not_exist_is_an_error(settings, tmp_path):
         Trainer(tiny_llama(), settings(), train_dataset=rows()).train(str(tmp_path / "checkpoint-3"))
 
 
-def test_a_checkpoint_of_another_model_is_refused(saved, settings):
-    other = Trainer(tiny_llama(num_hidden_layers=3), settings(), train_dataset=rows())
-    with pytest.raises(CheckpointError, match=r"FG605.*weights do not fit LlamaForCausalLM"):
+@pytest.mark.parametrize(
+    ("allowed", "said"),
+    [
+        ([], r"FG613.*num_hidden_layers is 3, and was 2"),
+        (["model"], r"FG605.*weights do not fit LlamaForCausalLM"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(saved, settings, allowed, said):
+    other = Trainer(tiny_llama(num_hidden_layers=3), settings(allow_changed=allowed), train_dataset=rows())
+    with pytest.raises(CheckpointError, match=said):
         other.train(str(checkpoint_folder(saved, 4)))
 
 
 def test_weights_of_another_shape_are_told_with_both_shapes(saved, settings):
-    other = Trainer(tiny_llama(vocab_size=80), settings(), train_dataset=rows())
+    other = Trainer(tiny_llama(vocab_size=80), settings(allow_changed=["model"]), train_dataset=rows())
     shapes = (
         r"weights do not fit .*embed_tokens.weight' has shape \(64, 32\), not \(80, 32\); 'lm_head.weight' has shape"
     )
