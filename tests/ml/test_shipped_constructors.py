@@ -192,11 +192,14 @@ def test_the_routes_lead_there_where_nothing_guards(inside):
 
 def test_a_partial_that_a_worker_of_a_loader_gets_looks_at_its_arguments_there_too(inside):
     resolver = Resolver(str(inside), guard=ProjectGuard(Project("r0", str(inside)).meta, Trust))
-    load = resolver.resolve("numpy:load")
-    sent = PartialObject(load, (), {}, {}, CallPlace("numpy:load", "main", None), resolver.guard.later(load))
-    got = pickle.loads(pickle.dumps(sent))
-    with pytest.raises(ResolveError, match="FG340"):
-        got("evil.npy", None, True)
+    for name, given, code in (
+        ("numpy:load", {"file": "evil.npy", "allow_pickle": True}, "FG340"),
+        ("transformers:AutoModel.from_pretrained", {"path": "./code_model", "trust_remote_code": True}, "FG341"),
+    ):
+        load = resolver.resolve(name)
+        sent = PartialObject(load, (), {}, {}, CallPlace(name, "main", None), resolver.guard.later(load))
+        with pytest.raises(ResolveError, match=code):
+            pickle.loads(pickle.dumps(sent))(**given)
 
 
 HARMLESS = """
