@@ -29,7 +29,7 @@ from forgather.secret_names import (
     may_be_secret,
     strength_of,
 )
-from forgather.shown_secrets import Shown, in_addresses, parts_of, under_names
+from forgather.shown_secrets import Shown, in_addresses, in_records, parts_of, under_names
 
 __all__ = ["HIDDEN", "hidden", "hide", "hide_known", "is_secret", "note", "note_secrets", "remember", "without_secrets"]
 
@@ -103,7 +103,7 @@ def note_secrets(text: str, *, is_code: bool = False) -> None:
         text: what a user wrote, or the text that was made of it.
         is_code: whether it is Python.
     """
-    for shown in (*under_names(text, is_code=is_code, is_document=True), *in_addresses(text)):
+    for shown in (*under_names(text, is_code=is_code, is_document=True), *in_records(text), *in_addresses(text)):
         _remember_shown(shown)
 
 
@@ -117,6 +117,7 @@ def hide(text: str, *, is_code: bool = False, is_document: bool = False) -> str:
     """
     text = hide_known(text)
     text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
+    text = _replaced(text, in_records(text))
     text = _replaced(text, in_addresses(text))
     if any(beginning in text for beginning in _FAMOUS_BEGINNINGS):
         text = _FAMOUS.sub(HIDDEN, text)

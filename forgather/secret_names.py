@@ -14,7 +14,7 @@ HIDDEN = "(hidden)"
 
 _STRONG = frozenset(
     """password passwords passwd passphrase passcode secret secrets credential credentials apikey apikeys authorization
-    pwd bearer jwt webhook""".split()
+    pwd bearer jwt webhook cookie cookies""".split()
 )
 _OF_A_KEY = frozenset(
     """api access secret private auth signing encryption ssh account subscription license master deploy service wandb hf

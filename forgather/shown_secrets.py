@@ -16,7 +16,7 @@ from forgather.secret_names import HIDDEN, Strength, is_about, is_secret, is_sec
 # `lower` changes the length of some texts.
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _HINT = re.compile("tokens?|secret|pass|pwd?|credential|api_?keys?|authorization|keys?|bearer|jwt"
-                   "|webhook|auth")  # fmt: skip
+                   "|webhook|auth|cookie")  # fmt: skip
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _LONGEST_NAME = 100
 _LONGEST_BRACKETS = 20_000
@@ -43,6 +43,12 @@ _PART = re.compile(
     r"|!(?P<tag>[^\s,\[\]{}]*)|[&*][\w.-]+|#[^\n]*|-[ \t]"
     r"|(?P<quoted>\\{0,4}\"(?:[^\"\\\n]|\\.)*\"|\\{0,4}'(?:[^'\\\n]|\\.|'')*')"
     r"|(?P<bare>[^\s,\[\]{}\"'#:][^,\[\]{}#\n\"']*)"
+)
+_WORD_BEFORE = re.compile(r"[\"'](?P<word>[A-Za-z]{1,20}) $")
+_RECORD = re.compile(
+    r"(?<![\w-])(?:names?|key|header)\\{0,4}[\"']?[ \t]*:[ \t]*\\{0,4}[\"']?(?P<name>[\w.-]{1,60})\\{0,4}[\"']?"
+    r"[ \t]*[,\n][ \t\n]{0,80}\\{0,4}[\"']?(?:value|default)\\{0,4}[\"']?[ \t]*:[ \t]*"
+    r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\"'{\[]+)"
 )
 _QUERY = re.compile(r"(?P<name>(?<=[?&;])[\w.-]{1,60})=(?P<value>[^\s&#\"'<>;]+)")
 _USER = re.compile(r"://(?P<user>[^/\s@'\"<>(){}]+)@")
@@ -85,11 +91,22 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
         begin, end = _name_around(text, hint.start(), hint.end())
         done = max(hint.end(), end)
         name = text[begin:end].strip(".")
+        if (before := _WORD_BEFORE.search(text, max(0, begin - 24), begin)) is not None:
+            name = f"{before['word']}_{name}"
         if strength_of(name.lstrip("-")) is Strength.NONE:
             continue
         found, behind = reading.after(begin, end, name)
         done = max(done, behind)
         yield from found
+
+
+def in_records(text: str) -> Iterator[Shown]:
+    """Yields the values of `name: HF_TOKEN, value: ...`, where one key holds the name of another."""
+    for found in _RECORD.finditer(text):
+        value = found["value"].strip("\"'")
+        if is_secret(found["name"], value):
+            start = found.start("value") + found["value"].index(value)
+            yield Shown(start, start + len(value), parts_of(value), found["name"])
 
 
 def in_addresses(text: str) -> Iterator[Shown]:

@@ -44,9 +44,10 @@ def note_graph(graph: Graph) -> None:
 
 
 def _note_option(record: Mapped) -> None:
-    """Remembers the default of an option that is declared under a name that looks secret."""
-    found = {entry.key: entry.value for entry in record.entries if entry.key in ("names", "default")}
-    default, names = found.get("default"), found.get("names")
+    """Remembers the default of an option, or the value of a record, that names a secret."""
+    found = {entry.key: entry.value for entry in record.entries}
+    default = found.get("default") or found.get("value")
+    names = next((found[key] for key in ("names", "name", "key", "header") if key in found), None)
     if isinstance(default, Scalar) and isinstance(default.value, str) and names is not None:
         for name in names.items if isinstance(names, Sequence) else (names,):
             if isinstance(name, Scalar) and isinstance(name.value, str):
