@@ -47,10 +47,11 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):
-    """Returns the cache folder of this session; the user's own is neither read nor filled."""
+    """Returns the cache folder of this session; what the user keeps and set himself is neither read nor written."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield folder
 
 
