@@ -13,6 +13,7 @@ from urllib.parse import quote
 from forgather.codegen.yaml_text import key_text, quoted, scalar_text
 from forgather.config.forms import is_positional
 from forgather.config.graph import (
+    SPREAD,
     Calc,
     Call,
     ContainerKind,
@@ -97,7 +98,9 @@ class _Emitter:
             lines += self._entries(node.kwargs)
         if node.submodule_searchpath is not None:
             lines += self._pair("submodule_searchpath", *self._node(node.submodule_searchpath))
-        if node.latent_args:
+        if node.spread is not None:
+            lines += self._pair(SPREAD, *self._node(node.spread))
+        elif node.latent_args:
             lines += ["latent_args:", *_indented(self._entries(node.latent_args))]
         return lines
 

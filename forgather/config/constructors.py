@@ -137,12 +137,13 @@ class _Judge:
         self._calls = calls
         self._reader = reader
         self.texts: list[Scalar] = []
-        self._entries = {str(entry.key): entry for entry in (*self._node.kwargs, *self._node.latent_args)}
+        self._entries = {str(entry.key): entry for entry in (*self._node.kwargs, *self._node.named_latent_args)}
 
     def findings(self) -> Iterator[Diagnostic]:
         """Yields what keeps the call from working."""
         values = {name: entry.value for name, entry in self._entries.items()}
-        partial = self._node.kind is CallKind.PARTIAL
+        # What a variable adds is not known.
+        partial = self._node.kind is CallKind.PARTIAL or self._node.spread is not None
         signatures = self._callee.signatures
         found = mismatches(signatures, self._callee.name, self._node.args, values, partial=partial)
         yield from (self._mismatch(one) for one in found)

@@ -10,7 +10,20 @@ import re
 from dataclasses import replace
 
 from forgather.config.events import Event, Refusal
-from forgather.config.graph import Calc, Call, CallKind, ContainerKind, Entry, Env, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    SPREAD,
+    Calc,
+    Call,
+    CallKind,
+    ContainerKind,
+    Entry,
+    Env,
+    Mapped,
+    Node,
+    Scalar,
+    Sequence,
+    Var,
+)
 from forgather.config.merge import overriding, reached
 from forgather.config.path import Index, Key
 from forgather.config.scalars import resolve_scalar
@@ -114,13 +127,13 @@ def _value_from_mapping(kind: ValueKind, entries: tuple[Entry, ...], origin: Ori
 
 
 def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Call:
-    reserved = {entry.key: entry for entry in entries if entry.key in (SEARCH_PATH, "latent_args")}
+    reserved = {entry.key: entry for entry in entries if entry.key in (SEARCH_PATH, SPREAD)}
     plain = tuple(entry for entry in entries if entry.key not in reserved)
     node = Call(
         origin=origin,
         kind=kind,
         constructor=tag.constructor,
-        latent_args=_mapping_under(reserved.get("latent_args")),
+        latent_args=_latent_args(kind, reserved.get(SPREAD)),
         submodule_searchpath=reserved[SEARCH_PATH].value if SEARCH_PATH in reserved else None,
         name=tag.name,
     )
@@ -134,6 +147,18 @@ def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin |
     marks += _remembered([replace(entry, key=position) for position, entry in enumerate(ordered)])
     kwargs = _keywords(tuple(entry for entry in plain if not _positional(entry)))
     return replace(node, args=tuple(entry.value for entry in ordered), kwargs=kwargs, marks=marks)
+
+
+def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
+    """Returns keywords that are merged last; those that a `!var` gives stand under the key `latent_args` itself."""
+    if entry is not None and isinstance(entry.value, Var) and kind is not CallKind.META:
+        return (entry,)
+    entries = _mapping_under(entry)
+    for inner in entries:
+        if inner.key == SPREAD:
+            hint = f"for a keyword argument of that name write kwargs: {{{SPREAD}: ...}}"
+            raise Refusal("FG213", f"{SPREAD!r} stands inside {SPREAD!r}", hint, span=inner.span)
+    return entries
 
 
 def _remembered(entries: list[Entry]) -> tuple[Entry, ...]:

@@ -28,6 +28,10 @@ class CallKind(StrEnum):
     META = "meta"
 
 
+SPREAD = "latent_args"
+"""The key of a `!var` that gives all latent arguments of a call."""
+
+
 class ContainerKind(StrEnum):
     """The container forms. `DLIST` is written as a mapping and read as a list."""
 
@@ -102,7 +106,8 @@ class Call(Node):
         constructor: "module:symbol.path", "path/to/file.py:symbol" or a short name.
         args: positional arguments.
         kwargs: keyword arguments, in order.
-        latent_args: keywords that are constructed last and merged last.
+        latent_args: keywords that are constructed last and merged last; a `!var` that gives them has the key
+            `latent_args` itself.
         submodule_searchpath: folders for file imports relative to the constructor's file.
         name: identity, the `@name` of the tag.
         marks: what is remembered of positional arguments and of the search path, by position or name: the aliases,
@@ -117,6 +122,16 @@ class Call(Node):
     submodule_searchpath: Node | None = None
     name: str | None = None
     marks: tuple[Entry, ...] = ()
+
+    @property
+    def spread(self) -> Node | None:
+        """The `!var` of `latent_args: !var name`, whose value holds the keywords; None where they are written out."""
+        return next((entry.value for entry in self.latent_args if entry.key == SPREAD), None)
+
+    @property
+    def named_latent_args(self) -> tuple[Entry, ...]:
+        """The keywords of `latent_args` that are written out."""
+        return tuple(entry for entry in self.latent_args if entry.key != SPREAD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from forgather.config.arguments import mismatch
 from forgather.config.calc import evaluate
 from forgather.config.events import Refusal
 from forgather.config.graph import (
+    SPREAD,
     Calc,
     Call,
     CallKind,
@@ -150,8 +151,10 @@ class _Construction:
                 function = self._resolve(node, path)
                 if node.kind is CallKind.META:
                     continue
-                self._check(function, node, path, node.args, {str(entry.key): entry for entry in _keywords(node)})
-                self._fitting[id(node)] = function
+                written = {str(entry.key): entry for entry in (*node.kwargs, *node.named_latent_args)}
+                self._check(function, node, path, node.args, written, whole=node.spread is None)
+                if node.spread is None:
+                    self._fitting[id(node)] = function
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 
     def _is_given(self, node: Node) -> bool:
@@ -180,6 +183,22 @@ class _Construction:
 
     # calls
 
+    def _latent(self, node: Call, path: GraphPath, of: Callable[[Node, GraphPath], Any]) -> dict[str, Any]:
+        """Returns the keywords that are merged last."""
+        if node.spread is None:
+            return {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
+        inside = (*path, Key(SPREAD))
+        given = self.build(node.spread, inside)
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise GraphError(
+                f"{SPREAD!r} is given {given!r:.80}; it is a mapping of keyword arguments",
+                code="FG213",
+                span=node.spread.span or node.span,
+                path=format_path(inside),
+                hint="give a mapping with texts as keys",
+            )
+        return dict(given)
+
     def _call(self, node: Call, path: GraphPath) -> Any:
         fitting = self._fitting.get(id(node))
         function = fitting or self._resolve(node, path)
@@ -190,7 +209,7 @@ class _Construction:
         of = self._recipe if node.kind is CallKind.PARTIAL else self.build
         args = tuple(of(value, (*path, Index(position))) for position, value in enumerate(node.args))
         kwargs = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.kwargs}
-        latent = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
+        latent = self._latent(node, path, of)
         if fitting is None:
             self._check(function, node, path, args, {**kwargs, **latent})
         try:
@@ -256,9 +275,11 @@ class _Construction:
         path: GraphPath,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        *,
+        whole: bool = True,
     ) -> None:
         name = node.constructor.rpartition(":")[2].rpartition(".")[2]
-        found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL)
+        found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL or not whole)
         if found is None:
             return
         entries = {entry.key: entry for entry in _keywords(node)}

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Names
 from typing import Any
 
 from forgather.config.forms import describe
-from forgather.config.graph import Calc, Call, ContainerKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import SPREAD, Calc, Call, ContainerKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.naming import anchor_names
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import Step, children, shared_nodes
@@ -162,9 +162,11 @@ class _JsonWriter:
             fields["name"] = node.name
         if node.args:
             fields["args"] = [self.value(value) for value in node.args]
-        for name, entries in (("kwargs", node.kwargs), ("latent_args", node.latent_args)):
+        for name, entries in (("kwargs", node.kwargs), (SPREAD, node.named_latent_args)):
             if entries:
                 fields[name] = {entry.key: self.value(entry.value) for entry in entries}
+        if node.spread is not None:
+            fields[SPREAD] = self.value(node.spread)
         if node.submodule_searchpath is not None:
             fields["submodule_searchpath"] = self.value(node.submodule_searchpath)
         return fields

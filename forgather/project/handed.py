@@ -109,6 +109,8 @@ def _called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) 
 
 def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) -> list[str]:
     """Returns the parameters without default that neither the partial nor its caller gives."""
+    if partial.spread is not None:
+        return []
     parameters = signature.parameters.values()
     by_name = {str(entry.key) for entry in (*partial.kwargs, *partial.latent_args)} | set(given.get("keywords", ()))
     positional = [p.name for p in parameters if p.kind in _POSITIONAL]

@@ -206,7 +206,7 @@ def rules_about(called: Called) -> tuple[Rules, ...]:
 
 def arguments_of(called: Called) -> dict[str, Node]:
     """Returns the arguments of a call by the names of its parameters."""
-    values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.latent_args)}
+    values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.named_latent_args)}
     for signature in called.callee.signatures if called.callee else ():
         bound = binds(signature, called.node.args, {}, partial=True)
         if bound is not None:
@@ -263,7 +263,7 @@ def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry 
 def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
     """Returns the keywords of a call with their places: each of many findings asks for one of them."""
     found: dict[object, tuple[int, Entry]] = {}
-    for position, entry in enumerate((*node.kwargs, *node.latent_args)):
+    for position, entry in enumerate((*node.kwargs, *node.named_latent_args)):
         found.setdefault(entry.key, (position, entry))
     return found
 

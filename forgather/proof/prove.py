@@ -77,7 +77,7 @@ def prove(
             def build(log: Log = theirs, chosen: list[str] = variables) -> dict[str, Any]:
                 world = module_globals(log, file)
                 exec(code, world)
-                given = {parameters[word]: log.record(f"the variable {word}") for word in chosen}
+                given = {parameters[word]: _value(graph, word, log) for word in chosen}
                 built = world["build"](**given)
                 return {targets[0]: built} if len(targets) == 1 else built
 
@@ -122,7 +122,7 @@ def _compiled(text: str) -> Any:
 def _construct(
     graph: Graph, targets: Sequence[str], chosen: list[str], resolver: RecordingResolver, log: Log
 ) -> dict[str, Any]:
-    given = {word: log.record(f"the variable {word}") for word in chosen}
+    given = {word: _value(graph, word, log) for word in chosen}
     try:
         return materialize(graph, targets=targets, variables=given, project_dir=resolver.project_dir, resolver=resolver)
     except ForgatherError:
@@ -158,6 +158,14 @@ def _nodes(graph: Graph) -> Iterator[Any]:
 
 def _calcs(graph: Graph) -> list[Calc]:
     return [node for node in _nodes(graph) if isinstance(node, Calc)]
+
+
+def _value(graph: Graph, variable: str, log: Log) -> Any:
+    """Returns the value of a variable: a stand-in, or a mapping with one where the variable holds keywords."""
+    value = log.record(f"the variable {variable}")
+    holders = (node.spread for node in _nodes(graph) if isinstance(node, Call))
+    holds_keywords = any(isinstance(node, Var) and node.variable == variable for node in holders)
+    return {"of_the_variable": value} if holds_keywords else value
 
 
 def _variables(graph: Graph, parameters: Mapping[str, str], scenario: Scenario) -> list[str]:

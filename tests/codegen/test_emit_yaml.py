@@ -118,3 +118,10 @@ def test_plain_values(value, expected):
 def test_keys_and_quotes():
     assert '["a,b", 1]' == key_text(("a,b", 1))
     assert '"a\\nb"' == quoted("a\nb")
+
+
+@pytest.mark.parametrize("late", ["!var late", "!var {name: late, default: {x: 1}}"])
+def test_latent_arguments_of_a_variable_are_written_as_such(late):
+    graph = graph_of(f"main: !partial:m:f {{y: 2, latent_args: {late}}}\n")
+    assert "latent_args: !var" in emit_yaml(graph)
+    assert same_graph(graph, graph_of(emit_yaml(graph)))

@@ -128,6 +128,31 @@ def test_latent_arguments_are_built_and_merged_last():
     assert ["first", "late"] == order
 
 
+LATE = "a: !{kind}:B:Part\n  x: early\n  latent_args: !var {{name: late, default: {{x: late, y: 1}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "kwargs"), [({}, {"x": "late", "y": 1}), ({"late": {"z": 2}}, {"x": "early", "z": 2})]
+)
+def test_a_variable_may_hold_the_latent_arguments(variables, kwargs):
+    assert kwargs == build(LATE.format(kind="call"), **variables)["a"].kwargs
+    assert kwargs == build(LATE.format(kind="partial"), **variables)["a"]().kwargs
+
+
+@pytest.mark.parametrize("value", [5, None, {1: 2}])
+def test_latent_arguments_that_are_no_mapping_are_refused_at_their_line(value):
+    with pytest.raises(GraphError, match=r"\[FG213\] 'latent_args' is given") as caught:
+        build(LATE.format(kind="call"), late=value)
+    assert (3, "a.latent_args") == (caught.value.span.line, caught.value.path)
+
+
+def test_latent_arguments_of_a_variable_meet_the_signature_once_they_are_known():
+    text = "a: !call:torch.nn:Linear\n  in_features: 1\n  latent_args: !var late\n"
+    assert 2 == build(text, late={"out_features": 2})["a"].out_features
+    with pytest.raises(ArgumentError, match="no parameter 'out_feature'"):
+        build(text, late={"out_feature": 2})
+
+
 def test_a_constructor_may_take_arguments_of_any_name():
     text = "a: !call:B:AnyName {constructor: 1, name: 2, path: 3, node: 4, function: 5, kwargs: 6}\n"
     assert (1, 2, 3, 4, 5, None, 6) == build(text)["a"].values

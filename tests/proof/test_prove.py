@@ -66,6 +66,13 @@ def test_the_code_of_a_config_is_equal_and_its_calls_are_counted():
     assert 1 == proven("a: !call:m:f [1]\nmain: [1]\n", targets=["a"])
 
 
+@pytest.mark.parametrize("kind", ["call", "partial"])
+@pytest.mark.parametrize("late", ["!var late", "!var {name: late, default: {x: 2, y: !call:m:g []}}"])
+def test_the_code_of_latent_arguments_in_a_variable_is_equal(kind, late):
+    text = f"main: !{kind}:m:f\n  args: [1]\n  kwargs: {{x: 1}}\n  latent_args: {late}\n"
+    assert 0 < proven(text) + proven(f"main: [!call:m:g [], {{}}]\nother: !{kind}:m:h {{x: 1, latent_args: {late}}}\n")
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_code_that_was_changed_is_found_out(mutation):
     old, new, message = MUTATIONS[mutation]

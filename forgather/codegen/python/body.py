@@ -15,13 +15,14 @@ from forgather.codegen.python.fresh import FreshWriter
 from forgather.codegen.python.imports import Imports, is_file, split, static_folders
 from forgather.codegen.python.names import Names, is_identifier, is_named, wish
 from forgather.codegen.python.parameters import Parameter
-from forgather.codegen.python.parts import DEEPEST, Part, below, room
+from forgather.codegen.python.parts import DEEPEST, SPREAD_MARK, Part, below, room
 from forgather.codegen.python.passes import unused
 from forgather.codegen.python.reach import Reach, is_null
 from forgather.codegen.python.short import PARAMETERS, expanded
-from forgather.codegen.python.text import Expression, Statement, bracketed, call, name, quoted, width
+from forgather.codegen.python.text import Expression, Statement, as_primary, bracketed, call, name, quoted, width
 from forgather.codegen.python.values import ValueWriter
 from forgather.config.graph import (
+    SPREAD,
     Calc,
     Call,
     CallKind,
@@ -302,14 +303,18 @@ class Body:
     def arguments(self, node: Call, path: GraphPath, of: Callable[[Node, GraphPath], Expression]) -> list[Part]:
         """Returns the arguments of a call, still to be built; `before` holds the keyword."""
         parts = [self._part("", value, (*path, Index(position)), of) for position, value in enumerate(node.args)]
-        for entry in (*node.kwargs, *node.latent_args):
+        for entry in (*node.kwargs, *node.named_latent_args):
             parts.append(self._part(str(entry.key), entry.value, (*path, Key(entry.key)), of))
+        if node.spread is not None:
+            parts.append(self._part(SPREAD_MARK, node.spread, (*path, Key(SPREAD)), of))
         return parts
 
     def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
         """Returns a call with built arguments, or what a short name does with them."""
         count = len(node.args)
         if node.constructor in SHORT_NAMES:
+            if node.spread is not None:
+                raise cannot("FG331", f"the keywords of {node.constructor} are given at construction", node, path)
             return self._short(node, path, parts)
         if (
             node.constructor in ("getattr", "builtins:getattr")
@@ -325,6 +330,8 @@ class Body:
 
     def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
         """Returns keyword arguments; from the first that is no identifier on, as `**{...}`."""
+        if any(word == SPREAD_MARK for word, _ in members):
+            return [("**", self._display(members))]
         odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
         plain = [(f"{word}=", value) for word, value in members[:odd]]
         if odd == len(members):
@@ -332,7 +339,10 @@ class Body:
         return [*plain, ("**", self._display(members[odd:]))]
 
     def _display(self, members: list[tuple[str, Expression]]) -> Expression:
-        return bracketed("{", [(f"{self.key(word).text}: ", value) for word, value in members], "}", pure=True)
+        return bracketed("{", [self._member(word, value) for word, value in members], "}", pure=True)
+
+    def _member(self, word: str, value: Expression) -> tuple[str, Expression]:
+        return ("**", as_primary(value)) if word == SPREAD_MARK else (f"{self.key(word).text}: ", value)
 
     def _short(self, node: Call, path: GraphPath, parts: list[Part]) -> Expression:
         word, count = node.constructor, len(node.args)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from forgather.codegen.python.faults import cannot
 from forgather.codegen.python.names import wish
+from forgather.codegen.python.parts import SPREAD_MARK
 from forgather.codegen.python.reach import is_null
-from forgather.codegen.python.text import Expression, Statement, bracketed, call, name, quoted
+from forgather.codegen.python.text import Expression, Statement, as_primary, bracketed, call, name, quoted
 from forgather.config.graph import Call, ContainerKind, Env, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children
@@ -202,6 +203,8 @@ class FreshWriter:
         return call(callee, [*positional, ("*", name("args")), ("**", keywords)])
 
     def _latent(self, key: str, value: Expression, *, again: bool) -> tuple[str, Expression]:
+        if key == SPREAD_MARK:
+            return "**", as_primary(value)
         member = (f"{quoted(key)}: ", value)
         return ("**", bracketed("{", [member], "}", pure=True)) if again else member
 

@@ -14,6 +14,8 @@ from forgather.codegen.python.text import Expression, name
 from forgather.config.path import GraphPath, Key
 
 LONGEST_STRING, DEEPEST = 60, 4
+SPREAD_MARK = "**"
+"""What stands before a value that holds keywords, as `Part.before` and in a display of keywords."""
 _LONGEST_PATH = 240
 
 

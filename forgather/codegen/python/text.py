@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forgather.errors import GraphError
 
@@ -67,9 +67,14 @@ def bracketed(
     )
 
 
+def as_primary(value: Expression) -> Expression:
+    """Returns an expression after which, and before which as `**`, nothing binds closer."""
+    return value if value.primary else replace(value, text=f"({value.text})", primary=True)
+
+
 def call(function: Expression, items: Iterable[tuple[str, Expression]], *, pure: bool = False) -> Expression:
     """Returns a call."""
-    text = function.text if function.primary else f"({function.text})"
+    text = as_primary(function).text
     return bracketed(f"{text}(", items, ")", pure=pure and function.pure)
 
 
