@@ -14,9 +14,11 @@ _given: set[Path] = set()
 
 
 def own_run_folder(output_dir: str | Path) -> Path:
-    """Returns `<output_dir>/runs/<utc time>-<n>`, with the first `n` that is free."""
+    """Returns `<output_dir>/runs/<utc time>`; where another run has it, with `-2` or the next number that is free."""
     began = Path(output_dir, "runs", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    numbered = (began.with_name(f"{began.name}-{number}") for number in itertools.count(1))
-    folder = next(path for path in numbered if path.absolute() not in _given and not path.exists())
+    numbered = (began.with_name(f"{began.name}-{number}") for number in itertools.count(2))
+    folder = next(
+        path for path in itertools.chain([began], numbered) if path.absolute() not in _given and not path.exists()
+    )
     _given.add(folder.absolute())
     return folder

@@ -76,8 +76,7 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
     given = _settings(arguments, calls)
     if given is None:
         return
-    processes = run_meta(graph).nproc_per_node
-    known = processes if isinstance(processes, int) else None
+    known = _processes(graph)
     try:
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
@@ -86,6 +85,15 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
             if known is not None or not one.message.startswith("train_batch_size"):
                 span = one.span or _place_in(entry, one.message)
                 yield replace(one, span=span)
+
+
+def _processes(graph: Graph) -> int | None:
+    """Returns how many processes a run starts; None where that is not known here, or wrong, which is told elsewhere."""
+    try:
+        processes = run_meta(graph).nproc_per_node
+    except ForgatherError:
+        return None
+    return processes if isinstance(processes, int) else None
 
 
 def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:

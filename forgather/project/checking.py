@@ -7,6 +7,7 @@ too, and what could not be checked is listed with the reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,7 @@ from forgather.project.elsewhere import judge_projects
 from forgather.project.handed import judge_handed
 from forgather.project.hooks import judge_hooks
 from forgather.project.imports import judge_imports
+from forgather.project.locations import library_dir
 from forgather.project.needs import judge_callables
 from forgather.project.output_folders import judge_output_folder
 from forgather.project.packed_rows import judge_packed_rows
@@ -43,6 +45,8 @@ GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
 """Construction variables that `train` gives."""
 UNNAMED = "FG232"
 """The finding that a calculation reads a name that nothing has."""
+IDLE = "FG233"
+"""The finding that an override changes nothing."""
 LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
 SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
@@ -93,7 +97,7 @@ def check_project(
     started = None if for_run else _started(graph)
     settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
     elsewhere, unread = judge_projects(graph, project)
-    found = _without_meant(found, (*judgement.texts, *words))
+    found = [one for one in _without_meant(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
     if for_run:
         found = _as_a_run_sees(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
@@ -122,6 +126,11 @@ def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list
     """Returns findings without those about texts that a parameter asks for, as `eval_strategy: no`."""
     meant = {(text.span.file, text.span.line, repr(text.value)) for text in texts if text.span is not None}
     return [one for one in found if one.code != LOOKALIKE or _written_at(one) not in meant]
+
+
+def _repeats_the_library(found: Diagnostic) -> bool:
+    """Tells whether a line says what a template of the library says, which another release may say otherwise."""
+    return found.code == IDLE and f" at {library_dir()}{os.sep}" in found.message
 
 
 def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:

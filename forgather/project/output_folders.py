@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from forgather.config.graph import Entry
-from forgather.errors import Diagnostic
+from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.configfiles import config_files
 from forgather.project.describe import describe_config, describe_project
 from forgather.project.display import Display
@@ -51,7 +51,11 @@ def _of_its_name(project: Project) -> str | None:
     if entry is None or not isinstance(folder, str) or "output_dir" in project.variables:
         return None
     written_in = entry.span.file if entry.span else ""
-    name = run_meta(project.graph).name
+    try:
+        name = run_meta(project.graph).name
+    except ForgatherError:
+        # What is wrong with `meta` is told where it is looked at.
+        return None
     by_default = {name.lower().replace(" ", "_"), project.config_stem}
     parent, base = os.path.split(folder)
     is_default = parent == os.path.join(project.meta.project_dir, "output_models") and base in by_default

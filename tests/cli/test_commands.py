@@ -355,6 +355,12 @@ def test_tlist_marks_templates_that_are_hidden(bench, out):
     ]
 
 
+def test_tlist_outside_any_project_lists_the_library(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    assert "trainers/trainer.yaml" in {line.split()[0] for line in out("tlist").splitlines()}
+    assert None is json.loads(out("tlist", "--json"))["project"]
+
+
 def test_construct_prints_what_was_built(bench, out):
     assert "{'lr': 0.1, 'steps': 3, 'fast': False, 'mode': 'a'}\n" == out("construct", "optimizer")
     assert "optimizer: {'lr': 7" in out("construct", "optimizer", "main", "--set", "optimizer.lr=7", notes=True)

@@ -1,4 +1,9 @@
-"""The examples of docs/errors: a config gives the code of its page and its corrected form does not, Python runs."""
+"""The examples of docs/errors: each gives the code of its page where it says so, and its corrected form does not.
+
+What the word after three backticks means: `yaml` is a config whose check gives the code, `yaml fixed` one without errors;
+`yaml construct` gives it when `main` is built, and `yaml construct fixed` is built. `python` runs, `python raises` gives
+the code. A word with a dot in it is the name of a further file of the page's project, as `yaml templates/project.yaml`.
+"""
 
 import re
 from pathlib import Path
@@ -6,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.options import OWN_NAMES
+from forgather.errors import ForgatherError
 from forgather.project.checking import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
@@ -15,36 +21,78 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 EXAMPLES = [(page.stem, *found.groups()) for page in PAGES for found in FENCE.finditer(page.read_text())]
 
 
-@pytest.mark.parametrize(("code", "text"), [(code, text) for code, kind, text in EXAMPLES if kind == "yaml"])
-def test_a_config_gives_the_code_of_its_page(code, text, checked):
-    assert code in checked(code, text)
+def is_file(kind):
+    return "." in kind
 
 
-@pytest.mark.parametrize(("code", "text"), [(code, text) for code, kind, text in EXAMPLES if kind == "yaml fixed"])
-def test_a_corrected_config_does_not_give_the_code_of_its_page(code, text, checked):
-    assert code not in checked(code, text)
+def of_kind(kind):
+    found = [(code, text) for code, word, text in EXAMPLES if word == kind]
+    return pytest.mark.parametrize(("code", "text"), found, ids=[code for code, _ in found])
 
 
 @pytest.fixture
-def checked(tmp_path, monkeypatch):
-    def check(code, text):
-        configs = {"templates/configs/main.yaml": text}
+def project(tmp_path, monkeypatch):
+    def make(code, text):
+        files = {word.split()[-1]: more for page, word, more in EXAMPLES if page == code and is_file(word)}
         if code == "FG421":
-            configs["templates/configs/copy.yaml"] = text
-        folder = make_project(tmp_path / "page", configs)
+            files["templates/configs/copy.yaml"] = text
+        folder = make_project(tmp_path / "page", {"templates/configs/main.yaml": text, **files})
         monkeypatch.chdir(folder)
-        return {found.code for found in check_project(Project("main", folder), reserved=OWN_NAMES).findings}
+        return Project("main", folder, trust=True)
 
-    return check
+    return make
 
 
-@pytest.mark.parametrize(("code", "text"), [(code, text) for code, kind, text in EXAMPLES if kind == "python"])
+def checked(project):
+    return {found.code: str(found.severity) for found in check_project(project, reserved=OWN_NAMES).findings}
+
+
+@of_kind("yaml")
+def test_a_config_gives_the_code_of_its_page(code, text, project):
+    assert code in checked(project(code, text))
+
+
+@of_kind("yaml fixed")
+def test_a_corrected_config_has_no_errors(code, text, project):
+    found = checked(project(code, text))
+    assert (False, False) == (code in found, "error" in found.values()), found
+
+
+@of_kind("yaml construct")
+def test_building_a_config_gives_the_code_of_its_page(code, text, project):
+    with pytest.raises(ForgatherError) as caught:
+        project(code, text)()
+    assert code == caught.value.code
+
+
+@of_kind("yaml construct fixed")
+def test_a_corrected_config_is_built(code, text, project):
+    project(code, text)()
+
+
+@of_kind("python")
 def test_python_of_a_page_runs(code, text, monkeypatch):
     monkeypatch.chdir(PAGES[0].parents[2])
     exec(compile(text, f"{code}.md", "exec"), {})
 
 
-def test_there_are_examples_of_both_kinds():
+@of_kind("python raises")
+def test_python_of_a_page_gives_its_code(code, text, monkeypatch):
+    monkeypatch.chdir(PAGES[0].parents[2])
+    with pytest.raises(ForgatherError) as caught:
+        exec(compile(text, f"{code}.md", "exec"), {})
+    assert code == caught.value.code
+
+
+RUN = {"yaml", "yaml fixed", "yaml construct", "yaml construct fixed", "python", "python raises"}
+
+
+def test_every_example_is_of_a_kind_that_is_run():
+    assert set() == {kind for _, kind, _ in EXAMPLES if not is_file(kind)} - RUN - {""}
     kinds = [kind for _, kind, _ in EXAMPLES]
-    assert 55 <= kinds.count("yaml")
-    assert 1 <= kinds.count("python")
+    assert MANY <= len([kind for kind in kinds if kind in RUN])
+    assert 0 < min(map(kinds.count, RUN))
+
+
+MANY = 155
+"""How many examples are run, at least."""

@@ -340,3 +340,15 @@ def test_a_finding_about_an_option_stands_at_the_option(tmp_path):
     )
     [one] = [one for one in check_project(Project("a", str(folder), size="x")).findings if one.code == "FG242"]
     assert "<option --size>" == one.span.file
+
+
+@pytest.mark.parametrize(
+    "key", ["nproc_per_node: four", "nproc_per_node: 0", "output_dir: 3", "fault_tolerance: {restart: 3}"]
+)
+@pytest.mark.parametrize("template", ["trainer", "accel_trainer"])
+def test_a_wrong_target_meta_hides_no_other_finding(tmp_path, template, key):
+    text = f"-- extends 'trainers/{template}.yaml'\n[meta]\n    == super()\n    {key}\n"
+    text += "[trainer_args]\n    == super()\n    learnign_rate: 1\n" + "    deepspeed: auto\n" * (template != "trainer")
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+    lines = {one.span.line for one in check_project(Project("a", str(folder))).findings if one.severity == "error"}
+    assert {4, 7} <= lines

@@ -1,4 +1,4 @@
-"""`fgcli tlist`: the templates that a project can extend and include. Renders no config."""
+"""`fgcli tlist`: the templates that a project can extend and include; outside any, those of the library alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.project.display import Display
+from forgather.project.locations import library_dir
 from forgather.project.metastore import load_meta
-from forgather.project.workspace import find_project
+from forgather.project.workspace import find_project, project_above
 
 DESCRIPTION = """List the templates on the project's search path: its own, the workspace's, and the packaged library.
-Of two with one name the first is used; the other is marked as hidden."""
+Of two with one name the first is used; the other is marked as hidden. Outside any project: the library alone."""
 EXAMPLES = """example:
   fgcli -p projects/tiny_llama tlist"""
 
@@ -26,18 +27,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(invocation: Invocation) -> int:
     """Prints the templates and returns the exit status."""
-    meta = load_meta(find_project(invocation.project_dir))
-    display = Display(meta.project_dir, meta.workspace_root)
-    facts = _templates(meta.searchpath, display)
+    meta = None
+    if invocation.project_dir is not None or project_above(os.getcwd()) is not None:
+        meta = load_meta(find_project(invocation.project_dir))
+    display = Display(meta.project_dir, meta.workspace_root) if meta else Display()
+    facts = _templates(meta.searchpath if meta else (library_dir(),), display)
     if invocation.options.json:
-        write_json({"project": meta.name, "templates": facts})
+        write_json({"project": meta.name if meta else None, "templates": facts})
     elif facts:
         width = max(len(str(fact["name"])) for fact in facts)
         hidden = {True: "  (hidden by the one above)", False: ""}
         write_text(
             "\n".join(f"{fact['name']:<{width}}  {fact['file']}{hidden[fact['hidden'] is True]}" for fact in facts)
         )
-    return int(print_findings(meta.diagnostics, meta.project_dir))
+    return int(print_findings(meta.diagnostics, meta.project_dir)) if meta else 0
 
 
 def _templates(searchpath: tuple[str, ...], display: Display) -> list[dict[str, object]]:
