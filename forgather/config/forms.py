@@ -155,7 +155,7 @@ def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
         return (entry,)
     entries = _mapping_under(entry)
     for inner in entries:
-        if inner.key == SPREAD:
+        if inner.key == SPREAD and isinstance(inner.value, Var):
             hint = f"for a keyword argument of that name write kwargs: {{{SPREAD}: ...}}"
             raise Refusal("FG213", f"{SPREAD!r} stands inside {SPREAD!r}", hint, span=inner.span)
     return entries

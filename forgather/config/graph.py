@@ -126,12 +126,12 @@ class Call(Node):
     @property
     def spread(self) -> Node | None:
         """The `!var` of `latent_args: !var name`, whose value holds the keywords; None where they are written out."""
-        return next((entry.value for entry in self.latent_args if entry.key == SPREAD), None)
+        return next((entry.value for entry in self.latent_args if _is_spread(entry)), None)
 
     @property
     def named_latent_args(self) -> tuple[Entry, ...]:
         """The keywords of `latent_args` that are written out."""
-        return tuple(entry for entry in self.latent_args if entry.key != SPREAD)
+        return tuple(entry for entry in self.latent_args if not _is_spread(entry))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,3 +232,7 @@ def list_of_targets(names: list[str], wanted: str) -> str:
     near = close_matches(wanted, names, n=1)
     shown = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     return (f"did you mean {near[0]!r}? " if near else "") + f"targets: {shown}"
+
+
+def _is_spread(entry: Entry) -> bool:
+    return entry.key == SPREAD and isinstance(entry.value, Var)

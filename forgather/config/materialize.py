@@ -41,6 +41,7 @@ from forgather.config.partials import (
     Recipe,
     assemble,
     call_noted,
+    given_keywords,
     note_once,
 )
 from forgather.config.path import GraphPath, Index, Key, format_path
@@ -151,9 +152,8 @@ class _Construction:
                 function = self._resolve(node, path)
                 if node.kind is CallKind.META:
                     continue
-                written = {str(entry.key): entry for entry in (*node.kwargs, *node.named_latent_args)}
-                self._check(function, node, path, node.args, written, whole=node.spread is None)
                 if node.spread is None:
+                    self._check(function, node, path, node.args, {str(entry.key): entry for entry in _keywords(node)})
                     self._fitting[id(node)] = function
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 
@@ -187,17 +187,7 @@ class _Construction:
         """Returns the keywords that are merged last."""
         if node.spread is None:
             return {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
-        inside = (*path, Key(SPREAD))
-        given = self.build(node.spread, inside)
-        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-            raise GraphError(
-                f"{SPREAD!r} is given {given!r:.80}; it is a mapping of keyword arguments",
-                code="FG213",
-                span=node.spread.span or node.span,
-                path=format_path(inside),
-                hint="give a mapping with texts as keys",
-            )
-        return dict(given)
+        return given_keywords(self.build(node.spread, (*path, Key(SPREAD))), node, path)
 
     def _call(self, node: Call, path: GraphPath) -> Any:
         fitting = self._fitting.get(id(node))
@@ -275,11 +265,9 @@ class _Construction:
         path: GraphPath,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        *,
-        whole: bool = True,
     ) -> None:
         name = node.constructor.rpartition(":")[2].rpartition(".")[2]
-        found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL or not whole)
+        found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL)
         if found is None:
             return
         entries = {entry.key: entry for entry in _keywords(node)}

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forgather.config.graph import ContainerKind
-from forgather.errors import BuildNote, ResolveError
+from forgather.config.graph import SPREAD, Call, ContainerKind
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.errors import BuildNote, GraphError, ResolveError
 from forgather.source import Span
 
 
@@ -175,3 +176,20 @@ class PartialObject:
         given = [repr(value) for value in self.args]
         given += [f"{key}={value!r}" for key, value in {**self.keywords, **self.latent}.items()]
         return f"partial({', '.join([self._place.constructor, *given])})"
+
+
+def given_keywords(given: Any, node: Call, path: GraphPath) -> dict[str, Any]:
+    """Returns the keywords that `latent_args: !var name` of a call is given.
+
+    Raises:
+        GraphError: FG213, they are no mapping with texts as keys.
+    """
+    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
+        return dict(given)
+    raise GraphError(
+        f"{SPREAD!r} is given {given!r:.80}; it is a mapping of keyword arguments",
+        code="FG213",
+        span=(node.spread and node.spread.span) or node.span,
+        path=format_path((*path, Key(SPREAD))),
+        hint="give a mapping with texts as keys",
+    )
