@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from forgather.cli.main import main
+from forgather.codegen.python.names import Names
 from tests.project.workbench import make_project
 
 SMALL, LARGE = 40, 160
@@ -75,3 +76,17 @@ def test_work_grows_as_the_config_does(tmp_path, monkeypatch, kind, command):
     none, small, large = (work_of(folder, command, text(count)) for count in (1, SMALL, LARGE))
 
     assert large - none <= MOST * (small - none)
+
+
+def test_a_free_name_is_found_without_asking_for_all_before_it():
+    asked = 0
+
+    class Taken(set):
+        def __contains__(self, name):
+            nonlocal asked
+            asked += 1
+            return super().__contains__(name)
+
+    names = Names(Taken())
+    assert ["dumps", *(f"dumps_{number}" for number in range(2, 301))] == [names.free("dumps") for _ in range(300)]
+    assert asked <= 3 * 300
