@@ -77,6 +77,16 @@ def test_any_graph_that_can_be_written_makes_the_calls_of_its_config(seed, depth
         assert refusal.code in ("FG204", "FG208", "FG209", "FG305", "FG334"), (seed, refusal)
 
 
+def test_a_circle_through_a_default_that_is_never_built_loses_no_sharing():
+    graph = graph_of(
+        "main: 1\none: !partial:m:c@made\n  args:\n    - &shared {}\n"
+        "    - !var {name: given, default: !calc \"one + two\" }\n"
+        "  kwargs: {key: [!var given ]}\n  latent_args: {late: 1}\ntwo: *shared\n"
+    )
+    code = emit_python(graph, list(graph.targets))
+    prove(graph, code.text, code.targets, code.parameters)
+
+
 def test_random_graphs_are_laid_out_as_ruff_would(tmp_path):
     for seed in range(150):
         graph = GraphMaker(seed, 2 + seed % 4).graph()

@@ -109,7 +109,8 @@ class Reach:
                 open_edges[id(child)] -= 1
                 if not open_edges[id(child)]:
                     ready.append(child)
-        return places
+        # What a circle leads to stays open: a circle through a default that is never built is none.
+        return {key: max(2, count) if open_edges[key] else count for key, count in places.items()}
 
 
 def calc_names(node: Calc) -> list[str]:
