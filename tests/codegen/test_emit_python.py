@@ -80,7 +80,7 @@ def test_any_graph_that_can_be_written_makes_the_calls_of_its_config(seed, depth
 def test_a_circle_through_a_default_that_is_never_built_loses_no_sharing():
     graph = graph_of(
         "main: 1\none: !partial:m:c@made\n  args:\n    - &shared {}\n"
-        "    - !var {name: given, default: !calc \"one + two\" }\n"
+        '    - !var {name: given, default: !calc "one + two" }\n'
         "  kwargs: {key: [!var given ]}\n  latent_args: {late: 1}\ntwo: *shared\n"
     )
     code = emit_python(graph, list(graph.targets))
