@@ -31,7 +31,10 @@ from forgather.secret_names import (
 )
 from forgather.shown_secrets import Shown, in_addresses, in_records, parts_of, under_names
 
-__all__ = ["HIDDEN", "hidden", "hide", "hide_known", "is_secret", "note", "note_secrets", "remember", "without_secrets"]
+__all__ = [
+    "HIDDEN", "hidden", "hide", "hide_known", "is_secret", "known_hidden", "note", "note_secrets", "remember",
+    "without_secrets",
+]  # fmt: skip
 
 _WHOLE_BELOW = 8
 _SHORTEST = 4
@@ -107,15 +110,16 @@ def note_secrets(text: str, *, is_code: bool = False) -> None:
         _remember_shown(shown)
 
 
-def hide(text: str, *, is_code: bool = False, is_document: bool = False) -> str:
+def hide(text: str, *, is_code: bool = False, is_document: bool = False, is_named: bool = False) -> str:
     """Returns a text without secrets: those that are known, and those that it shows under their names.
 
     Args:
         text: any text.
         is_code: whether it is Python, where only quoted texts are values.
         is_document: whether a user wrote it, so that what stands below a name belongs to it.
+        is_named: as `hide_known` takes it.
     """
-    text = hide_known(text)
+    text = hide_known(text, is_named=is_named)
     text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
     text = _replaced(text, in_records(text))
     text = _replaced(text, in_addresses(text))
@@ -124,17 +128,19 @@ def hide(text: str, *, is_code: bool = False, is_document: bool = False) -> str:
     return text
 
 
-def hide_known(text: str, *, is_named: bool = False) -> str:
+def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) -> str:
     """Returns a text without the secrets that are known.
 
     Args:
         text: any text.
         is_named: only those that a name made secrets: for files that something works by, where an ordinary value that
             `!env` gave must stay what it is.
+        keeps_words: an ordinary word or number stays, whatever made it a secret: for keys and code, where `train` and
+            `test` are names.
     """
     for value in sorted(_known, key=len, reverse=True):
         known = _known[value]
-        if is_named and not known.is_named:
+        if (is_named and not known.is_named) or (keeps_words and not (known.is_sure and is_random(value))):
             continue
         for spelling in known.spellings:
             if spelling in text:
@@ -144,7 +150,21 @@ def hide_known(text: str, *, is_named: bool = False) -> str:
             beginning = value[: max(10, min(24, len(value) // 2))]
             if beginning in text:
                 text = _without(text, beginning, is_sure=True)
-    return text if is_named else _without_pieces(text)
+    return text if is_named or keeps_words else _without_pieces(text)
+
+
+def known_hidden(data: Any, *, is_named: bool = False) -> Any:
+    """Returns plain data whose texts are without the secrets that are known; its numbers are measured, and stay.
+
+    Args:
+        data: mappings, lists and plain values; anything else stays what it is.
+        is_named: as `hide_known` takes it.
+    """
+    if isinstance(data, Mapping):
+        return {_shown_key(key, is_named): known_hidden(value, is_named=is_named) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [known_hidden(value, is_named=is_named) for value in data]
+    return hide_known(data, is_named=is_named) if isinstance(data, str) else data
 
 
 def holds_hidden(data: object) -> bool:
@@ -169,14 +189,15 @@ def note_words(words: Sequence[str]) -> None:
             _remember_shown(shown)
 
 
-def hidden(data: Any, name: str = "") -> Any:
+def hidden(data: Any, name: str = "", *, is_named: bool = False) -> Any:
     """Returns plain data without secrets, in the same shape.
 
     Args:
         data: mappings, lists and plain values; anything else stays what it is.
         name: that it stands under.
+        is_named: as `hide_known` takes it.
     """
-    return _hidden(data, name, is_below=False)
+    return _hidden(data, name, is_below=False, is_named=is_named)
 
 
 @contextmanager
@@ -223,18 +244,21 @@ def _remember_shown(shown: Shown) -> None:
             remember(value, shown.name if is_secret(shown.name, value) else "password")
 
 
-def _hidden(data: Any, name: str, *, is_below: bool) -> Any:
+def _shown_key(key: Any, is_named: bool) -> Any:
+    return hide_known(key, is_named=is_named, keeps_words=True) if isinstance(key, str) else key
+
+
+def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
+    inherits = is_below or strength_of(name) is Strength.STRONG
     if isinstance(data, Mapping):
-        inherits = is_below or strength_of(name) is Strength.STRONG
         return {
-            hide_known(key) if isinstance(key, str) else key: _hidden(
-                value, str(key), is_below=inherits and not is_about(str(key))
+            _shown_key(key, is_named): _hidden(
+                value, str(key), is_below=inherits and not is_about(str(key)), is_named=is_named
             )
             for key, value in data.items()
         }
     if isinstance(data, list | tuple):
-        inherits = is_below or strength_of(name) is Strength.STRONG
-        items = [_hidden(value, "" if not inherits else name, is_below=inherits) for value in data]
+        items = [_hidden(value, name if inherits else "", is_below=inherits, is_named=is_named) for value in data]
         for position, (option, value) in enumerate(zip(data, data[1:], strict=False)):
             if isinstance(option, str) and option.startswith("-") and isinstance(value, str):
                 if not value.startswith("-") and is_secret(option.lstrip("-"), value):
@@ -243,10 +267,12 @@ def _hidden(data: Any, name: str, *, is_below: bool) -> Any:
     if isinstance(data, str):
         if is_secret(name, parts_of(data)[-1]) or (is_below and is_secret("password", data)):
             return HIDDEN
-        return hide(data, is_document=True)
-    if isinstance(data, int | float) and not isinstance(data, bool):
-        is_named = is_below or strength_of(name) is Strength.STRONG
-        return HIDDEN if str(data) in _known or (is_named and is_secret("password", str(data))) else data
+        return hide(data, is_document=True, is_named=is_named)
+    if isinstance(data, int) and not isinstance(data, bool):  # a number with a point is measured
+        text = str(data)
+        # A step or a size may be a short secret of digits, too.
+        is_known = len(text) >= _WHOLE_BELOW and text in _known
+        return HIDDEN if is_known or (inherits and is_secret("password", text)) else data
     return data
 
 

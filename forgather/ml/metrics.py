@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import TrainingError
-from forgather.redaction import hide_known
+from forgather.redaction import known_hidden
 from forgather.source import Span
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ def plain(value: Any) -> Any:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return (hide_known(json.dumps(plain(record), ensure_ascii=False)) + "\n").encode("utf-8", "backslashreplace")
+    return (json.dumps(known_hidden(plain(record)), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _same(one: float, other: float) -> bool:

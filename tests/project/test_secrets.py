@@ -11,7 +11,8 @@ import transformers
 
 from forgather import redaction
 from forgather.ml import TrainingArguments
-from forgather.redaction import hidden, hide, is_secret, note_secrets, remember
+from forgather.ml.trainer.snapshot import without_secrets_of
+from forgather.redaction import hidden, hide, hide_known, is_secret, known_hidden, note_secrets, remember
 from forgather.secret_names import strength_of
 from tests.project.workbench import ROOT, fgcli, make_project
 
@@ -121,7 +122,7 @@ main: !singleton:forgather.ml:Trainer
     - !singleton:real.py:Talks [!env SECRET_43 ]
     - !singleton:forgather.ml.json_logger:JsonLogger {{run_dir: *run_dir}}
     - !singleton:forgather.ml.tb_logger:TBLogger
-      experiment_info: {{note: !env SECRET_44 , headers: {{X-Api-Key: {VALUES[45]}}}, text: "Password={VALUES[46]};x=1"}}
+      experiment_info: {{note: !env SECRET_44 , split: !env SPLIT , db_password: step, passcode: 2, headers: {{X-Api-Key: {VALUES[45]}}}, text: "Password={VALUES[46]};x=1"}}
     - !singleton:forgather.ml.callbacks:RunSummaryCallback {{run_dir: *run_dir}}
 """
 
@@ -201,10 +202,11 @@ def test_a_run_writes_no_secret_and_what_it_lacks_is_told_when_it_is_repeated(pr
     assert [] == [value for value in VALUES if value in text]
 
 
-def test_a_training_writes_no_secret_into_any_file(project):
+def test_a_training_writes_no_secret_into_any_file(project, monkeypatch):
     """Checkpoints, event files, report, summary, metrics, samples, and what user's code prints, logs and warns of."""
     (project / "real.py").write_text(REAL)
     (project / "templates/configs/real.yaml").write_text(TRAINING)
+    monkeypatch.setenv("SPLIT", "loss")
     before = set(project.rglob("*"))
     text, done = shown("-t", "real", "train", cwd=project)
     assert 0 == done.returncode, text
@@ -213,7 +215,13 @@ def test_a_training_writes_no_secret_into_any_file(project):
     assert [name for name in written if name.startswith("events.out")]
     assert [] == list(files_with_secrets(project, before))
     assert [] == [value for value in VALUES if value in text]
-    assert "(hidden)" in (project / "out_real/checkpoint-2/training_args.json").read_text()
+    checkpoint = project / "out_real/checkpoint-2"
+    assert "(hidden)" in (checkpoint / "training_args.json").read_text()
+    # What the run goes on from has its own words, `loss` and `step`, though they are values of secrets, too.
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert [1, 2] == [line["step"] for line in state["log_history"] if "loss" in line]
+    metrics = [json.loads(line) for line in next(project.rglob("metrics.jsonl")).read_text().splitlines()]
+    assert [1, 2] == [line["step"] for line in metrics if "loss" in line]
 
     text, done = shown("ckpt", "show", "out_real/checkpoint-2", "--json", cwd=project)
     assert 0 == done.returncode, text
@@ -342,6 +350,25 @@ def test_data_keep_their_shape():
         "hub_token": "(hidden)", "args": ["--api-key", "(hidden)", "x"], "n": 12345678, "password": "(hidden)",
         "auth_token": {"value": "(hidden)", "file": "/etc/x"}, "(hidden)": 1.5, "url": "https://h?sig=(hidden)",
     } == hidden(data)  # fmt: skip
+
+
+def test_keys_and_numbers_are_no_secrets_because_they_are_spelled_like_one():
+    remember("train", "SPLIT")
+    remember("test", "db_password")
+    remember("1234", "passcode")
+    data = {"train_batch_size": 1234, "log_history": [{"train": 0.1234, "test": [881234]}], "password_loss": 0.1234}
+    assert data == hidden(data) == known_hidden(data)
+    assert {"best": "out/train", "by": "(hidden)"} == hidden({"best": "out/train", "by": "test"}, is_named=True)
+    assert "def test_train(): 'test'" == hide_known("def test_train(): 'test'", is_named=True, keeps_words=True)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "training_state.json", "config.json"])
+def test_a_file_of_a_checkpoint_works_without_the_secrets_of_its_texts(name):
+    remember("test", "db_password")
+    remember("1234", "passcode")
+    content = {"vocab": {"test": 1, "testing": 2}, "rng": [8812349911, 0.1234], "by": "test"}
+    shown = json.loads(without_secrets_of(name, json.dumps(content).encode()))
+    assert {**content, "by": "test" if name == "tokenizer.json" else "(hidden)"} == shown
 
 
 @pytest.mark.parametrize(

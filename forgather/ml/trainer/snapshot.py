@@ -30,9 +30,11 @@ from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
-from forgather.redaction import hide_known
+from forgather.redaction import hide_known, known_hidden
 
 _log = get_logger(__name__)
+
+_VOCABULARIES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ def snapshot(
         texts={
             **shards.texts,
             **texts,
-            f"{TRAINING_STATE}.json": _without_secrets(f"{TRAINING_STATE}.json", as_json(plain)),
+            f"{TRAINING_STATE}.json": without_secrets_of(f"{TRAINING_STATE}.json", as_json(plain)),
         },
     )
 
@@ -147,20 +149,31 @@ def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
                 save(place, **settings)
         for file in sorted(Path(place).rglob("*")):
             if file.is_file():
-                files[file.relative_to(place).as_posix()] = _without_secrets(file.name, file.read_bytes())
+                files[file.relative_to(place).as_posix()] = without_secrets_of(file.name, file.read_bytes())
     return files
 
 
-def _without_secrets(name: str, content: bytes) -> bytes:
-    """Returns a file without the secrets that names made such: a model works by the others, which stay."""
-    if not name.endswith((".json", ".py", ".md", ".txt")):
+def without_secrets_of(name: str, content: bytes) -> bytes:
+    """Returns a file without the secrets that names made such: a model works by the others, which stay.
+
+    So do keys, numbers and the words of a vocabulary, which may be those of a secret: `test` is a token, too.
+    """
+    if name in _VOCABULARIES or not name.endswith((".json", ".py", ".md", ".txt")):
         return content
     text = content.decode("utf-8", "surrogateescape")
-    shown = hide_known(text, is_named=True)
+    if hide_known(text, is_named=True) == text:
+        return content
+    shown = _json_without_secrets(text) if name.endswith(".json") else hide_known(text, is_named=True, keeps_words=True)
     if shown == text:
         return content
     _log.warning("%s is written without the secret that it holds", name)
     return shown.encode("utf-8", "surrogateescape")
+
+
+def _json_without_secrets(text: str) -> str:
+    data = json.loads(text)
+    shown = known_hidden(data, is_named=True)
+    return text if shown == data else json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Camera:
         shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
         texts = {
             **self.described(),
-            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state)), indent=2) + "\n").encode(),
+            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
             TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
         return snapshot(
