@@ -8,6 +8,7 @@ holds, elements), nor whether a parameter has an effect, so the first batches te
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from forgather.ml.loss_sums import has_own_mean, unknown_reduction
+from forgather.ml.random_state import seeded_random
 
 _CHECKED_BATCHES = 4
 _TOLERANCE = 1e-3
@@ -52,36 +54,45 @@ class DivisorCheck:
         expected, number = float(total.detach()), float(divisor())
         if not number or not expected or not math.isfinite(expected):
             return
-        devices = [total.device] if total.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices):  # an extra call must not change what the run draws
-            mean = _halved(call, divisor(), given) * 2 if self._divides else _mean(call, given)
+        mean, tolerance = self._mean(call, divisor(), given)
+        if math.isfinite(mean) and abs(mean * number - expected) > tolerance * abs(expected):
+            # A loss that draws had other draws in training: both forms are compared on the same ones.
+            expected = self._sum(call, divisor(), given)
+            if abs(mean * number - expected) > tolerance * abs(expected):
+                raise unknown_reduction(self._loss_fn, self._reason(mean, expected, number, tolerance))
         self._left -= 1
-        if not math.isfinite(mean) or abs(mean * number - expected) <= _TOLERANCE * abs(expected):
-            return
-        raise unknown_reduction(self._loss_fn, self._reason(mean, expected, number))
 
-    def _reason(self, mean: float, total: float, number: float) -> str:
+    def _mean(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> tuple[float, float]:
+        """Returns the mean that the loss gives, and how much of it may be rounding."""
+        own = _apart(call)
+        if self._divides:  # half of the sum's share, as it is told to divide by twice as much
+            loss = 2 * _undrawn(functools.partial(own, num_items_in_batch=2 * divisor), given)
+        elif isinstance(own, nn.Module):
+            setattr(own, "reduction", "mean")  # noqa: B010 - torch types attributes of modules as tensors
+            loss = _undrawn(own, given)
+        else:
+            loss = _undrawn(functools.partial(own, reduction="mean"), given)
+        return float(loss), max(_TOLERANCE, 4 * torch.finfo(loss.dtype).eps)
+
+    def _sum(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> float:
+        own = _apart(call)
+        if self._divides:
+            return float(_undrawn(functools.partial(own, num_items_in_batch=divisor), given) * divisor)
+        return float(_undrawn(own, given))
+
+    def _reason(self, mean: float, total: float, number: float, tolerance: float) -> str:
         if self._divides:
             return "it takes num_items_in_batch, and what it returns is no sum divided by it"
-        if abs(mean - total) <= _TOLERANCE * abs(total):
+        if abs(mean - total) <= tolerance * abs(total):
             return 'it returns the same with reduction "sum" as with "mean"'
         return f"its mean over the batch divides by {total / mean:.6g}, and the batch has {number:g} targets"
 
 
-def _halved(call: Callable[..., Any], divisor: float | Tensor, given: tuple[Any, ...]) -> float:
-    return _number(_apart(call)(*given, num_items_in_batch=2 * divisor))
-
-
-def _mean(call: Callable[..., Any], given: tuple[Any, ...]) -> float:
-    own = _apart(call)
-    if isinstance(own, nn.Module):
-        setattr(own, "reduction", "mean")  # noqa: B010 - torch types attributes of modules as tensors
-        return _number(own(*given))
-    return _number(own(*given, reduction="mean"))
-
-
-def _number(loss: Tensor) -> float:
-    return float(loss if loss.ndim == 0 else loss.sum())
+def _undrawn(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:
+    """Returns what a loss gives on the same draws as ever; the run draws as if it had not been called."""
+    with torch.no_grad(), seeded_random(0):
+        loss: Tensor = loss_fn(*given)
+        return loss if loss.ndim == 0 else loss.sum()
 
 
 def _apart(call: Callable[..., Any]) -> Callable[..., Any]:

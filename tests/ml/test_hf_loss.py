@@ -182,6 +182,10 @@ def hides_weights(logits, labels, reduction="mean"):
     return F.cross_entropy(logits, labels, weight=WEIGHT, reduction=reduction)
 
 
+def drops_weights(logits, labels, reduction="mean"):
+    return hides_weights(F.dropout(logits, 0.3), labels, reduction=reduction)
+
+
 def ignores_reduction(logits, labels, reduction="mean"):
     return F.cross_entropy(logits, labels)
 
@@ -201,6 +205,7 @@ class Focal(nn.CrossEntropyLoss):
     [
         (hides_weights, r"'hides_weights'.*its mean over the batch divides by \d.*the batch has 11 targets"),
         (ignores_reduction, "'ignores_reduction'.*the same with reduction"),
+        (drops_weights, r"'drops_weights'.*its mean over the batch divides by \d.*the batch has 11 targets"),
         (Focal(), "'Focal'.*the same with reduction"),
         (ignores_items, "'ignores_items'.*no sum divided by it"),
         (functools.partial(ignores_items), "'ignores_items'.*no sum divided by it"),
@@ -211,6 +216,27 @@ def test_a_mean_that_divides_by_something_else_is_refused_at_the_first_batch(los
     batch = {"x": torch.stack([row["x"] for row in class_rows()]), "labels": labels}
     with pytest.raises(TrainingError, match=f"FG806.*{says}"):
         loss_rule(model, loss_fn).total(model, batch)
+
+
+def drops(logits, labels, reduction="mean"):
+    return F.cross_entropy(F.dropout(logits, 0.3), labels, reduction=reduction)
+
+
+def drops_items(logits, labels, num_items_in_batch=None):
+    return drops(logits, labels, reduction="sum") / num_items_in_batch
+
+
+def rounds(logits, labels, reduction="mean"):
+    return F.cross_entropy(logits, labels, reduction=reduction).bfloat16()
+
+
+@pytest.mark.parametrize("loss_fn", [drops, drops_items, rounds])
+def test_a_loss_that_draws_or_rounds_divides_by_its_targets_all_the_same(loss_fn):
+    model, (_, labels) = Classifier(), of_rows(class_rows(), 0, ROWS)(Classifier())
+    batch = {"x": torch.stack([row["x"] for row in class_rows()]), "labels": labels}
+    rule = loss_rule(model, loss_fn)
+    for _ in range(4):
+        rule.total(model, batch)
 
 
 def test_looking_at_a_loss_changes_neither_it_nor_what_is_drawn():
