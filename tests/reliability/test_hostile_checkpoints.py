@@ -383,6 +383,23 @@ def test_what_optimizers_and_schedules_of_torch_write_is_plausible(saved, name):
         refuse_impossible(saved, 2, origin_of(saved), None, state, {"schedule": schedule.state_dict()}, **present)
 
 
+class Follows(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule of the user's that keeps the last change of a metric."""
+
+    slope = 0.0
+
+    def get_lr(self):
+        self.slope -= 0.5
+        return list(self.base_lrs)
+
+
+def test_a_schedule_of_the_user_may_keep_numbers_below_zero(saved):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    written, present = Follows(optimizer).state_dict(), {**Follows(optimizer).state_dict(), "slope": 0.0}
+    assert written["slope"] < 0
+    refuse_impossible(saved, 2, origin_of(saved), None, None, {"schedule": written}, schedule=present)
+
+
 def test_there_are_payloads_enough(figure):
     assert 24 <= len(REFUSED) + len(IGNORED)
     figure("S6", f"{len(REFUSED) + len(IGNORED)} hostile checkpoints: none ran anything, each is a located error")

@@ -27,7 +27,13 @@ _UNSIGNED = frozenset(
     clip_threshold learning_rate grad_norm""".split()
 )
 _FRACTIONS = frozenset(("betas", "rho"))
-_OF_METRICS = frozenset(("best",))  # what a schedule remembers of one: it may have any sign
+# Of the schedules of torch and transformers. What one of the user's keeps (a metric, a slope) may have any sign.
+_UNSIGNED_OF_SCHEDULES = _UNSIGNED | frozenset(
+    """last_epoch _step_count _last_lr base_lrs max_lrs min_lrs end_lr start_lr eta_min default_min_lr base_momentums
+    max_momentums start_momentum end_momentum T_0 T_cur T_i T_max T_mult _milestones milestones gamma factor power
+    total_iters total_size total_steps step_ratio step_size end_step patience num_bad_epochs cooldown
+    cooldown_counter""".split()
+)
 _COUNTS = ("steps", "losses", "skipped", "total_steps", "total_losses", "total_skipped")
 _UNCARRIED = ("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size")
 _COUNTED_BY_CALLBACKS = ("_begins", "early_stopping_patience_counter")
@@ -169,7 +175,7 @@ def _optimizer(tree: Mapping[str, Any], present: _Present) -> None:
 
 def _schedule(tree: Any, present: _Present) -> None:
     for place, number in _numbers(tree, ""):
-        present.judge(place, number, is_unsigned=_name_of(place) not in _OF_METRICS)
+        present.judge(place, number, is_unsigned=_name_of(place) in _UNSIGNED_OF_SCHEDULES)
 
 
 def _meter(state: Any) -> None:
