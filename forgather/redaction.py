@@ -245,10 +245,14 @@ def _remember_shown(shown: Shown) -> None:
 
 
 def _shown_key(key: Any, is_named: bool) -> Any:
-    return hide_known(key, is_named=is_named, keeps_words=True) if isinstance(key, str) else key
+    # A checkpoint has millions of keys, and hardly ever one with a secret.
+    holds_one = isinstance(key, str) and any(value[:10] in key for value in _known)
+    return hide_known(key, is_named=is_named, keeps_words=True) if holds_one else key
 
 
 def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
+    if data is None or isinstance(data, float | bool):  # a number with a point is measured
+        return data
     inherits = is_below or strength_of(name) is Strength.STRONG
     if isinstance(data, Mapping):
         return {
@@ -268,7 +272,7 @@ def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
         if is_secret(name, parts_of(data)[-1]) or (is_below and is_secret("password", data)):
             return HIDDEN
         return hide(data, is_document=True, is_named=is_named)
-    if isinstance(data, int) and not isinstance(data, bool):  # a number with a point is measured
+    if isinstance(data, int):
         text = str(data)
         # A step or a size may be a short secret of digits, too.
         is_known = len(text) >= _WHOLE_BELOW and text in _known

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 
 HIDDEN = "(hidden)"
 """What stands for a secret; a plain text in YAML, JSON, Python, HTML and addresses."""
@@ -57,6 +58,7 @@ class Strength(IntEnum):
     STRONG = 2
 
 
+@lru_cache(maxsize=4096)
 def strength_of(name: str) -> Strength:
     """Returns how sure a name makes it that its value is a secret.
 

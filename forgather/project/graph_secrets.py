@@ -6,7 +6,6 @@ Takes a graph; remembers its secrets, so that no text shows them. Keeps true: ev
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from forgather.config.graph import Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import Key
@@ -14,8 +13,6 @@ from forgather.config.traverse import edges, roots
 from forgather.redaction import note, remember
 from forgather.secret_names import Strength, is_about, is_secret, is_variable, strength_of
 from forgather.shown_secrets import parts_of
-
-_strength = lru_cache(maxsize=4096)(strength_of)
 
 
 def note_graph(graph: Graph) -> None:
@@ -55,13 +52,13 @@ def _note_option(record: Mapped) -> None:
 
 
 def _look_below(name: str, node: Node) -> None:
-    if _strength(name) is Strength.NONE:
+    if strength_of(name) is Strength.NONE:
         return
     if isinstance(node, Scalar):
         if node.value is not None and not isinstance(node.value, bool):
             _note_value(name, str(node.value))
         return
-    if _strength(name) is not Strength.STRONG:
+    if strength_of(name) is not Strength.STRONG:
         return
     seen: set[int] = set()
     stack: list[Node] = [node]

@@ -362,6 +362,15 @@ def test_keys_and_numbers_are_no_secrets_because_they_are_spelled_like_one():
     assert "def test_train(): 'test'" == hide_known("def test_train(): 'test'", is_named=True, keeps_words=True)
 
 
+def test_the_history_of_a_long_run_is_judged_by_each_name_once(monkeypatch):
+    remember("SECRETtok", "password")
+    judged = []
+    monkeypatch.setattr(redaction, "hide_known", lambda text, **_: judged.append(text) or text)
+    data = [{"loss": 1.5, "grad_norm": 0.5, "step": step} for step in range(100)] + [{"SECRETtok_loss": 1.5}]
+    assert data == hidden(data)
+    assert ["SECRETtok_loss"] == judged
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "training_state.json", "config.json"])
 def test_a_file_of_a_checkpoint_works_without_the_secrets_of_its_texts(name):
     remember("test", "db_password")
