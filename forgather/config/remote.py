@@ -39,6 +39,8 @@ _UPSTREAM = re.compile(r"([^\"\s]+)--[^\W\d]\w*\.\w+")
 _CONFIG_FILE = "config.json"
 _BOTH = "add revision: and code_revision: with the 40 digits of commits that you have looked at, or leave {} out"
 _MANY = 3
+_CONTAINERS = (Mapping, list, tuple)
+_NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
@@ -154,14 +156,20 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
-    """Yields the plain containers among values and inside them, each once."""
-    stack, seen = list(values), set[int]()
+    """Yields the plain containers among values and inside them, each once; rows of numbers, which data are, are none."""
+    stack, seen = [value for value in values if isinstance(value, _CONTAINERS)], set[int]()
     while stack:
         value = stack.pop()
-        if isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
             yield value
-            stack += value.values() if isinstance(value, Mapping) else value
+            stack += [inner for inner in value.values() if isinstance(inner, _CONTAINERS)]
+        # A data set of plain lists has millions of numbers: only their types are looked at.
+        elif not _NUMBERS.issuperset(map(type, value)):
+            yield value
+            stack += [inner for inner in value if isinstance(inner, _CONTAINERS)]
 
 
 def _unpinned(

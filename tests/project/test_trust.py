@@ -12,6 +12,7 @@ import pytest
 
 from forgather import Project
 from forgather.config.callables import Standing, judge_found
+from forgather.config.remote import containers
 from forgather.config.resolve import Resolver
 from forgather.config.shortnames import SHORT
 from forgather.errors import ForgatherError, ProjectError, ResolveError
@@ -498,3 +499,8 @@ def test_a_workspace_is_a_root(tmp_path, untrusted):
     (tmp_path / "w/shared").mkdir()
     folder = make_project(tmp_path / "w/p", meta="searchdir: [templates, ../shared]\n")
     assert root_refused(folder) is None
+
+
+def test_a_data_set_of_plain_lists_is_not_walked_through_number_by_number():
+    rows = [{"input_ids": [1, 2, 3], "labels": [0.5, None], "mixed": [1, print]}]
+    assert [rows, rows[0], rows[0]["mixed"]] == list(containers([rows]))
