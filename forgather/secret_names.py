@@ -112,6 +112,8 @@ def is_secret(name: str, value: str) -> bool:
     if strength is Strength.NONE or not may_be_secret(value):
         return False
     last = name.rpartition(".")[2].lower()
+    if last == "pwd" and value.startswith("/"):  # the working folder, as shells call it
+        return False
     if last.endswith(("token", "tokens")) and (value[0] in "<[{(" or is_number(value)):
         return False
     if strength is Strength.STRONG:

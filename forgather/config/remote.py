@@ -156,7 +156,7 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
-    """Yields the plain containers among values and inside them, each once; rows of numbers, which data are, are none."""
+    """Yields the plain containers among values and inside them, each once, but for rows of numbers: they are data."""
     stack, seen = [value for value in values if isinstance(value, _CONTAINERS)], set[int]()
     while stack:
         value = stack.pop()

@@ -386,6 +386,7 @@ def test_a_file_of_a_checkpoint_works_without_the_secrets_of_its_texts(name):
         ("num_memory_tokens", "12345678"), ("use_cls_token", "true"), ("pad_token", "endoftext"), ("eos_token", "</s-long>"),
         ("tokenizer", "abcdefgh1234"), ("image_token", "picturehere"), ("sort_key", "abcdefgh1234"), ("token", "<s-long>"),
         ("password", "none"), ("key", "abcdefgh1234"), ("tokens_per_step", "12345678"), ("password", "{{x_password}}"),
+        ("PWD", "/home/me/project"),
     ],
 )  # fmt: skip
 def test_names_of_a_vocabulary_are_no_secrets(name, value):
