@@ -72,6 +72,8 @@ HOSTILE = {
     "comparisons of large text": "-- set x = 'x' * 4000000\n-- set y = 'x' * 4000000\n-- for i in range(99999)\n-- if x == y\n-- endif\n-- endfor",
     "slices of large text": "-- set x = 'x' * 4000000\n-- for i in range(99999)\n-- set y = x[1:]\n-- endfor",
     "searches of a large list": "-- set x = range(50000) | list\n{{ x | select('in', x) | list | length }}",
+    "a fraction that a range has not": "-- for i in range(2000)\n-- if 1.5 in range(99999)\n-- endif\n-- endfor",
+    "large arguments of a filter": "-- set x = 'x' * 4000000\n-- for i in range(3000)\n-- set y = 'a' | replace(x, 'b')\n-- endfor",
     "output of a loop": "-- for i in range(99999)\n" + "x" * 1000 + "\n-- endfor",
     "striptags": "{{ ('<!---->' * 500000) | striptags | length }}",
     "too many tags": "{{ 1 }}" * 50_000,
@@ -106,6 +108,11 @@ def test_one_operation_is_refused_before_anything_is_made(name):
     finally:
         tracemalloc.stop()
     assert 10_000_000 > peak
+
+
+def test_a_sum_of_lists_is_refused_before_it_is_made():
+    with pytest.raises(BudgetError, match=r"'\+' would make"):
+        render_text(ConfigEnvironment(), "{{ ([0] * 150000 + [0] * 150000) | length }}")
 
 
 class Held:
