@@ -14,6 +14,9 @@ HOSTILE = {
     "a filtered loop": "-- for i in range(99999) if false\n-- endfor\n-- for i in range(99999) if false\n-- endfor\n-- for i in range(99999) if false\n-- endfor",
     "a loop in a macro": "-- macro m()\n-- for i in range(99999)\n-- endfor\n-- endmacro\n{{ m() }}{{ m() }}{{ m() }}",
     "a loop with a large body": "-- for i in range(99999)\n" + "{{ i }}" * 200 + "\n-- endfor",
+    "a loop with a large body that writes nothing": "-- for i in range(99999)\n"
+    + "-- if i == 'x'\n-- endif\n" * 200
+    + "-- endfor",
     "a recursive loop": "-- set t = [1, 2, 3, 4, 5, 6, 7, 8, 9]\n-- for a in t recursive\n-- if loop.depth < 9\n{{ loop(t) }}\n-- endif\n-- endfor",
     "a recursive macro": "-- macro m()\n{{ m() }}\n-- endmacro\n{{ m() }}",
     "a macro that doubles": "-- macro m(n)\n-- if n\n{{ m(n - 1) }}{{ m(n - 1) }}\n-- endif\n-- endmacro\n{{ m(40) }}",
