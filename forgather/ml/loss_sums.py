@@ -150,10 +150,16 @@ def _place_attributes(owner: Any, device: torch.device) -> None:
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
     """Returns the error for a loss that cannot be summed."""
     name, place = _named(loss_fn)
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    hint = "give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by"
+    if accepts(function, "num_items_in_batch"):
+        hint = "return the sum over the batch, divided by num_items_in_batch"
+    elif accepts(function, "reduction"):
+        hint = "take num_items_in_batch in place of 'reduction', and return the sum over the batch divided by it"
     return TrainingError(
         f"loss_fn {name!r}{place} cannot be summed over micro-batches: {reason}",
         code="FG806",
-        hint="give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by",
+        hint=hint,
     ).about("loss_fn")
 
 

@@ -158,8 +158,11 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
         return num_rows(batch)
     if labels.is_floating_point():
         return int(labels.shape[0]) if labels.ndim else 1
-    valid = (labels != ignore_index).sum()
-    return int(valid) if valid.device.type == "cpu" else valid
+    return _number_of(labels != ignore_index)
+
+
+def _number_of(valid: Tensor) -> int | Tensor:
+    return int(valid.sum()) if valid.device.type == "cpu" else valid.sum()
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -300,6 +303,8 @@ class UserLoss(_Sums):
         labels = self._targets(batch)
         if labels is None:
             return num_rows(batch)
+        if self.divides:
+            return _number_of(labels != self._ignored)  # numbers of a regression too, as transformers counts items
         if self.unit == "elements":
             return labels.numel()
         if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target a position

@@ -147,6 +147,19 @@ def test_a_loss_that_divides_by_itself_gets_the_number_of_the_whole_update():
     assert [11, 22] == seen  # the second call shows that it divides by it
 
 
+@pytest.mark.parametrize("sizes", [(6,), (1, 5)])
+def test_items_are_the_numbers_of_a_regression_as_transformers_counts_them(sizes):
+    def squares(logits, labels, num_items_in_batch):
+        return F.mse_loss(logits, labels, reduction="sum") / num_items_in_batch
+
+    torch.manual_seed(0)
+    model, batch = nn.Linear(4, 2), {"input": torch.randn(6, 4), "labels": torch.randn(6, 2)}
+    expected = number(F.mse_loss(model(batch["input"]), batch["labels"]))
+    rule = loss_rule(model, squares)
+    assert rule.count(batch) == 12
+    assert expected == pytest.approx(mean_of_parts(rule, model, parts(batch, *sizes)), rel=1e-6)
+
+
 def own_squares(logits, labels, reduction="mean"):
     return F.mse_loss(logits.squeeze(-1), labels, reduction=reduction)
 
