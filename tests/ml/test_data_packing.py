@@ -176,6 +176,12 @@ def test_settings_that_do_not_fit_the_data_are_refused(letters, tmp_path, code, 
     assert not list(tmp_path.rglob("*.arrow"))
 
 
+def test_a_column_of_examples_that_is_missing_is_told_by_the_argument_to_mend(letters, tmp_path):
+    rows = Dataset.from_dict({"prompt": ["abc"], "completion": ["abcabc"]})
+    with pytest.raises(DataError, match="FG831.*'body' .give prompt_column one of the columns: prompt, completion"):
+        tokenize_examples(rows, letters, 8, prompt_column="body", completion_column="completion", cache_dir=tmp_path)
+
+
 def test_the_answers_of_examples_are_not_packed_without_a_word(letters, tmp_path, caplog):
     rows = Dataset.from_dict({"prompt": ["abc"], "completion": ["abcabc"]})
     tokenize(rows, letters, 4, "completion", cache_dir=tmp_path)

@@ -187,6 +187,12 @@ def test_a_loss_whose_sum_cannot_be_known_is_refused(loss_fn):
         loss_rule(Classifier(), loss_fn)
 
 
+def test_the_advice_is_no_parameter_that_the_loss_has_already():
+    rule = loss_rule(Classifier(), lambda logits, labels, reduction="mean": 2.0 * logits.mean())
+    with pytest.raises(TrainingError, match=r"FG806.*take num_items_in_batch in place of 'reduction'"):
+        rule.total(Classifier(), class_batch())
+
+
 def test_a_loss_that_sums_is_taken_as_it_is():
     model, batch = Classifier(), class_batch()
     rule = loss_rule(model, nn.CrossEntropyLoss(reduction="sum"))

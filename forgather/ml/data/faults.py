@@ -66,10 +66,15 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
     return DataError(
         f"the data set has no column {name!r}",
         code="FG831",
-        hint=_both(pair) if pair else nearest(name, list(columns)) or "columns: " + ", ".join(columns),
+        hint=_both(pair) if pair and argument == "text_column" else _another(name, columns, argument),
         expected=list(columns),
         found=name,
     ).about(argument)
+
+
+def _another(name: str, columns: Sequence[str], argument: str) -> str:
+    near = nearest(name, list(columns)) or ""
+    return near if near.startswith("did you mean") else f"give {argument} one of the columns: {', '.join(columns)}"
 
 
 def _both(pair: tuple[str, str]) -> str:
