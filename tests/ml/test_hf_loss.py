@@ -292,3 +292,18 @@ def test_documents_of_packed_rows_stay_apart(tmp_path, rows_are):
 
 def test_documents_without_boundaries_mix_so_that_the_test_above_can_fail(tmp_path):
     assert min(difference_by_the_first_document(tmp_path, boundaries=False)) > 1e-4
+
+
+def small(folder):
+    return HFArguments(str(folder), max_steps=2, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True)
+
+
+def test_a_model_may_be_made_by_the_trainer(tmp_path):
+    given = HFTrainer(tiny_llama(), small(tmp_path), train_dataset=rows(8))
+    made = HFTrainer(None, small(tmp_path), train_dataset=rows(8), model_init=lambda: tiny_llama())
+    assert given.train().training_loss == made.train().training_loss
+
+
+def test_a_loss_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match="FG812.*'loss_fn' and as 'compute_loss_func'"):
+        HFTrainer(tiny_llama(), small(tmp_path), loss_fn=F.cross_entropy, compute_loss_func=F.cross_entropy)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from forgather.errors import CheckpointError
+from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
@@ -48,7 +48,7 @@ class HFTrainer(Trainer):
     """A `transformers.Trainer` whose optimizer, schedule and loss may come from a config.
 
     Args:
-        model: what is trained.
+        model: what is trained; None where `model_init` makes it.
         args: `transformers.TrainingArguments`.
         optimizer_factory: as in `forgather.ml:Trainer`; None takes `args.optim`.
         lr_scheduler_factory: as in `forgather.ml:Trainer`; None takes `args.lr_scheduler_type`.
@@ -59,7 +59,7 @@ class HFTrainer(Trainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         args: TrainingArguments,
         *,
         optimizer_factory: Callable[..., Optimizer] | None = None,
@@ -75,6 +75,12 @@ class HFTrainer(Trainer):
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
         if loss_fn is not None and args.label_smoothing_factor:
             raise smoothing_without_token_loss(args.label_smoothing_factor)
+        if loss_fn is not None and others.get("compute_loss_func") is not None:
+            raise TrainingError(
+                "the loss is given twice, as 'loss_fn' and as 'compute_loss_func'",
+                code="FG812",
+                hint="keep one of them",
+            ).about("compute_loss_func")
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
@@ -82,9 +88,10 @@ class HFTrainer(Trainer):
         self._inputs: ModelInputs | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
         super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
+        made = cast(nn.Module, self.model)  # by model_init, where no model was given
         self._loss: OutputLoss | None = None
         if loss_fn is not None:
-            self._loss = self.compute_loss_func = OutputLoss(UserLoss(cast(nn.Module, self.model), loss_fn))
+            self._loss = self.compute_loss_func = OutputLoss(UserLoss(made, loss_fn))
             if args.label_names is None:
                 # transformers looks for them among what forward takes, and drops the column that it does not find.
                 self.label_names = ["labels"]
@@ -92,9 +99,9 @@ class HFTrainer(Trainer):
         args.task = task  # type: ignore[attr-defined] # callbacks are handed no more
         if not task.counts_tokens:
             args.include_num_input_tokens_seen = "no"
-        self.data_collator = keeping_rows(self.data_collator, model)
+        self.data_collator = keeping_rows(self.data_collator, made)
         for rows in (self.train_dataset, self.eval_dataset):
-            tell_mixed_rows(model, rows)
+            tell_mixed_rows(made, rows)
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)
