@@ -33,6 +33,7 @@ _EXAMPLES = (
     ("instruction", "response"),
     ("instruction", "output"),
 )
+_FURTHER = ("input", "context", "system")  # what stands beside an instruction or a question, as a part of the prompt
 
 
 def examples_in(columns: Sequence[str]) -> tuple[str, str] | None:
@@ -51,7 +52,7 @@ def left_out(column: str, columns: Sequence[str]) -> str:
     if pair is None or column not in pair:
         return ""
     other = pair[column == pair[0]]
-    return f"the rows are examples, and {column!r} alone is read, without {other!r}: {_both(pair)}"
+    return f"the rows are examples, and {column!r} alone is read, without {other!r}: {_both(pair, columns)}"
 
 
 def missing_column(name: str, columns: Sequence[str], argument: str) -> DataError:
@@ -77,8 +78,10 @@ def _another(name: str, columns: Sequence[str], argument: str) -> str:
     return near if near.startswith("did you mean") else f"give {argument} one of the columns: {', '.join(columns)}"
 
 
-def _both(pair: tuple[str, str]) -> str:
+def _both(pair: tuple[str, str], columns: Sequence[str]) -> str:
+    further = [repr(column) for column in _FURTHER if column in columns]
+    join = f"; join {' and '.join(further)} to the prompt before, or it is left out" if further else ""
     return (
         f"keep all columns (text_column: ~) and take forgather.ml.data:tokenize_examples with prompt_column: {pair[0]} "
-        f"and completion_column: {pair[1]}, which learns the completion and not the prompt"
+        f"and completion_column: {pair[1]}, which learns the completion and not the prompt{join}"
     )
