@@ -244,10 +244,11 @@ def test_the_list_is_for_its_user_alone(untrusted):
     file = Path(trust_file())
     assert 0o600 == stat.S_IMODE(file.stat().st_mode)
 
-    file.chmod(0o666)
-    with pytest.raises(ProjectError, match="can be written by others") as caught:
-        current_trust()
-    assert "FG442" == caught.value.code
+    for mode in (0o620, 0o602):
+        file.chmod(mode)
+        with pytest.raises(ProjectError, match="can be written by others") as caught:
+            current_trust()
+        assert "FG442" == caught.value.code
     file.chmod(0o600)
     file.write_text("[1]")
     with pytest.raises(ProjectError, match="JSON object"):
