@@ -67,7 +67,7 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
     return DataError(
         f"the data set has no column {name!r}",
         code="FG831",
-        hint=_both(pair) if pair and argument == "text_column" else _another(name, columns, argument),
+        hint=_both(pair, columns) if pair and argument == "text_column" else _another(name, columns, argument),
         expected=list(columns),
         found=name,
     ).about(argument)
