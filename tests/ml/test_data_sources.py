@@ -100,12 +100,12 @@ def test_the_answers_of_examples_are_not_read_as_text_without_a_word(tmp_path, c
     with pytest.raises(DataError, match=f"FG831.*text_column: ~.*tokenize_examples with {way}"):
         json_lines(file)
     assert not caplog.messages
-    file.write_text('{"instruction": "add", "input": "1 2", "output": "3"}\n')
-    with pytest.raises(DataError, match="prompt_column: instruction.*join 'input' to the prompt before"):
-        json_lines(file)
     assert json_lines(file, text_column="answer")["text"][:] == ["y"]
     (said,) = caplog.messages
     assert said.startswith("the rows are examples, and 'answer' alone is read, without 'question': ") and way in said
+    file.write_text('{"instruction": "add", "input": "1 2", "output": "3"}\n')
+    with pytest.raises(DataError, match="prompt_column: instruction.*join 'input' to the prompt before"):
+        json_lines(file)
 
 
 def test_parquet_reads_its_text_column(tmp_path):
