@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TABLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "ml", "packing_models.json")
 _PACKS = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
+_STACKS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding")
 _KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGeneration|Decoder|WithLMHeadModel)$")
 
 
@@ -50,6 +51,7 @@ def _of_trainer(
     collator = given.get("data_collator")
     if isinstance(collator, Call) and (packs or any(node.constructor in _LABELS for node in made)):
         yield from _of_collator(called, collator, apart)
+        yield from _of_lengths(called, collator, next((node for node in made if node.constructor in _LABELS), None))
     model = given.get("model") or given.get("model_init")
     reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
     if reason is not None and isinstance(model, Call):
@@ -86,6 +88,20 @@ def _of_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagno
     # That of transformers does not look: nobody would refuse the run.
     severity = Severity.WARNING if called.node.constructor.startswith("transformers") else Severity.ERROR
     yield Diagnostic(code=code, message=message, severity=severity, span=collator.span, path=path, hint=hint)
+
+
+def _of_lengths(called: Called, collator: Call, examples: Call | None) -> Iterator[Diagnostic]:
+    name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
+    if examples is None or name not in _STACKS or not collator.constructor.startswith("transformers"):
+        return
+    yield Diagnostic(
+        code="FG849",
+        message=f"the rows of tokenize_examples differ in length, and {name} does not pad their labels",
+        severity=Severity.WARNING,
+        span=examples.span,
+        path=format_path((*called.path, Key("train_dataset"))),
+        hint="include 'collators/padded.yaml' in [data_collator] (forgather.ml.data:CausalLMCollator)",
+    )
 
 
 def _is_false(call: Call, name: str) -> bool:

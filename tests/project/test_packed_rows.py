@@ -45,7 +45,7 @@ main: !singleton:{trainer}
 """
     files = {"templates/configs/a.yaml": text, "net.py": OWN}
     findings = check_project(Project("a.yaml", str(make_project(tmp_path / "bench", files)))).findings
-    return [one for one in findings if one.code in ("FG846", "FG848", "FG858")]
+    return [one for one in findings if one.code in ("FG846", "FG848", "FG849", "FG858")]
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,18 @@ def test_a_collator_that_overwrites_what_rows_have_is_found(tmp_path, trainer, c
     expected = [] if code is None else [(code, severity, 6)]
     seen = found(tmp_path, rows=rows, collator=collator, trainer=trainer)
     assert expected == [(one.code, one.severity, one.span.line) for one in seen]
+
+
+@pytest.mark.parametrize(
+    ("collator", "rows", "codes"),
+    [
+        ("!partial:transformers:default_data_collator", EXAMPLES, ["FG849"]),
+        ("!singleton:transformers:DataCollatorWithPadding [*tokenizer]", EXAMPLES, ["FG849"]),
+        ("!partial:transformers:default_data_collator", PACKED, []),
+        ("!singleton:transformers:DataCollatorForSeq2Seq [*tokenizer]", EXAMPLES, []),
+    ],
+)
+def test_examples_that_nothing_pads_are_warned_about_where_they_are_made(tmp_path, collator, rows, codes):
+    seen = found(tmp_path, rows=rows, collator=collator)
+    assert codes == [one.code for one in seen]
+    assert all(one.severity is Severity.WARNING and one.span.line == 5 for one in seen)
