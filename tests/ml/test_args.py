@@ -180,7 +180,7 @@ def test_a_wrong_value_is_refused_with_what_was_expected(given, expected):
         ({"num_train_epochs": 0}, "neither max_steps nor num_train_epochs"),
         ({"dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor needs workers"),
         ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs workers"),
-        ({"gradient_checkpointing_kwargs": {"x": 1}}, "gradient_checkpointing is off"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, "gradient_checkpointing is off"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows a metric"),
         ({"save_strategy": "best"}, "save_strategy 'best' needs evaluations"),
     ],

@@ -164,7 +164,8 @@ def _optimizer(tree: Mapping[str, Any], present: _Present) -> None:
         for place, number in _numbers({name: value for name, value in group.items() if name != "params"}, ""):
             present.judge(place, number, is_unsigned=_name_of(place) in _UNSIGNED)
             _check(_name_of(place) in _FRACTIONS and not 0 <= number <= 1, place, number)
-        _check(type(group.get("lr")) in (bool, str), "lr", group.get("lr"))
+        rate = group.get("lr", 0.0)
+        _check(isinstance(rate, bool) or not isinstance(rate, int | float | Tensor), "lr", rate)
     for name, state in tree["state"].items():
         for key, value in state.items() if isinstance(state, Mapping) else ():
             is_step = key == "step" and isinstance(value, int | float | Tensor)
