@@ -158,11 +158,13 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
         return num_rows(batch)
     if labels.is_floating_point():
         return int(labels.shape[0]) if labels.ndim else 1
-    return _number_of(labels != ignore_index)
+    return count_items(labels, ignore_index=ignore_index)
 
 
-def _number_of(valid: Tensor) -> int | Tensor:
-    return int(valid.sum()) if valid.device.type == "cpu" else valid.sum()
+def count_items(labels: Tensor, *, ignore_index: int = IGNORE_INDEX) -> int | Tensor:
+    """Returns the number of labels that are not ignored, as transformers counts items: each number of a regression."""
+    valid = (labels != ignore_index).sum()
+    return int(valid) if valid.device.type == "cpu" else valid
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -304,7 +306,7 @@ class UserLoss(_Sums):
         if labels is None:
             return num_rows(batch)
         if self.divides:
-            return _number_of(labels != self._ignored)  # numbers of a regression too, as transformers counts items
+            return count_items(labels, ignore_index=self._ignored)
         if self.unit == "elements":
             return labels.numel()
         if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target a position

@@ -250,3 +250,47 @@ def test_the_documentation_shows_the_table():
     public = {name: hint for name, hint in HOOKS.instead.items() if not name.startswith("_")}
     missing = [name for name, hint in public.items() if not re.search(rf"\|.*`{name}`.*\| {re.escape(hint)} \|", page)]
     assert [] == missing
+
+
+class TwoNumbers(nn.Module):
+    """A regression of two numbers a row that has its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.layer(x)
+        loss = None if labels is None else F.mse_loss(logits, labels)
+        return transformers.utils.ModelOutput(loss=loss, logits=logits) if loss is not None else {"logits": logits}
+
+
+def squares(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    labels = inputs.pop("labels")
+    logits = model(**inputs)["logits"]
+    loss = F.mse_loss(logits, labels, reduction="mean" if num_items_in_batch is None else "sum")
+    loss = loss if num_items_in_batch is None else loss / num_items_in_batch
+    return (loss, {"logits": logits}) if return_outputs else loss
+
+
+def own_of_model(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    return super(type(self), self).compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("method", [squares, own_of_model])
+def test_items_are_the_numbers_of_a_regression(method, settings):
+    generator = torch.Generator().manual_seed(3)
+    data = [{"x": torch.randn(4, generator=generator), "labels": torch.randn(2, generator=generator)} for _ in range(6)]
+    recorder, model = Recorder(), TwoNumbers()
+    x, y = torch.stack([row["x"] for row in data]), torch.stack([row["labels"] for row in data])
+    expected = float(F.mse_loss(model.layer(x), y).detach())
+    args = settings(per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_strategy="steps",
+                    logging_steps=1, eval_strategy="epoch", learning_rate=0.0)  # fmt: skip
+    trainer = derived(Trainer, compute_loss=method)(
+        model, args, train_dataset=data, eval_dataset=data, callbacks=[recorder]
+    )
+    trainer.train()
+    (loss,) = [line["loss"] for line in recorder.lines if "loss" in line]
+    (evaluated,) = [line["eval_loss"] for line in recorder.lines if "eval_loss" in line]
+    assert [expected, expected] == pytest.approx([loss, evaluated], rel=1e-5)

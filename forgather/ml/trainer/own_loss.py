@@ -19,7 +19,7 @@ from forgather.errors import TrainingError
 from forgather.ml.losses import (
     LossRule,
     at_least_float32,
-    count_valid,
+    count_items,
     is_causal_lm,
     labels_of,
     loss_rule,
@@ -76,7 +76,7 @@ class OwnLoss:
         labels = labels_of(batch)
         if labels is None:
             return num_rows(batch)
-        return count_valid(shifted(labels) if self._is_causal else labels, batch)
+        return count_items(shifted(labels) if self._is_causal else labels)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the method's loss times what the batch counts, or times what it was divided by."""
@@ -191,8 +191,12 @@ class WithOwnLoss:
             return outputs[-1]
 
         batch = self._rule.prepared(inputs)
-        denom = self._rule.count(batch) if num_items_in_batch is None else num_items_in_batch
+        counted = self._rule.count(batch)
+        denom = counted if num_items_in_batch is None else num_items_in_batch
         loss = self._rule.total(called, batch, denom=denom) / denom
+        labels = labels_of(batch)
+        if num_items_in_batch is not None and labels is not None and labels.is_floating_point():
+            loss = loss * (count_items(labels) / counted)  # a rule counts rows, where each number in them is an item
         return (loss, outputs[-1]) if return_outputs else loss
 
 
