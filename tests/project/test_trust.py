@@ -205,6 +205,20 @@ def test_a_link_into_a_trusted_folder_and_a_name_that_begins_alike_are_judged_by
     assert not trust.has_folder(str(trusted / "out"))
 
 
+def test_code_behind_a_link_in_a_trusted_project_is_of_the_folder_that_it_lies_in(tmp_path, untrusted):
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "model.py").write_text(MODEL)
+    folder = make_project(tmp_path / "mine", {"templates/configs/plain.yaml": "main: !call:link/model.py:make []\n"})
+    (folder / "link").symlink_to(beside)
+    add_trust(trust_of([str(folder)]))
+
+    with pytest.raises(ResolveError) as caught:
+        Project("plain", str(folder))()
+
+    assert ("FG440", True) == (caught.value.code, str(beside.resolve()) in caught.value.message)
+
+
 def test_a_module_of_the_project_does_not_stand_in_for_a_listed_package(tmp_path, untrusted):
     files = {"templates/configs/plain.yaml": "main: !call:peft_of_nobody:make []\n"}
     folder = make_project(tmp_path / "shadow", files, meta="name: x\nsystem_path: lib\n")
