@@ -62,3 +62,12 @@ def test_the_norm_over_stages_counts_copies_once():
 
 def test_no_gradient_is_a_norm_of_zero():
     assert norm_of([nn.Parameter(torch.ones(2))]).item() == 0.0
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_is_that_of_torch_and_leaves_a_norm_below_the_limit(max_norm):
+    ours, theirs = ([parameter_with(value.clone()) for value in gradients()] for _ in range(2))
+    clip(ours, norm_of(ours), max_norm)
+    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(other.grad, one.grad, rtol=1e-6, atol=0)
