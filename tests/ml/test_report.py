@@ -1,12 +1,14 @@
 import json
 import math
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forgather import redaction
 from forgather.ml.report import write_report
 from forgather.ml.report.chart import Look, chart, smoothed, thinned
 from forgather.ml.report.facts import ReportError, Series, read_facts
@@ -86,6 +88,22 @@ def test_texts_of_a_run_cannot_become_markup(tmp_path):
     page = write_report(tmp_path).read_text()
     assert "<script>alert" not in page
     assert evil in parsed(page)
+
+
+@pytest.mark.parametrize("word", ["class", "width", "section", "span", "html", "script", "summary", "text", "path"])
+def test_a_value_of_env_is_hidden_in_the_texts_of_a_page_and_in_none_of_its_tags(tmp_path, monkeypatch, word):
+    monkeypatch.setattr(redaction, "_known", {})
+    samples = [{"step": 1, "prompt": "a", "text": f"the {word} of it"}]
+    run_folder(tmp_path, metrics_jsonl=METRICS, samples_jsonl=samples, config_yaml=f"one: {word}\n")
+    page = write_report(tmp_path).read_text()
+    (tmp_path / "report.html").unlink()
+    redaction.remember(word)
+    hidden_page = write_report(tmp_path).read_text()
+    assert Counter(re.findall("<[^>]*>", page)) == Counter(re.findall("<[^>]*>", hidden_page))
+    text = parsed(hidden_page)
+    assert f"the {word} of it" in parsed(page)
+    assert "the (hidden) of it" in text
+    assert "one: (hidden)" in text
 
 
 @pytest.mark.parametrize("name", ["metrics_jsonl", "samples_jsonl", "summary_json", "run_json"])

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from forgather.ml.report.facts import read_facts
 from forgather.ml.report.page import page
-from forgather.redaction import hide
 
 REPORT_FILE = "report.html"
 
@@ -34,6 +33,6 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     folder = Path(run_dir)
     text = page(read_facts(folder))
     aside = folder / f".{REPORT_FILE}.{os.getpid()}"
-    aside.write_text(hide(text), encoding="utf-8", errors="replace")
+    aside.write_text(text, encoding="utf-8", errors="replace")
     os.replace(aside, folder / REPORT_FILE)
     return folder / REPORT_FILE

@@ -13,6 +13,7 @@ from html import escape
 
 from forgather.ml.figures import count
 from forgather.ml.report.facts import Series
+from forgather.ml.report.html_text import html_text
 from forgather.ml.report.scale import Scale, axis, counts_bytes, tick_text
 
 WIDTH, HEIGHT = 620, 280
@@ -64,9 +65,9 @@ def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = N
     lost = sum(series.num_not_finite for _, series in lines)
     note = f'<p class="note bad">{lost} values were not finite</p>' if lost else ""
     return (
-        f'<figure class="card chart{wide}"><figcaption><h3>{escape(title)}</h3><span class="hint">{scale}</span>'
+        f'<figure class="card chart{wide}"><figcaption><h3>{html_text(title)}</h3><span class="hint">{scale}</span>'
         f"{_legend([label for label, _ in lines])}</figcaption>"
-        f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)} by step" '
+        f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{html_text(title)} by step" '
         f'data-points="{escape(_points(lines, across, upward))}">'
         f"{_grid(name, across, upward)}{curves}"
         f'<line class="cross" y1="{_TOP}" y2="{height - _BOTTOM}"/></svg><div class="tip"></div></div>{note}</figure>'
@@ -154,7 +155,7 @@ def _grid(name: str, across: Scale, upward: Scale) -> str:
 def _legend(labels: Sequence[str]) -> str:
     if len(labels) < 2:
         return ""
-    keys = "".join(f'<span><i class="k{n % 4}"></i>{escape(label)}</span>' for n, label in enumerate(labels))
+    keys = "".join(f'<span><i class="k{n % 4}"></i>{html_text(label)}</span>' for n, label in enumerate(labels))
     return f'<div class="legend">{keys}</div>'
 
 

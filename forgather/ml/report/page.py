@@ -16,6 +16,8 @@ from urllib.parse import quote
 from forgather.ml.figures import count, duration, evaluation_losses, figure, perplexity, size
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.facts import RunFacts
+from forgather.ml.report.html_text import html_text
+from forgather.redaction import hidden, hide_known
 
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -59,7 +61,7 @@ def page(facts: RunFacts) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{html_text(title)}</title><style>{_STYLE}</style></head>"
         f"<body><main>{body}</main><script>{_SCRIPT}</script></body></html>\n"
     )
 
@@ -84,9 +86,9 @@ def _head(facts: RunFacts, title: str) -> str:
         described.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)))
     kind = {"finished": "good", "failed": "bad", "did not finish": "bad"}.get(status, "fair")
     return (
-        f'<header><div><p class="kicker">training run</p><h1>{escape(title)}</h1>'
-        f'<p class="sub">{escape(" · ".join(described))}</p></div>'
-        f'<span class="badge {kind}">{escape(status)}</span></header>'
+        f'<header><div><p class="kicker">training run</p><h1>{html_text(title)}</h1>'
+        f'<p class="sub">{html_text(" · ".join(described))}</p></div>'
+        f'<span class="badge {kind}">{html_text(status)}</span></header>'
     )
 
 
@@ -114,7 +116,8 @@ def _tiles(facts: RunFacts) -> str:
         ),
     ]
     cells = "".join(
-        f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
+        f'<div class="tile"><span>{html_text(label)}</span><b>{html_text(value)}</b>'
+        f"<small>{html_text(note)}</small></div>"
         for label, value, note in tiles
         if value is not None
     )
@@ -158,7 +161,7 @@ def _elapsed(records: Sequence[Mapping[str, Any]]) -> float:
 def _problems(facts: RunFacts) -> str:
     error = facts.summary.get("error")
     problems = [f"The run ended by {error}"] if error else []
-    return "".join(f'<p class="note bad">{escape(problem)}</p>' for problem in [*problems, *facts.problems])
+    return "".join(f'<p class="note bad">{html_text(problem)}</p>' for problem in [*problems, *facts.problems])
 
 
 def _charts(facts: RunFacts) -> str:
@@ -185,11 +188,12 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
     groups = []
     for number, (step, group) in enumerate(reversed(by_step.items())):
         texts = "".join(
-            f'<pre class="sample"><mark>{escape(str(s.get("prompt", "")))}</mark>{escape(str(s.get("text", "")))}</pre>'
+            f'<pre class="sample"><mark>{html_text(str(s.get("prompt", "")))}</mark>'
+            f"{html_text(str(s.get('text', '')))}</pre>"
             for s in group
         )
         groups.append(
-            f"<details{' open' if number == 0 else ''}><summary>step {escape(str(step))}</summary>{texts}</details>"
+            f"<details{' open' if number == 0 else ''}><summary>step {html_text(str(step))}</summary>{texts}</details>"
         )
     return f'<section><h2>What the model writes</h2><div class="card">{"".join(groups)}</div></section>'
 
@@ -204,14 +208,14 @@ def _evaluations(facts: RunFacts) -> str:
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    head = "".join(f"<th>{escape(_words(name.removeprefix('eval_')))}</th>" for name in names)
+    head = "".join(f"<th>{html_text(_words(name.removeprefix('eval_')))}</th>" for name in names)
     body = "".join(_row([str(step), *(figure(row.get(name, "")) for name in names)]) for step, row in rows.items())
     table = f'<table class="numbers"><thead><tr><th>step</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<section><h2>Evaluations</h2><div class="card scroll">{table}</div></section>'
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _settings(facts: RunFacts) -> str:
@@ -232,14 +236,15 @@ def _settings(facts: RunFacts) -> str:
         if values
     )
     if facts.config:
-        blocks += f"<details><summary>Configuration</summary><pre>{escape(facts.config)}</pre></details>"
+        config = html_text(facts.config, is_document=True)
+        blocks += f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
     return f'<section><h2>How to repeat it</h2><div class="card">{blocks}</div></section>' if blocks else ""
 
 
 def _table(values: Mapping[str, Any]) -> str:
     """Returns names and values in columns; what is not set is left out."""
     rows = "".join(
-        f"<div><span>{escape(name)}</span><code>{escape(_cell(value))}</code></div>"
+        f"<div><span>{html_text(name)}</span><code>{html_text(_cell(hidden(value, name)))}</code></div>"
         for name, value in _flat(values).items()
         if value is not None
     )
@@ -268,7 +273,9 @@ def _files(facts: RunFacts) -> str:
     for name in facts.files:
         file = facts.folder / name
         about = size(file.stat().st_size) if file.is_file() else "folder"
-        links.append(f'<li><a href="{quote(name)}">{escape(name)}</a> <small>{about}</small></li>')
+        # A file keeps its name, whatever ordinary word `!env` gave.
+        shown = hide_known(name, is_named=True)
+        links.append(f'<li><a href="{quote(shown)}">{escape(shown)}</a> <small>{about}</small></li>')
     places = facts.summary.get("places") or {}
     where = _table({name: place for name, place in places.items() if place})
     listed = f'<ul class="files">{"".join(links)}</ul>'
