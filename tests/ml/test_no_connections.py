@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.patience import patience
-from tests.project.workbench import ROOT, make_project
+from tests.project.workbench import ROOT, TINY_TRAINING, make_project
 
 # Every process of the run that Python code of it starts by forking writes to the same file.
 WATCHED = """
@@ -30,33 +30,14 @@ sys.addaudithook(hook)
 from forgather.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
-CONFIG = """\
--- extends 'trainers/trainer.yaml'
-[config_metadata]
-    -- set ns.block_size = 16
-    -- set ns.output_dir = joinpath(project_dir, 'out')
-[raw_dataset]
-    -- include 'datasets/json_lines.yaml'
-    paths: {{ joinpath(project_dir, 'rows.jsonl') }}
-[tokenizer]
-    == super()
-    vocab_size: 260
-[model_config]
-    -- include 'models/llama.yaml'
-    hidden_size: 8
-    intermediate_size: 16
-    num_hidden_layers: 1
-    num_attention_heads: 2
-    num_key_value_heads: 2
-[trainer_args]
-    == super()
-    max_steps: 2
-    per_device_train_batch_size: 2
+CONFIG = (
+    TINY_TRAINING
+    + """\
     dataloader_num_workers: 1
     save_strategy: steps
     save_steps: 1
-    use_cpu: true
 """
+)
 CALLER = """\
 import socket
 

@@ -25,6 +25,32 @@ main: !partial:builtins:dict
   numbers: *numbers
 """
 
+# A training of seconds on the rows of `rows.jsonl`; blocks that a child gives below it replace those of here.
+TINY_TRAINING = """\
+-- extends 'trainers/trainer.yaml'
+[config_metadata]
+    -- set ns.block_size = 16
+    -- set ns.output_dir = joinpath(project_dir, 'out')
+[raw_dataset]
+    -- include 'datasets/json_lines.yaml'
+    paths: {{ joinpath(project_dir, 'rows.jsonl') }}
+[tokenizer]
+    == super()
+    vocab_size: 260
+[model_config]
+    -- include 'models/llama.yaml'
+    hidden_size: 8
+    intermediate_size: 16
+    num_hidden_layers: 1
+    num_attention_heads: 2
+    num_key_value_heads: 2
+[trainer_args]
+    == super()
+    max_steps: 2
+    per_device_train_batch_size: 2
+    use_cpu: true
+"""
+
 
 def make_project(folder: Path, files: dict[str, str] | None = None, *, meta: str = "name: Bench\n") -> Path:
     """Writes a project with the given files (`plain.yaml` as its one config without any) and returns its folder."""

@@ -13,35 +13,17 @@ if not importlib.util.find_spec("torch"):
 from forgather.cli.main import main
 from forgather.launch import plan_run, prepare_run, run
 from forgather.project.project import Project
+from tests.project.workbench import TINY_TRAINING
 
-CONFIG = """\
--- extends 'trainers/trainer.yaml'
-[config_metadata]
-    -- set ns.block_size = 16
-    -- set ns.output_dir = joinpath(project_dir, 'out')
-[raw_dataset]
-    -- include 'datasets/json_lines.yaml'
-    paths: {{ joinpath(project_dir, 'rows.jsonl') }}
-[tokenizer]
-    == super()
-    vocab_size: 260
-[model_config]
-    -- include 'models/llama.yaml'
-    hidden_size: 8
-    intermediate_size: 16
-    num_hidden_layers: 1
-    num_attention_heads: 2
-    num_key_value_heads: 2
-[trainer_args]
-    == super()
-    max_steps: 3
+CONFIG = (
+    TINY_TRAINING.replace("max_steps: 2", "max_steps: 3")
+    + """\
     logging_steps: 1
-    per_device_train_batch_size: 2
-    use_cpu: true
 [trainer_callbacks]
     -- include 'callbacks/quiet.yaml'
     mine: !singleton:callbacks.py:Losses
 """
+)
 CALLBACK = """\
 import json
 from transformers import TrainerCallback

@@ -12,36 +12,18 @@ if not importlib.util.find_spec("torch"):
 
 from forgather.launch import plan_run, prepare_run, run
 from forgather.project.project import Project
+from tests.project.workbench import TINY_TRAINING
 
 LIBRARY = Path(__file__).parents[2] / "templatelib"
 TRAINERS = ["trainers/trainer.yaml", "trainers/hf_trainer.yaml"]
 
-BASE = """\
--- extends trainer_template
-[config_metadata]
-    -- set ns.block_size = 16
-    -- set ns.output_dir = joinpath(project_dir, 'out')
-[raw_dataset]
-    -- include 'datasets/json_lines.yaml'
-    paths: {{ joinpath(project_dir, 'data', 'rows.jsonl') }}
-[tokenizer]
-    == super()
-    vocab_size: 260
-[model_config]
-    -- include 'models/llama.yaml'
-    hidden_size: 8
-    intermediate_size: 16
-    num_hidden_layers: 1
-    num_attention_heads: 2
-    num_key_value_heads: 2
-[trainer_args]
-    == super()
-    max_steps: 2
-    per_device_train_batch_size: 2
-    use_cpu: true
+BASE = (
+    TINY_TRAINING.replace("'trainers/trainer.yaml'", "trainer_template").replace("'rows.jsonl'", "'data', 'rows.jsonl'")
+    + """\
 [trainer_callbacks]
     -- include 'callbacks/quiet.yaml'
 """
+)
 LLAMA_LIKE = "hidden_size: 8, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2"
 MORE = {
     "models/gpt2.yaml": "n_embd: 8, n_layer: 1, n_head: 2",
