@@ -219,11 +219,8 @@ class Rules(NamedTuple):
 
     def reads(self, argument: str) -> bool:
         """Returns whether any rule looks into the call that is given as `argument`."""
-        prefix = f"{argument}."
-        # Most conditions do not even hold the letters: they need no parsing.
-        conditions = [rule["when"] for rule in self.conflicts if prefix in rule["when"]]
-        names = [*self.settings, *(name for condition in conditions for name in names_of(condition))]
-        return any(name.startswith(prefix) for name in names)
+        named = re.compile(rf"(?<![\w.]){re.escape(argument)}\.")
+        return any(map(named.match, self.settings)) or any(named.search(rule["when"]) for rule in self.conflicts)
 
     def undecided(self, settings: Mapping[str, Any]) -> list[str]:
         """Returns the names of unknown settings that keep a conflict from being judged."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from string import ascii_lowercase, ascii_uppercase
 
 from forgather.secret_names import HIDDEN, Strength, is_about, is_secret, is_secret_in_query, is_variable, strength_of
@@ -21,37 +22,37 @@ _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 _LONGEST_NAME = 100
 _LONGEST_BRACKETS = 20_000
 _CLOSE, _EQUALS = r"(?P<close>\\*[\"'])?\]?", r"[ \t]*(?P<sign>=>|:=|={1,3}|!=|:|%3[Dd])[ \t]*"
-_SIGN = re.compile(_CLOSE + _EQUALS)
+_SIGN = _CLOSE + _EQUALS
 # An annotation stands between a name and its value.
-_SIGN_IN_CODE = re.compile(rf"{_CLOSE}(?:[ \t]*:[ \t]*[A-Za-z_][\w.\[\]| ]{{0,80}}(?==))?{_EQUALS}")
-_NEXT_WORD = re.compile(r"(?P<close>\\*[\"'])?(?P<sign>,\s*|[ \t]*\n[ \t]*-[ \t]+|[ \t]+)")
-_MARK = re.compile(r"(?:&[\w.-]+|!(?P<tag>[^\s,\[\]{}]*))(?:[ \t]+|(?=\n)|$)")
-_ANCHOR = re.compile(r"(?<![^\s\[{,])&(?P<name>[\w.-]{1,80})[ \t]+")
-_ALIAS = re.compile(r"\*(?P<name>[\w.-]{1,80})")
+_SIGN_IN_CODE = rf"{_CLOSE}(?:[ \t]*:[ \t]*[A-Za-z_][\w.\[\]| ]{{0,80}}(?==))?{_EQUALS}"
+_NEXT_WORD = r"(?P<close>\\*[\"'])?(?P<sign>,\s*|[ \t]*\n[ \t]*-[ \t]+|[ \t]+)"
+_MARK = r"(?:&[\w.-]+|!(?P<tag>[^\s,\[\]{}]*))(?:[ \t]+|(?=\n)|$)"
+_ANCHOR = r"(?<![^\s\[{,])&(?P<name>[\w.-]{1,80})[ \t]+"
+_ALIAS = r"\*(?P<name>[\w.-]{1,80})"
 _NAMED = ("env", "var", "calc")  # tags before a name, or an expression
-_OPEN = re.compile(r"[rbfuRBFU]{0,2}(?P<quote>\"\"\"|'''|\\*[\"'])")
-_KEY_BEFORE = re.compile(r"(?:[^\n]*\|)?[ \t]*(?:[-?][ \t]+)*(?:--[ \t]+set[ \t]+)?\\*[\"']?$")
-_FLOW_BEFORE = re.compile(r"[{,(\[][ \t]*\\*[\"']?$")
-_BARE = re.compile(r"(?:(?:bearer|basic|token|digest|apikey)[ \t]+)?[^\s,\]}&#\"';<>]+", re.IGNORECASE)
-_SCHEME = re.compile(r"(?:bearer|basic|token|digest|apikey)[ \t]+", re.IGNORECASE)
-_BLOCK = re.compile(
+_OPEN = r"[rbfuRBFU]{0,2}(?P<quote>\"\"\"|'''|\\*[\"'])"
+_KEY_BEFORE = r"(?:[^\n]*\|)?[ \t]*(?:[-?][ \t]+)*(?:--[ \t]+set[ \t]+)?\\*[\"']?$"
+_FLOW_BEFORE = r"[{,(\[][ \t]*\\*[\"']?$"
+_BARE = r"(?i:(?:(?:bearer|basic|token|digest|apikey)[ \t]+)?[^\s,\]}&#\"';<>]+)"
+_SCHEME = r"(?i:(?:bearer|basic|token|digest|apikey)[ \t]+)"
+_BLOCK = (
     r"[|>][+-]?\d?[+-]?[ \t]*(?:#[^\n]*)?\n(?P<block>(?P<indent>[ \t]+)[^\n]*(?:\n(?P=indent)[^\n]*|\n[ \t]*(?=\n|$))*)"
 )
-_EMPTY = re.compile(r"(?:#[^\n]*)?\n")
-_PART = re.compile(
+_EMPTY = r"(?:#[^\n]*)?\n"
+_PART = (
     r"(?P<key>(?:\\{0,4}\"[^\"\n]*\"|\\{0,4}'[^'\n]*'|[\w.-]+)[ \t]*:(?=[\s\[{]|$))"
     r"|!(?P<tag>[^\s,\[\]{}]*)|[&*][\w.-]+|#[^\n]*|-[ \t]"
     r"|(?P<quoted>\\{0,4}\"(?:[^\"\\\n]|\\.)*\"|\\{0,4}'(?:[^'\\\n]|\\.|'')*')"
     r"|(?P<bare>[^\s,\[\]{}\"'#:][^,\[\]{}#\n\"']*)"
 )
-_WORD_BEFORE = re.compile(r"[\"'](?P<word>[A-Za-z]{1,20}) $")
-_RECORD = re.compile(
+_WORD_BEFORE = r"[\"'](?P<word>[A-Za-z]{1,20}) $"
+_RECORD = (
     r"(?<![\w-])(?:names?|key|header)\\{0,4}[\"']?[ \t]*:[ \t]*\\{0,4}[\"']?(?P<name>[\w.-]{1,60})\\{0,4}[\"']?"
     r"[ \t]*[,\n][ \t\n]{0,80}\\{0,4}[\"']?(?:value|default)\\{0,4}[\"']?[ \t]*:[ \t]*"
     r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\"'{\[]+)"
 )
-_QUERY = re.compile(r"(?P<name>(?<=[?&;])[\w.-]{1,60})=(?P<value>[^\s&#\"'<>;]+)")
-_USER = re.compile(r"://(?P<user>[^/\s@'\"<>(){}]+)@")
+_QUERY = r"(?P<name>(?<=[?&;])[\w.-]{1,60})=(?P<value>[^\s&#\"'<>;]+)"
+_USER = r"://(?P<user>[^/\s@'\"<>(){}]+)@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
         begin, end = _name_around(text, hint.start(), hint.end())
         done = max(hint.end(), end)
         name = text[begin:end].strip(".")
-        if (before := _WORD_BEFORE.search(text, max(0, begin - 24), begin)) is not None:
+        if (before := _compiled(_WORD_BEFORE).search(text, max(0, begin - 24), begin)) is not None:
             name = f"{before['word']}_{name}"
         if strength_of(name.lstrip("-")) is Strength.NONE:
             continue
@@ -102,7 +103,9 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
 
 def in_records(text: str) -> Iterator[Shown]:
     """Yields the values of `name: HF_TOKEN, value: ...`, where one key holds the name of another."""
-    for found in _RECORD.finditer(text):
+    if "value" not in text and "default" not in text:
+        return
+    for found in _compiled(_RECORD).finditer(text):
         value = found["value"].strip("\"'")
         if is_secret(found["name"], value):
             start = found.start("value") + found["value"].index(value)
@@ -112,20 +115,26 @@ def in_records(text: str) -> Iterator[Shown]:
 def in_addresses(text: str) -> Iterator[Shown]:
     """Yields the users' parts of addresses, and the secrets in their queries."""
     if "@" in text and "://" in text:
-        for found in _USER.finditer(text):
+        for found in _compiled(_USER).finditer(text):
             user = found["user"]
             if user != "git" and HIDDEN not in user:
                 parts = tuple(part for part in user.split(":") if len(part) >= 8)
                 yield Shown(*found.span("user"), parts, "password")
     if "=" in text:
-        for found in _QUERY.finditer(text):
+        for found in _compiled(_QUERY).finditer(text):
             if HIDDEN not in found["value"] and is_secret_in_query(found["name"], found["value"]):
                 yield Shown(*found.span("value"), (found["value"],), "token")
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # Compiling all of them takes longer than all else here, and most texts need two or three.
+    return re.compile(pattern)
+
+
 def parts_of(value: str) -> tuple[str, ...]:
     """Returns a secret, and what is secret of it by itself: the part behind `Bearer`."""
-    scheme = _SCHEME.match(value)
+    scheme = _compiled(_SCHEME).match(value)
     return (value, value[scheme.end() :].strip()) if scheme else (value,)
 
 
@@ -146,16 +155,16 @@ class _Reading:
     def after(self, begin: int, end: int, name: str) -> tuple[list[Shown], int]:
         """Returns the secrets behind a name, and where the search goes on."""
         text = self.text
-        sign = (_SIGN_IN_CODE if self.is_code else _SIGN).match(text, end)
+        sign = _compiled(_SIGN_IN_CODE if self.is_code else _SIGN).match(text, end)
         if sign is None and name.startswith("-"):
-            sign = _NEXT_WORD.match(text, end)
+            sign = _compiled(_NEXT_WORD).match(text, end)
             if sign is not None and text.startswith("-", sign.end() + (text[sign.end() : sign.end() + 1] in "\"'")):
                 return [], end
         if sign is None:
             return [], end
         name = name.lstrip("-")
         position, is_name = sign.end(), False
-        while (mark := _MARK.match(text, position)) is not None and not self.is_code:
+        while (mark := _compiled(_MARK).match(text, position)) is not None and not self.is_code:
             is_name = is_name or mark["tag"] in _NAMED
             position = mark.end()
         first = text[position : position + 1]
@@ -163,29 +172,29 @@ class _Reading:
             return [], position
         if first == "*":
             return self._aliased(position, name) if self.is_document and not self.is_code else ([], position)
-        if (opened := _OPEN.match(text, position)) is not None:
+        if (opened := _compiled(_OPEN).match(text, position)) is not None:
             return self._quoted(opened, name)
         if first in ("[", "{") and first:
             return self._brackets(position, name) if self.is_document else ([], position)
         if self.is_code or is_name:
             return [], position
-        if (block := _BLOCK.match(text, position)) is not None:
+        if (block := _compiled(_BLOCK).match(text, position)) is not None:
             return self._block(block, name)
-        if ":" in sign["sign"] and _EMPTY.match(text, position):
+        if ":" in sign["sign"] and _compiled(_EMPTY).match(text, position):
             return self._children(begin, position, name) if self.is_document else ([], position)
         return self._bare(begin, position, sign, name)
 
     def _aliased(self, position: int, name: str) -> tuple[list[Shown], int]:
         """Returns the value that an alias stands for, where its anchor is."""
         if self._anchors is None:
-            self._anchors = {found["name"]: found.end() for found in _ANCHOR.finditer(self.text)}
-        alias = _ALIAS.match(self.text, position)
+            self._anchors = {found["name"]: found.end() for found in _compiled(_ANCHOR).finditer(self.text)}
+        alias = _compiled(_ALIAS).match(self.text, position)
         start = self._anchors.get(alias["name"]) if alias else None
         if start is None:
             return [], position + 1
-        if (opened := _OPEN.match(self.text, start)) is not None:
+        if (opened := _compiled(_OPEN).match(self.text, start)) is not None:
             return self._quoted(opened, name)[0], position + 1
-        bare = _BARE.match(self.text, start)
+        bare = _compiled(_BARE).match(self.text, start)
         plain = bare[0] if bare else ""
         found = is_secret(name, plain)
         return [Shown(start, start + len(plain), parts_of(plain), name)] if found else [], position + 1
@@ -205,19 +214,19 @@ class _Reading:
         text = self.text
         line = text.rfind("\n", max(0, begin - 300), begin) + 1 or max(0, begin - 300)
         before = text[line:begin]
-        is_key = ":" in sign["sign"] and _KEY_BEFORE.fullmatch(before) is not None
+        is_key = ":" in sign["sign"] and _compiled(_KEY_BEFORE).fullmatch(before) is not None
         is_spaced = text[position - 1 : position] in " \t"
         if ":" in sign["sign"] and not (is_spaced or sign["close"] or "-" in name):
             return [], position
         if is_key:
             plain = self._line_from(position).removesuffix(",")
         else:
-            bare = _BARE.match(text, position)
+            bare = _compiled(_BARE).match(text, position)
             plain = bare[0] if bare else ""
         if not is_secret(name, plain) or (":" not in sign["sign"] and plain.endswith(":")):
             return [], position
-        is_prose = not is_key and ":" in sign["sign"] and _FLOW_BEFORE.search(before) is None
-        if is_prose and not any(map(str.isdigit, plain)) and not _SCHEME.match(plain):
+        is_prose = not is_key and ":" in sign["sign"] and _compiled(_FLOW_BEFORE).search(before) is None
+        if is_prose and not any(map(str.isdigit, plain)) and not _compiled(_SCHEME).match(plain):
             return [], position
         quotes = (sign["close"] or "").endswith('"') and sign["sign"] == ":"
         end = position + len(plain)
@@ -242,7 +251,7 @@ class _Reading:
         text = self.text
         line = text.rfind("\n", 0, begin) + 1
         indent = len(text[line:begin]) - len(text[line:begin].lstrip(" \t"))
-        if _KEY_BEFORE.fullmatch(text[line : min(begin, line + 300)]) is None:
+        if _compiled(_KEY_BEFORE).fullmatch(text[line : min(begin, line + 300)]) is None:
             return [], position
         end = text.find("\n", position)
         start = end
@@ -277,7 +286,7 @@ class _Reading:
         """Returns the values of a mapping or list that stands under a name."""
         found: list[Shown] = []
         key, tag = "", None
-        for part in _PART.finditer(self.text, start, end):
+        for part in _compiled(_PART).finditer(self.text, start, end):
             if part["key"]:
                 key, tag = part["key"].rstrip(": \t").strip("\\\"'"), None
             elif part["tag"] is not None:

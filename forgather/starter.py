@@ -18,8 +18,8 @@ from forgather.processes import is_accelerate, process_facts
 
 OURS = "FORGATHER_CHECKED"
 """The variable that `fgcli` hands to processes that it starts."""
-_OPTION = re.compile(r"--num[-_]processes(?:=(\d+))?")
-_SETTING = re.compile(r"^num_processes:\s*(\d+)", re.MULTILINE)
+_OPTION = r"--num[-_]processes(?:=(\d+))?"
+_SETTING = r"(?m)^num_processes:\s*(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
     if not any("accelerate" in word for word in parent):
         return None
     for word, after in pairwise([*parent, ""]):
-        found = _OPTION.fullmatch(word)
+        found = re.fullmatch(_OPTION, word)
         number = (found[1] or after) if found else ""
         if number.isdigit():
             return int(number)
@@ -97,7 +97,7 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
     file = named or accelerate_config(environ)
     try:
         with open(file or os.devnull, encoding="utf-8") as stream:
-            found = _SETTING.search(stream.read())
+            found = re.search(_SETTING, stream.read())
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) if found else None

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from types import (
     BuiltinFunctionType,
@@ -26,7 +25,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 _DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType)
 _Cached = type(functools.cache(len))
@@ -46,8 +45,7 @@ class Standing(StrEnum):
     UNLISTED = "unlisted"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the list says.
 
     Args:
@@ -61,8 +59,7 @@ class Verdict:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Required:
+class Required(NamedTuple):
     """A value that an argument must have where it is given.
 
     Args:
@@ -103,7 +100,18 @@ class _Package:
 
     def __init__(self, parts: Sequence[str], methods: Sequence[str]) -> None:
         self._parts, self._methods = parts, methods
-        self._homes = [part.partition(":")[0].split(".") for part in parts]
+        # Modules without `*`, their parents, and those that stand for the modules below them.
+        self._around, self._whole = set[str](), set[str]()
+        self._patterns: list[tuple[str, list[str]]] = []
+        for part in parts:
+            home, colon, _ = part.partition(":")
+            words = home.split(".")
+            if "*" in home:
+                self._patterns.append((part, words))
+                continue
+            self._around.update(".".join(words[: number + 1]) for number in range(len(words)))
+            if not colon:
+                self._whole.add(home)
 
     # Most names are judged without these: what a static command looks at is decided by the module alone.
     @functools.cached_property
@@ -124,16 +132,16 @@ class _Package:
 
     def may_hold(self, module: str) -> bool:
         """Returns whether something of these parts may be in a module, or below it."""
+        if module in self._around or any(shorter in self._whole for shorter in _shorter(module, "")):
+            return True
         words = module.split(".")
-        # Below a part too: it stands for the modules in it.
         return any(
             all(map(_fits, words, home)) and (len(words) <= len(home) or ":" not in part)
-            for part, home in zip(self._parts, self._homes, strict=True)
+            for part, home in self._patterns
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(NamedTuple):
     """The list: why each entry is denied (None: it is allowed), packages in parts, and what arguments must be."""
 
     entries: dict[str, str | None]

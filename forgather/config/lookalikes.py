@@ -32,14 +32,14 @@ WORDS = frozenset(
 )
 _LONGEST = 40
 
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(,\d{3})+(?:\.\d*)?|(?:\.\d{3}){2,}|(?:[ \u00a0\u202f']\d{3})+)")
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
-_SUFFIX = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([fFlL])")
-_SCALE = re.compile(r"([-+]?\d+(?:\.\d+)?) ?([kKM%])")
-_BASE = re.compile(r"[-+]?0[xXbBoO]\w+")
-_ARITHMETIC = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)? ?(?:\*\*?|\^|/|[xX×] ?10 ?\^) ?[-+]?[\d.]+(?:[eE][-+]?\d+)?")
-_SPACED = re.compile(r"[-+]?\d[\d.]* ?[eE] ?[-+]? ?\d+|[-+]{2,}[\d.]+")
-_BROKEN = re.compile(r"[-+]?(?:\d*\.\d+\.|\d+\.\d*[eE][-+]?\d*\.\d*|\d+[eE][-+]?\d*\.\d*|\d+(?:\.\d*)?[eE][-+]?)")
+_THOUSANDS = r"[-+]?\d{1,3}(?:(,\d{3})+(?:\.\d*)?|(?:\.\d{3}){2,}|(?:[ \u00a0\u202f']\d{3})+)"
+_DECIMAL_COMMA = r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?"
+_SUFFIX = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([fFlL])"
+_SCALE = r"([-+]?\d+(?:\.\d+)?) ?([kKM%])"
+_BASE = r"[-+]?0[xXbBoO]\w+"
+_ARITHMETIC = r"[-+]?[\d.]+(?:[eE][-+]?\d+)? ?(?:\*\*?|\^|/|[xX×] ?10 ?\^) ?[-+]?[\d.]+(?:[eE][-+]?\d+)?"
+_SPACED = r"[-+]?\d[\d.]* ?[eE] ?[-+]? ?\d+|[-+]{2,}[\d.]+"
+_BROKEN = r"[-+]?(?:\d*\.\d+\.|\d+\.\d*[eE][-+]?\d*\.\d*|\d+[eE][-+]?\d*\.\d*|\d+(?:\.\d*)?[eE][-+]?)"
 
 
 @lru_cache(maxsize=512)
@@ -74,21 +74,21 @@ def _meant(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    if _THOUSANDS.fullmatch(text):
+    if re.fullmatch(_THOUSANDS, text):
         digits = re.sub(r"[^\d.+-]", "", text)
         return digits.replace(".", "") if digits.count(".") > 1 else digits
-    if _DECIMAL_COMMA.fullmatch(text):
+    if re.fullmatch(_DECIMAL_COMMA, text):
         return text.replace(",", ".")
-    if (match := _SUFFIX.fullmatch(text)) or (match := _SCALE.fullmatch(text)):
+    if (match := re.fullmatch(_SUFFIX, text)) or (match := re.fullmatch(_SCALE, text)):
         return _scaled(*match.groups())
-    if _ARITHMETIC.fullmatch(text):
+    if re.fullmatch(_ARITHMETIC, text):
         return f'!calc "{text}"' if re.search(r"\*|/", text) else ""
-    if _BASE.fullmatch(text):
+    if re.fullmatch(_BASE, text):
         return text.lower() if _is_value(text.lower()) else ""
     try:
         float(text.replace(" ", ""))
     except ValueError:
-        return "" if _BROKEN.fullmatch(text) or _SPACED.fullmatch(text) else None
+        return "" if re.fullmatch(_BROKEN, text) or re.fullmatch(_SPACED, text) else None
     ascii_text = "".join(str(int(char)) if char.isdigit() else char for char in text if char != " ")
     return ascii_text if _is_value(ascii_text) else repr(float(ascii_text))
 

@@ -31,6 +31,7 @@ _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation
 # Which kernels these fetch is said nowhere in a config.
 _UNNAMED_KERNELS = ("use_kernels", "kernel_config")
 _WATCHED = frozenset((*_SWITCHES, *_KERNELS, *_UNNAMED_KERNELS))
+_WATCHED_ENDINGS = tuple(_WATCHED)
 _ENDINGS = tuple(f"_{name}" for name in (*_SWITCHES, _KERNELS[0]))
 # Packages whose functions take such arguments, or hand them on.
 _TAKERS = frozenset(("accelerate", "datasets", "forgather", "peft", "transformers"))
@@ -48,6 +49,8 @@ def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
     for path, node in walk(roots(graph)):
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
         written = {str(entry.key): entry for entry in entries}
+        if not any(name.endswith(_WATCHED_ENDINGS) for name in written):
+            continue
         plain = {name: _plain(entry.value) for name, entry in written.items() if _is_plain(entry.value)}
         # A revision that construction tells may be a commit: construction looks.
         unknown = [

@@ -19,7 +19,7 @@ from forgather.project.locations import config_dir
 
 VARIABLE = "FORGATHER_TRUST"
 """Further folders (with a slash) and packages, separated as in PATH; what a run hands to its processes."""
-_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _KINDS = ("folders", "packages", "variables")
 
 
@@ -149,7 +149,7 @@ def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.is
         path = os.path.expanduser(word)
         if is_folder(path):
             folders.append(os.path.realpath(path))
-        elif _PACKAGE.fullmatch(word):
+        elif re.fullmatch(_PACKAGE, word):
             packages.append(word)
         else:
             raise ProjectError(
