@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from forgather.errors import nearest
@@ -98,10 +98,8 @@ def suggest(
         >>> suggest("setting", "learnign_rate", ["learning_rate"])
         "did you mean 'learning_rate'?"
     """
-    folded = word.casefold()
-    for name in (*first, *candidates):
-        if name.casefold() == folded:
-            return f"did you mean {name!r}?"
+    if (same := _folded((*first, *candidates)).get(word.casefold())) is not None:
+        return f"did you mean {same!r}?"
     if kind == "keyword":
         known = keyword_for(word, candidates)
         if known is not None:
@@ -113,6 +111,12 @@ def suggest(
         return alias.hint
     gone = read_aliases()["deprecated"].get(owner, {})
     return nearest(word, [name for name in candidates if name not in gone], first=first)
+
+
+@lru_cache(maxsize=64)
+def _folded(names: tuple[str, ...]) -> dict[str, str]:
+    """Returns names by their small letters; of several the first."""
+    return {name.casefold(): name for name in reversed(names)}
 
 
 def suggest_inside(

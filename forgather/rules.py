@@ -111,10 +111,11 @@ class Rules(NamedTuple):
         """
         settings: dict[str, Any] = {}
         found: list[Breach] = []
+        others = {**self.former, **(elsewhere or {})}
         for name, value in given.items():
             present = name if name in self.settings else self.renamed.get(name)
             if present is None:
-                found += self._without_place(name, value, elsewhere)
+                found += self._without_place(name, value, others, is_known=elsewhere is not None)
                 continue
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
@@ -132,7 +133,15 @@ class Rules(NamedTuple):
             settings[present] = value
         return settings, found
 
-    def _without_place(self, name: str, value: Any, elsewhere: Mapping[str, Any] | None) -> Iterator[Breach]:
+    def _without_place(self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool) -> Iterator[Breach]:
+        """Yields what is wrong with a name that is no setting.
+
+        Args:
+            name: as the user wrote it.
+            value: of it.
+            others: settings of elsewhere, with their defaults.
+            is_known: whether all of these are known.
+        """
         if name in self.without_effect:
             rule = self.without_effect[name]
             if "only" in rule and value is not UNKNOWN and value != rule["only"]:
@@ -142,7 +151,7 @@ class Rules(NamedTuple):
                 message = f"{self.name}: {name!r} has no effect: {rule['why']}"
                 advice = "leave the setting out"
                 yield Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
-        elif name in (others := {**self.former, **(elsewhere or {})}):
+        elif name in others:
             # What asks for the value that holds anyway asks for nothing.
             if value is not None and value is not UNKNOWN and others[name] not in (value, UNKNOWN):
                 other = f"{_owner(self.elsewhere)} that this trainer does not have"
@@ -150,7 +159,7 @@ class Rules(NamedTuple):
                 alias = alias_of("setting", name)
                 hint = self.instead.get(name) or (alias.hint if alias else self.instead.get("*"))
                 yield Breach(code="FG811", message=message, argument=name, hint=hint, found=value)
-        elif self.closed and (elsewhere is not None or self.elsewhere is None):
+        elif self.closed and (is_known or self.elsewhere is None):
             message = f"{self.name} has no setting {name!r}"
             hint = self.instead.get(name) or self._in_other_words(name)
             hint = hint or suggest("setting", name, list(self.settings), owner=self.elsewhere or "")

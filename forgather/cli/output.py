@@ -87,7 +87,7 @@ def source_line(span: Span) -> str | None:
         return None
     try:
         facts = os.stat(span.file)
-        if not stat.S_ISREG(facts.st_mode) or _leads_elsewhere(span.file):
+        if not stat.S_ISREG(facts.st_mode):
             return None
         lines = _lines(span.file, facts.st_mtime_ns, facts.st_size)
     except OSError:
@@ -98,6 +98,8 @@ def source_line(span: Span) -> str | None:
 @lru_cache(maxsize=4)
 def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
     # One file may have a finding on each of its lines.
+    if _leads_elsewhere(file):
+        return []
     with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
         return stream.read(_MAX_READ).split("\n")
 
@@ -114,7 +116,8 @@ def visible(text: str) -> str:
 
 
 def _clean(text: str, limit: int) -> str:
-    shown = visible(text.replace("\r", "")).replace("\t", "→   ")
+    # One line may be as long as its file: what is cut away is not looked at.
+    shown = visible(text.replace("\r", "")[: limit + 1]).replace("\t", "→   ")
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 

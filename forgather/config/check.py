@@ -11,13 +11,13 @@ from forgather.config.calc import names_in, parse_calc
 from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.traverse import children, entries, roots, walk
+from forgather.config.traverse import all_nodes, children, entries, walk
 from forgather.errors import Diagnostic, Severity, nearest
 
 
 def check(graph: Graph) -> list[Diagnostic]:
     """Returns the findings about a graph: repeated `@name`s, names and circles of `!calc`, idle definitions."""
-    nodes = list(walk(roots(graph)))
+    nodes = all_nodes(graph)
     return [
         *_repeated_names(nodes),
         *_calc_names(graph, nodes),

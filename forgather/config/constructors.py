@@ -18,7 +18,7 @@ from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, lis
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import GraphPath, Index, Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.signatures.values import Annotation, Callee, Unknown
 from forgather.source import Span
@@ -84,7 +84,7 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
     calls: dict[int, Called] = {}
     texts: list[Scalar] = []
     built = {id(node) for _, node in walk(roots(graph), unbuilt=False)}
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         if not isinstance(node, Call):
             continue
         try:

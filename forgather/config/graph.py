@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from forgather.errors import Diagnostic, UnknownTargetError
 from forgather.source import Origin, Span
@@ -210,6 +211,8 @@ class Graph:
     anchors: Mapping[int, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
     kept: tuple[Node, ...] = ()
+    # Every node with its path, once somebody asked: see `all_nodes`.
+    walked: list[tuple[tuple[Any, ...], Node]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def target(self, name: str) -> Entry:
         """Returns the target of that name.

@@ -26,6 +26,7 @@ from forgather.config.traverse import (
     SEARCH_PATH,
     Moved,
     Step,
+    all_nodes,
     children,
     entries,
     places,
@@ -33,7 +34,6 @@ from forgather.config.traverse import (
     rebuild,
     roots,
     shared_nodes,
-    walk,
     with_value,
 )
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
@@ -90,7 +90,7 @@ def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
 def _assign(graph: Graph, text: str, value: str) -> Graph:
     adds = text.startswith("+")
     path = read_path(text.removeprefix("+"))
-    anchors = {graph.anchors[id(node)]: node for _, node in walk(roots(graph)) if id(node) in graph.anchors}
+    anchors = {graph.anchors[id(node)]: node for _, node in all_nodes(graph) if id(node) in graph.anchors}
     alias = value.strip().removeprefix("*") if value.lstrip().startswith("*") else None
     edit = _Edit(text, path, _value(text, value, anchors), adds, alias)
     if len(path) == 1:

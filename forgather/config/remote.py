@@ -16,7 +16,7 @@ from typing import Any
 from forgather.config.callables import names_of
 from forgather.config.graph import Call, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ResolveError
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
@@ -46,7 +46,7 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 
 def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
     """Yields an error for each value of a graph that asks for code of the Hub that is not pinned."""
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
         written = {str(entry.key): entry for entry in entries}
         if not any(name.endswith(_WATCHED_ENDINGS) for name in written):

@@ -134,6 +134,13 @@ def roots(graph: Graph) -> list[tuple[GraphPath, Node]]:
     return [((Key(entry.key),), entry.value) for entry in entries]
 
 
+def all_nodes(graph: Graph) -> list[tuple[GraphPath, Node]]:
+    """Returns every node of a graph once, parents before children, with the first path that reaches it."""
+    if not graph.walked:
+        graph.walked.extend(walk(roots(graph)))
+    return graph.walked
+
+
 def shared_nodes(nodes: Iterable[Node]) -> set[int]:
     """Returns the ids of nodes that are reached by more than one edge from `nodes`."""
     nodes = list(nodes)
@@ -178,7 +185,7 @@ def homes(graph: Graph) -> set[int]:
     """Returns the ids of the nodes that stand somewhere in place, and not only where an alias or merge key leads."""
     entries = (*graph.targets.values(), *graph.definitions)
     found = {id(entry.value) for entry in entries if entry.alias is None}
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         found.update(id(child) for _, child, entry in edges(node) if entry is None or entry.alias is None)
     return found
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Scalar
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
 from forgather.kept import Digests
 from forgather.project.locations import cache_dir, library_dir
@@ -111,7 +111,7 @@ def redirected(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
     """Returns what sends the output elsewhere, as `--set` takes it: each value that is the run's output folder."""
     old = {str(run.facts.get("output_dir", run.output_dir)), run.output_dir}
     found: list[tuple[str, str]] = []
-    for path, node in walk(roots(run.built)):
+    for path, node in all_nodes(run.built):
         text = node.value if isinstance(node, Scalar) else None
         if isinstance(text, str) and text and path:
             new = _moved(os.path.abspath(os.path.expanduser(text)), path, old, output_dir)

@@ -16,7 +16,7 @@ from forgather.config.constructors import Unchecked, judge
 from forgather.config.graph import Calc, Graph, Scalar, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.remote import judge_remote_code
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.before_a_run import judge_before_a_run
 from forgather.project.chosen import judge_chosen
@@ -204,7 +204,7 @@ def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
     needed: set[int] = set()
     if for_run and main is not None:
         needed = {id(node) for _, node in walk([((Key("main"),), main.value)], unbuilt=False)}
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         if isinstance(node, Var) and node.default is None and node.variable not in GIVEN_BY_A_RUN:
             yield _unbound_var(path, node, is_needed=id(node) in needed)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from forgather.bounded import MAX_CODE_BYTES, read_text, walk_folders
 from forgather.config.graph import Call, Graph
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _LIMIT = 500
@@ -38,7 +38,7 @@ def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) 
 
 
 def _named(graph: Graph, project_dir: str, folders: list[str]) -> Iterator[str]:
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         module = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
         if module.endswith(".py"):
             file = os.path.normpath(os.path.join(project_dir, module))

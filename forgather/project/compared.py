@@ -14,7 +14,7 @@ from datetime import datetime
 from forgather.config.diff import diff
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph, Node
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.kept import Digests
 from forgather.project.configfiles import config_files
@@ -64,7 +64,7 @@ def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
 def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
     """Returns the digest of each Python file of the project that constructors of the graph name."""
     digest, found = Digests(), {}
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         file = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
         if file.endswith(".py") and file not in found:
             known = digest(os.path.normpath(os.path.join(project_dir, file)))
@@ -75,8 +75,8 @@ def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
 
 def _changed_code(old: Compared, new: Compared) -> Iterator[Difference]:
     changed = {file for file, digest in new.code.items() if old.code.get(file, digest) != digest}
-    first = {_file_of(node): (path, node) for path, node in reversed(list(walk(roots(old.graph))))}
-    for path, node in walk(roots(new.graph)):
+    first = {_file_of(node): (path, node) for path, node in reversed(all_nodes(old.graph))}
+    for path, node in all_nodes(new.graph):
         file = _file_of(node)
         if file in changed and file in first:
             changed.discard(file)

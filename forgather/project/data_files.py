@@ -17,7 +17,7 @@ from typing import Any
 from forgather.bounded import TooManyEntriesError, matching, walk_folders
 from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes, walk
 
 _MAX_DIGESTED = 200_000_000
 _MAX_FILES = 2_000
@@ -75,8 +75,8 @@ def _which(files: list[str], named: str, project_dir: str) -> str:
 
 def _named(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
     """Yields every text inside of the arguments of a call that could name a file."""
-    calls = {id(node) for path, node in walk(roots(graph)) if isinstance(node, Call)}
-    tops = [(path, node) for path, node in walk(roots(graph)) if id(node) in calls]
+    calls = {id(node) for path, node in all_nodes(graph) if isinstance(node, Call)}
+    tops = [(path, node) for path, node in all_nodes(graph) if id(node) in calls]
     for path, node in walk(tops):
         key = next((step.name for step in reversed(path) if isinstance(step, Key)), None)
         text = node.value if isinstance(node, Scalar) else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph
 from forgather.config.path import Key
-from forgather.config.traverse import entries, roots, walk
+from forgather.config.traverse import all_nodes, entries
 from forgather.errors import ForgatherError
 from forgather.project.meta import ProjectMeta
 from forgather.project.reader import reader_for
@@ -27,7 +27,7 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
 
     reader = reader_for(meta)
     found: dict[str, dict[str, str | None]] = {}
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         if not isinstance(node, Call) or node.constructor in found or node.submodule_searchpath is not None:
             continue
         try:
@@ -42,11 +42,9 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
 
 def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> Iterator[Difference]:
     """Yields the defaults that are others, at the first call of each constructor that does not give the argument."""
-    before = {
-        node.constructor: (path, node) for path, node in reversed(list(walk(roots(old)))) if isinstance(node, Call)
-    }
+    before = {node.constructor: (path, node) for path, node in reversed(all_nodes(old)) if isinstance(node, Call)}
     told: set[tuple[str, str]] = set()
-    for path, node in walk(roots(new)):
+    for path, node in all_nodes(new):
         if not isinstance(node, Call) or node.constructor not in before:
             continue
         ours, theirs = then.get(node.constructor), now.get(node.constructor)

@@ -15,7 +15,7 @@ from typing import Any
 from forgather.config.constructors import Unchecked
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, list_of_targets
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.plain import plain_value
 from forgather.project.project import Project
@@ -32,7 +32,7 @@ def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], li
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
     loaded: dict[tuple[Any, ...], Project] = {}
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         if not isinstance(node, Call) or node.constructor not in CONSTRUCTORS or node.kind is CallKind.META:
             continue
         try:
@@ -47,7 +47,7 @@ def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], li
 def projects_named(graph: Graph, project: Project) -> list[Project]:
     """Returns the configs of other projects whose targets a graph asks for, as far as they are written out."""
     loaded: dict[tuple[Any, ...], Project] = {}
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         if isinstance(node, Call) and node.constructor in CONSTRUCTORS and node.kind is not CallKind.META:
             with suppress(ForgatherError, _NotWritten):
                 _judge(node, path, project, loaded)

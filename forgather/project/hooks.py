@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forgather.config.graph import Call, Graph
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic
 from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
 
@@ -26,7 +26,7 @@ _LIBRARIES = ("forgather", "transformers", "torch", "accelerate", "datasets", "b
 def judge_hooks(graph: Graph, reader: Reader) -> Iterator[Diagnostic]:
     """Yields an error for each hook that a trainer's class defines, and that nothing calls."""
     seen: set[str] = set()
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):
             seen.add(node.constructor)
             yield from _of_class(node, reader)

@@ -15,7 +15,7 @@ from forgather.config.graph import Scalar as ScalarNode
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import Key, format_path
 from forgather.config.shortnames import SHORT
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, Severity
 from forgather.project.elsewhere import projects_named
 from forgather.project.project import Project
@@ -26,7 +26,7 @@ from forgather.project.untrusted import Needs, Places, denied, said, to_trust, w
 def judge_callables(project: Project) -> Iterator[Diagnostic]:
     """Yields an error for each call that no config may make, and a note where the user has to trust something first."""
     places = Places(project.meta.project_dir, project.meta.system_path)
-    for path, node in walk(roots(project.graph)):
+    for path, node in all_nodes(project.graph):
         if isinstance(node, Call):
             module, symbol = _parts(node.constructor)
             own = _own_folders(node, places) is not None

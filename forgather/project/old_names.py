@@ -14,7 +14,7 @@ from forgather.config.follow import follow, path_text, read_path
 from forgather.config.graph import Call, Entry, Graph, Node
 from forgather.config.merge import overriding
 from forgather.config.path import Key
-from forgather.config.traverse import rebuild, roots, walk, with_value
+from forgather.config.traverse import all_nodes, rebuild, with_value
 from forgather.errors import ForgatherError
 from forgather.project.precedence import Precedence
 from forgather.rules import Rules, shipped_rules
@@ -23,7 +23,7 @@ from forgather.rules import Rules, shipped_rules
 def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
     """Returns a graph whose settings have one name each, where templates differ in what they call them."""
     swaps: dict[int, Node] = {}
-    for _, node in walk(roots(graph)):
+    for _, node in all_nodes(graph):
         if isinstance(node, Call) and (rules := _rules(node)) is not None:
             kept = _each_once(node.kwargs, rules, precedence)
             if len(kept) < len(node.kwargs):

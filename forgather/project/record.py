@@ -20,7 +20,7 @@ from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
 from forgather.kept import digest_of
 from forgather.processes import ProcessFacts, is_worker, process_facts
@@ -189,7 +189,7 @@ def _facts(project: Project, command: Sequence[str], started: datetime, output_d
 
 def environment_needed(graph: Graph) -> dict[str, bool]:
     """Returns which variables of the environment construction reads, and whether each is set; never a value."""
-    names = {node.variable for _, node in walk(roots(graph)) if isinstance(node, Env)}
+    names = {node.variable for _, node in all_nodes(graph) if isinstance(node, Env)}
     return {name: name in os.environ for name in sorted(names)}
 
 
@@ -207,7 +207,7 @@ def _processes() -> dict[str, int]:
 
 def _seeds(graph: Graph) -> dict[str, object]:
     found: dict[str, object] = {}
-    for path, node in walk(roots(graph)):
+    for path, node in all_nodes(graph):
         for entry in _keywords(node):
             if isinstance(entry.key, str) and entry.key.endswith("seed") and isinstance(entry.value, Scalar):
                 found[format_path((*path, Key(entry.key)))] = entry.value.value

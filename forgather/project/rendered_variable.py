@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forgather.config.graph import Graph, Node, Scalar, Var
-from forgather.config.traverse import rebuild, roots, walk, with_value
+from forgather.config.traverse import all_nodes, rebuild, with_value
 
 RENDERED = "pp_config"
 """The construction variable that every construction of a config has: its rendered text."""
@@ -17,7 +17,7 @@ RENDERED = "pp_config"
 
 def reads_rendered(graph: Graph) -> bool:
     """Returns whether a graph uses the text of its config."""
-    return any(isinstance(node, Var) and node.variable == RENDERED for _, node in walk(roots(graph)))
+    return any(isinstance(node, Var) and node.variable == RENDERED for _, node in all_nodes(graph))
 
 
 def with_rendered(graph: Graph, text: str) -> Graph:

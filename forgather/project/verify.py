@@ -14,7 +14,7 @@ from typing import Any
 
 from forgather.config.graph import Call, Entry, Scalar
 from forgather.config.path import format_path
-from forgather.config.traverse import entries, roots, walk
+from forgather.config.traverse import all_nodes, entries
 from forgather.errors import ForgatherError
 from forgather.kept import Digests
 from forgather.project.data_files import changed_data
@@ -120,7 +120,7 @@ def _sources(run: PastRun) -> Iterator[Row]:
 
 
 def _secrets(run: PastRun) -> Iterator[Row]:
-    for path, node in walk(roots(run.built)):
+    for path, node in all_nodes(run.built):
         if isinstance(node, Scalar) and isinstance(node.value, str) and HIDDEN in node.value:
             yield _row("secret", format_path(path), "given", "not kept; write !env NAME in the config", Fate.LOST)
 
@@ -179,7 +179,7 @@ def _processors(run: PastRun) -> Iterator[Row]:
 
 def _checkpoint(run: PastRun) -> Iterator[Row]:
     """A run that went on from a checkpoint cannot begin there again, unless the checkpoint is a path that exists."""
-    for path, node in walk(roots(run.built)):
+    for path, node in all_nodes(run.built):
         for entry in entries(node) if isinstance(node, Call) else ():
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):
                 value = str(entry.value.value) if isinstance(entry.value, Scalar) else ""
@@ -196,7 +196,7 @@ def _constructors(run: PastRun, meta: ProjectMeta) -> Iterator[Row]:
     reader = reader_for(meta)
     names = dict.fromkeys(
         node.constructor
-        for _, node in walk(roots(run.built))
+        for _, node in all_nodes(run.built)
         if isinstance(node, Call) and node.submodule_searchpath is None
     )
     for name in names:

@@ -16,7 +16,7 @@ from typing import Any
 from forgather.config.calc import names_in, parse_calc
 from forgather.config.graph import Calc, Call, Env, Graph, Var
 from forgather.config.materialize import materialize
-from forgather.config.traverse import roots, walk
+from forgather.config.traverse import all_nodes
 from forgather.errors import ForgatherError, GraphError
 from forgather.proof.comparison import Comparison, Unequal
 from forgather.proof.recording import Log
@@ -153,7 +153,7 @@ def _compare(ours: Log, theirs: Log, expected: dict[str, Any], build: Callable[[
 
 
 def _nodes(graph: Graph) -> Iterator[Any]:
-    return (node for _, node in walk(roots(graph)))
+    return (node for _, node in all_nodes(graph))
 
 
 def _calcs(graph: Graph) -> list[Calc]:
