@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from tests.ml.distributed.gang import import_compiler
 from tests.patience import patience
 from tests.project.workbench import make_project
 from tests.reliability.ranks import run_command
@@ -158,6 +159,8 @@ def test_a_signal_gives_one_checkpoint_and_the_run_goes_on_exactly(
     tmp_path, monkeypatch, undisturbed, phase, rank, took, figure
 ):
     compiles = phase == "compile"
+    if compiles:
+        import_compiler()
     words = ("--compile", str(int(compiles)))
     bench = make_project(tmp_path / "bench", {"toy.py": TOY, "templates/configs/a.yaml": CONFIG})
     monkeypatch.setenv("WANT", f"{phase} {rank}")

@@ -102,6 +102,13 @@ _OURS = [
 
 
 @functools.cache
+def import_compiler():
+    """Compiles something once, here: what that imports takes each rank seconds."""
+    torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
+    torch.compiler.reset()
+
+
+@functools.cache
 def import_engine():
     """Imports DeepSpeed once, here: it imports torch's compiler, which takes each rank seconds."""
     from forgather.ml.strategy.deepspeed import import_deepspeed

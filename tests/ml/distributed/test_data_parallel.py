@@ -26,7 +26,7 @@ from forgather.ml.strategy.data_parallel import (
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.prepare import recompute_activations
 from forgather.ml.types import Window
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import import_compiler, run_ranks
 from tests.ml.distributed.states import give_state, state_of
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
 from tests.patience import patience
@@ -201,6 +201,7 @@ def _compiled(accumulation):
 
 
 def test_compiled_copies_equal_one_process():
+    import_compiler()
     expected = trained(single(), accumulation=3)
     actual = run_ranks(2, _compiled, 3)[1]
     assert max(distance(expected, actual, start_of("llama")).values()) <= 1e-10

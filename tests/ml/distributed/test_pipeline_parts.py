@@ -16,7 +16,7 @@ from forgather.ml.strategy.pipeline.rows import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import SCHEDULES, Placement, num_micro_batches, place
 from forgather.ml.strategy.pipeline.tied import Tied
 from forgather.ml.types import Weightless
-from tests.ml.distributed.gang import RankFailed, run_ranks
+from tests.ml.distributed.gang import RankFailed, import_compiler, run_ranks
 from tests.ml.distributed.pipeline_runs import (
     MODELS,
     differences,
@@ -384,6 +384,7 @@ def _compiled(schedule):
 
 @pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleZBVZeroBubble"])
 def test_compiled_blocks_train_equally(schedule):
+    import_compiler()
     want = single_run(recipe(make_llama), windows(2, 1, 4))
     off = differences(want, run_ranks(2, _compiled, schedule)[0])
     assert all(value <= EXACT for value in off.values()), off

@@ -167,6 +167,24 @@ def test_groups_of_equal_settings_apart_are_one_group():
     assert [(["a", "b"], 1), (["c"], 2)] == [(group["params"], group["lr"]) for group in merged["param_groups"]]
 
 
+def test_a_parameter_is_in_the_group_of_its_settings_whatever_groups_its_stage_has():
+    one = {"state": {}, "param_groups": [{"params": ["a"], "lr": 1, "weight_decay": 0.1}]}
+    other = {
+        "state": {},
+        "param_groups": [
+            {"params": ["n"], "lr": 1, "weight_decay": 0.0},
+            {"params": ["b"], "lr": 1, "weight_decay": 0.1},
+        ],
+    }
+    merged = merged_optimizers([one, other])
+    assert [(["a", "b"], 0.1), (["n"], 0.0)] == [
+        (group["params"], group["weight_decay"]) for group in merged["param_groups"]
+    ]
+    assert [(["n"], 0.0), (["b", "a"], 0.1)] == [
+        (group["params"], group["weight_decay"]) for group in merged_optimizers([other, one])["param_groups"]
+    ]
+
+
 def _changes():
     planning, found = Planning(), []
     for names in (["a"], ["a"], ["a", "b"]):
