@@ -30,6 +30,7 @@ MIXED = "FG848"
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
 _TOLD: WeakSet[nn.Module] = WeakSet()
+_TOLD_TOO_LONG: WeakSet[nn.Module] = WeakSet()
 
 
 class Documents:
@@ -148,4 +149,18 @@ def tell_mixed(model: nn.Module, reason: str) -> None:
             MIXED,
             type(model).__name__,
             reason,
+        )
+
+
+def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
+    """Warns, once for a model, of rows with more positions than its configuration says."""
+    if model not in _TOLD_TOO_LONG:
+        _TOLD_TOO_LONG.add(model)
+        _log.warning(
+            "[FG864] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
+            "and rotary positions beyond it were never trained. Make rows shorter (max_length of tokenize_examples, "
+            "block_size of tokenize), or set max_position_embeddings of a model that begins anew",
+            length,
+            type(model).__name__,
+            limit,
         )

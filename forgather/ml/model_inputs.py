@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
-from forgather.ml.documents import Documents, builds_masks, takes, tell_mixed, why_mixed
+from forgather.ml.documents import Documents, builds_masks, takes, tell_mixed, tell_too_long, why_mixed
 
 DOCUMENTS = "forgather.documents"
 """Key of the `Documents` of a prepared batch."""
@@ -84,6 +84,7 @@ class ModelInputs:
         self._reads_masks = builds_masks(model)
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
+        self._most_positions = _most_positions(model)
 
     def prepared(self, batch: Any) -> Any:
         """Returns a batch on the host with what is known of its rows, and without what would mix their documents.
@@ -105,6 +106,8 @@ class ModelInputs:
         documents = Documents(positions_BT, (main.shape[0], main.shape[1]))
         if (self._mixed is not None or not self._reads_masks) and documents.are_packed:
             self._tell_or_refuse(documents)
+        if self._most_positions is not None and main.shape[1] > self._most_positions < documents.longest:
+            tell_too_long(self._model, documents.longest, self._most_positions)
         return {**batch, DOCUMENTS: documents}
 
     def keywords(self, batch: Any) -> Any:
@@ -174,6 +177,13 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
 
 def _named(model: nn.Module) -> Mapping[str, Any]:
     return inspect.signature(model.forward).parameters
+
+
+def _most_positions(model: nn.Module) -> int | None:
+    """Returns how many positions the configuration of a model of transformers says that it is for."""
+    outer = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+    said = getattr(outer.config.get_text_config(), "max_position_embeddings", None) if outer is not None else None
+    return said if isinstance(said, int) and said > 0 else None
 
 
 def _config(model: nn.Module) -> Any:

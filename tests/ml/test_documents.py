@@ -325,6 +325,24 @@ def test_a_model_that_mixes_documents_is_named_once(name, tmp_path, caplog):
     assert type(make_model()).__name__ in told[0].getMessage() and reason in told[0].getMessage()
 
 
+def test_rows_longer_than_the_positions_of_a_model_are_told_once_and_shorter_documents_are_not(tmp_path, caplog):
+    def short():
+        model = make()
+        model.config.max_position_embeddings = LENGTH - 1
+        return model
+
+    def told():
+        return [record.getMessage() for record in caplog.records if "[FG864]" in record.getMessage()]
+
+    whole = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in two_documents(1)]
+    train_once(whole, tmp_path)
+    train_once(two_documents(1), tmp_path, short)  # no document of the row is as long as the row
+    assert [] == told()
+    train_once(whole, tmp_path, short, gradient_accumulation_steps=2)
+    assert 1 == len(told())
+    assert f"a row has {LENGTH} tokens, and max_position_embeddings of LlamaForCausalLM is {LENGTH - 1}" in told()[0]
+
+
 def test_what_a_collator_packs_for_a_model_that_mixes_is_told_too(tmp_path, caplog):
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in two_documents(1)]
     train_once(rows, tmp_path, opt, collator=DataCollatorWithFlattening())
