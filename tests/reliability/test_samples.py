@@ -82,6 +82,17 @@ def test_what_rows_with_positions_draw_in_workers_depends_on_no_number_of_worker
     assert len(draws) == len(set(draws))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replicas_draw_other_numbers_for_rows_with_positions(workers):
+    met = [
+        list(Reader(data_of("map", ROWS), replica=rank, of=2, batch_size=2, dataloader_num_workers=workers).updates(2))
+        for rank in range(2)
+    ]
+    draws = [found for replica in met for _, batches in replica for batch in batches for _, found in batch]
+    assert len(draws) > ROWS
+    assert len(draws) == len(set(draws))
+
+
 def test_a_stream_that_is_read_here_leaves_the_random_numbers_of_the_run_alone():
     seed_everything(5)
     before = torch.get_rng_state()
