@@ -25,6 +25,7 @@ DOCUMENTS = "forgather.documents"
 SHIFTED = "shift_labels"
 """Key of labels that lie where the logits lie which predict them."""
 _NO_INPUTS = frozenset({"labels", "label", SHIFTED, DOCUMENTS})
+_NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def inputs_of(batch: Any) -> Any:
@@ -38,7 +39,7 @@ def inputs_of(batch: Any) -> Any:
 
 def with_labels(batch: Any) -> Any:
     """Returns a batch as a model, or a method of the user, is called with it that computes the loss itself."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, Mapping) and DOCUMENTS in batch:
         return {name: value for name, value in batch.items() if name != DOCUMENTS}
     return batch
 
@@ -59,9 +60,12 @@ class NoCache:
         configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
         self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
 
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
+    def in_force(self) -> contextlib.AbstractContextManager[None]:
         """Turns caches off in the configurations, and on again."""
+        return self._turned_off() if self._configs else _NOTHING_TO_DO
+
+    @contextlib.contextmanager
+    def _turned_off(self) -> Iterator[None]:
         for config in self._configs:
             config.use_cache = False
         try:
