@@ -27,6 +27,8 @@ from forgather.ml.log import get_logger
 _log = get_logger(__name__)
 MIXED = "FG848"
 """The code of the warning that a model mixes the documents of packed rows."""
+TOO_LONG = "FG864"
+"""The code of the warning that rows have more tokens than their model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
 _TOLD: WeakSet[nn.Module] = WeakSet()
@@ -157,9 +159,10 @@ def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
     if model not in _TOLD_TOO_LONG:
         _TOLD_TOO_LONG.add(model)
         _log.warning(
-            "[FG864] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
+            "[%s] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
             "and rotary positions beyond it were never trained. Make rows shorter (max_length of tokenize_examples, "
             "block_size of tokenize), or set max_position_embeddings of a model that begins anew",
+            TOO_LONG,
             length,
             type(model).__name__,
             limit,
