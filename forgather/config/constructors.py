@@ -33,7 +33,7 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _A_SLIP = 0.89
 # Whoever has mistaken so many has made one mistake many times; reading each takes a millisecond.
 MOST_UNKNOWN = 500
-_AFTER_MANY = f"{MOST_UNKNOWN} constructors before it do not exist"
+_AFTER_MANY = f"{MOST_UNKNOWN} calls before it have errors already"
 _GIVEN_UNBUILT = "it is an argument of !meta, which decides whether and how it is built"
 
 
