@@ -227,7 +227,7 @@ class Rules(NamedTuple):
                 )
 
     def reads(self, argument: str) -> bool:
-        """Returns whether any rule looks into the call that is given as `argument`."""
+        """Returns whether a rule may look into the call that is given as `argument`."""
         named = re.compile(rf"(?<![\w.]){re.escape(argument)}\.")
         return any(map(named.match, self.settings)) or any(named.search(rule["when"]) for rule in self.conflicts)
 

@@ -61,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         flush_reports()
         if collecting:
-            # All that the command made counts as new: to look at it now takes a twentieth of the time of a check.
-            gc.freeze()
-            gc.unfreeze()
+            if not gc.isenabled() and not gc.get_freeze_count():
+                # All that a static command made counts as new: to look at it takes a twentieth of a check's time.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
     if (several := sys.modules.get("forgather.launch.several")) is not None:
         several.end_where_left(status)

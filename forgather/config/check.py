@@ -26,7 +26,7 @@ def check(graph: Graph) -> list[Diagnostic]:
     ]
 
 
-def _repeated_names(nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
+def _repeated_names(nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
     first: dict[str, GraphPath] = {}
     for path, node in nodes:
         if not isinstance(node, (Call, Sequence, Mapped)) or node.name is None:
@@ -43,7 +43,7 @@ def _repeated_names(nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]
         first.setdefault(node.name, path)
 
 
-def _calc_names(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
+def _calc_names(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
     variables = {node.variable for _, node in nodes if isinstance(node, Var)}
     for path, node in nodes:
         if not isinstance(node, Calc):
@@ -60,7 +60,7 @@ def _calc_names(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator[D
                 yield _at(node, path, "FG232", message, Severity.WARNING, hint)
 
 
-def _calc_circles(graph: Graph, nodes: list[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
+def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
     """Yields an error for each circle of targets that are computed from one another."""
     if not any(isinstance(node, Calc) for _, node in nodes):
         return

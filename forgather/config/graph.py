@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from forgather.errors import Diagnostic, UnknownTargetError
 from forgather.source import Origin, Span
@@ -194,7 +193,7 @@ class Calc(Node):
     expression: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """What a config says, before anything is built.
 
@@ -211,8 +210,6 @@ class Graph:
     anchors: Mapping[int, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
     kept: tuple[Node, ...] = ()
-    # Every node with its path, once somebody asked: see `all_nodes`.
-    walked: list[tuple[tuple[Any, ...], Node]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def target(self, name: str) -> Entry:
         """Returns the target of that name.

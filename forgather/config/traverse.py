@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from forgather.config.graph import Call, CallKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Index, Key
@@ -134,11 +135,16 @@ def roots(graph: Graph) -> list[tuple[GraphPath, Node]]:
     return [((Key(entry.key),), entry.value) for entry in entries]
 
 
-def all_nodes(graph: Graph) -> list[tuple[GraphPath, Node]]:
+_walked: WeakKeyDictionary[Graph, tuple[tuple[GraphPath, Node], ...]] = WeakKeyDictionary()
+
+
+def all_nodes(graph: Graph) -> tuple[tuple[GraphPath, Node], ...]:
     """Returns every node of a graph once, parents before children, with the first path that reaches it."""
-    if not graph.walked:
-        graph.walked.extend(walk(roots(graph)))
-    return graph.walked
+    found = _walked.get(graph)
+    if found is None:
+        # A dozen checks look at each node of a graph, which never changes.
+        found = _walked[graph] = tuple(walk(roots(graph)))
+    return found
 
 
 def shared_nodes(nodes: Iterable[Node]) -> set[int]:

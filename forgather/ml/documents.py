@@ -155,13 +155,13 @@ def tell_mixed(model: nn.Module, reason: str) -> None:
 
 
 def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
-    """Warns, once for a model, of rows with more positions than its configuration says."""
+    """Warns, once for a model, of rows with more tokens than it has positions."""
     if model not in _TOLD_TOO_LONG:
         _TOLD_TOO_LONG.add(model)
         _log.warning(
             "[%s] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
-            "and rotary positions beyond it were never trained. Make rows shorter (max_length of tokenize_examples, "
-            "block_size of tokenize), or set max_position_embeddings of a model that begins anew",
+            "and pretrained weights may have met no rotary position beyond it. Make rows shorter (max_length of "
+            "tokenize_examples, block_size of tokenize), or set max_position_embeddings of a model with new weights",
             TOO_LONG,
             length,
             type(model).__name__,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -39,7 +39,7 @@ def inputs_of(batch: Any) -> Any:
 
 def with_labels(batch: Any) -> Any:
     """Returns a batch as a model, or a method of the user, is called with it that computes the loss itself."""
-    if isinstance(batch, Mapping) and DOCUMENTS in batch:
+    if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name != DOCUMENTS}
     return batch
 
@@ -110,8 +110,8 @@ class ModelInputs:
         documents = Documents(positions_BT, (main.shape[0], main.shape[1]))
         if (self._mixed is not None or not self._reads_masks) and documents.are_packed:
             self._tell_or_refuse(documents)
-        if self._most_positions is not None and main.shape[1] > self._most_positions < documents.longest:
-            tell_too_long(self._model, documents.longest, self._most_positions)
+        if self._most_positions is not None and main.shape[1] > self._most_positions:
+            self._tell_too_long(documents, mask_BT, self._most_positions)
         return {**batch, DOCUMENTS: documents}
 
     def keywords(self, batch: Any) -> Any:
@@ -136,6 +136,14 @@ class ModelInputs:
                 code="FG857",
                 hint="set attn_implementation: sdpa, per_device_train_batch_size: 1, or document_boundaries: false",
             )
+
+    def _tell_too_long(self, documents: Documents, mask_BT: Any, limit: int) -> None:
+        longest = documents.longest
+        if isinstance(mask_BT, Tensor) and mask_BT.ndim == 2:
+            # Padding lies behind the last token of the longest row.
+            longest = min(longest, int((mask_BT != 0).sum(dim=1).max()))
+        if longest > limit:
+            tell_too_long(self._model, longest, limit)
 
     def call(self, model: Callable[..., Any], batch: Any, *, labels: bool = False) -> Any:
         """Calls the model, or what is wrapped around it, with a batch.
@@ -184,10 +192,25 @@ def _named(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _most_positions(model: nn.Module) -> int | None:
-    """Returns how many positions the configuration of a model of transformers says that it is for."""
-    outer = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
-    said = getattr(outer.config.get_text_config(), "max_position_embeddings", None) if outer is not None else None
-    return said if isinstance(said, int) and said > 0 else None
+    """Returns beyond how many positions a model was not made to work; None where nothing says so for certain.
+
+    A table of positions ends there. Rotary positions do where nothing stretches them (`rope_type: yarn` and others).
+    """
+    config = _config(model)
+    said = getattr(config, "max_position_embeddings", None)
+    if not isinstance(model, PreTrainedModel) or not isinstance(said, int) or said <= 0:
+        return None
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "alibi", False):
+        return None
+    rotary = getattr(config, "rope_parameters", None)
+    if isinstance(rotary, Mapping) and rotary:
+        return said if rotary.get("rope_type") == "default" else None
+    tables = (part.num_embeddings for name, part in model.named_modules() if _is_table_of_positions(name, part))
+    return said if said in tables else None
+
+
+def _is_table_of_positions(name: str, part: nn.Module) -> TypeGuard[nn.Embedding]:
+    return isinstance(part, nn.Embedding) and ("position" in name or name.endswith("wpe"))
 
 
 def _config(model: nn.Module) -> Any:

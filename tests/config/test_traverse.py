@@ -1,9 +1,13 @@
+from dataclasses import replace
+
+import pytest
 from documents import graph_of
 
+from forgather.config import traverse
 from forgather.config.equality import same_graph, same_value
 from forgather.config.graph import Scalar
 from forgather.config.path import format_path
-from forgather.config.traverse import children, reached, rebuild, roots, shared_nodes, walk
+from forgather.config.traverse import all_nodes, children, reached, rebuild, roots, shared_nodes, walk
 
 CONFIG = """
 .d: &d [1, 2]
@@ -30,6 +34,23 @@ def test_walk_reaches_every_node_once_with_its_first_path():
         "b",
         "b.e",
     ] == paths
+
+
+def test_all_nodes_are_those_of_a_walk_and_an_interrupted_one_leaves_nothing(monkeypatch):
+    graph = graph_of(CONFIG)
+    whole = list(walk(roots(graph)))
+
+    def interrupted(node):
+        if node is whole[1][1]:
+            raise KeyboardInterrupt
+        return children(node)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traverse, "children", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            all_nodes(graph)
+    assert whole == list(all_nodes(graph))
+    assert [] == list(all_nodes(replace(graph, targets={}, definitions=())))
 
 
 def test_rebuild_gives_the_same_node_where_nothing_changes():

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithFlattening,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -26,13 +28,15 @@ from transformers import (
     OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.documents import Documents, why_mixed
 from forgather.ml.losses import loss_rule
-from forgather.ml.model_inputs import DOCUMENTS
+from forgather.ml.model_inputs import DOCUMENTS, ModelInputs
 from tests.ml.packed_rows import LENGTH, VOCAB, leak, symbols, two_documents, weights
 
 SIZES = {
@@ -338,9 +342,47 @@ def test_rows_longer_than_the_positions_of_a_model_are_told_once_and_shorter_doc
     train_once(whole, tmp_path)
     train_once(two_documents(1), tmp_path, short)  # no document of the row is as long as the row
     assert [] == told()
-    train_once(whole, tmp_path, short, gradient_accumulation_steps=2)
+    model = short()
+    for _ in range(2):
+        train_once(whole, tmp_path, lambda: model)
     assert 1 == len(told())
     assert f"a row has {LENGTH} tokens, and max_position_embeddings of LlamaForCausalLM is {LENGTH - 1}" in told()[0]
+
+
+class Half(nn.Module):
+    """A module that hands rows of half the length to the model inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+
+    def forward(self, input_ids, **kwargs):
+        return self.inner(input_ids=input_ids[:, : LENGTH // 2], **kwargs)
+
+
+SHORT = {**SIZES, "max_position_embeddings": LENGTH - 1}
+STRETCHED = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+LONG_ROWS = {
+    "rotary": (lambda: LlamaForCausalLM(LlamaConfig(**SHORT)), True),
+    "a table": (lambda: GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_positions": LENGTH - 1})), True),
+    "stretched": (lambda: LlamaForCausalLM(LlamaConfig(**SHORT, rope_parameters=STRETCHED)), False),
+    "linear biases": (lambda: FalconForCausalLM(FalconConfig(**SHORT, alibi=True)), False),
+    "recurrent": (lambda: RwkvForCausalLM(RwkvConfig(vocab_size=VOCAB, hidden_size=16, context_length=4)), False),
+    "another input inside": (Half, False),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_ROWS)
+def test_rows_are_too_long_only_where_the_configuration_says_so_for_certain(kind, caplog):
+    make_model, is_told = LONG_ROWS[kind]
+    inputs = ModelInputs(make_model())
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, LENGTH // 2 :] = 0
+    inputs.prepared({"input_ids": ids, "attention_mask": mask})  # what is too long is padding
+    assert "FG864" not in caplog.text
+    inputs.prepared({"input_ids": ids})
+    assert is_told == ("[FG864]" in caplog.text)
 
 
 def test_what_a_collator_packs_for_a_model_that_mixes_is_told_too(tmp_path, caplog):

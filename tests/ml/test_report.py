@@ -106,6 +106,26 @@ def test_a_value_of_env_is_hidden_in_the_texts_of_a_page_and_in_none_of_its_tags
     assert "one: (hidden)" in text
 
 
+SECRETS = {"of !env": "9fQ8a7xB6c5dZ4e3f2", "named": "hunter2Wq9z", "of the Hub": "hf_" + 6 * "aB3dE5"}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_is_nowhere_on_the_page(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(redaction, "_known", {})
+    secret = SECRETS[kind]
+    if kind != "of the Hub":
+        redaction.remember(secret, "API_KEY" if kind == "named" else "RUN")
+    metrics = [{"step": step, "loss": 1.0, f"eval_{secret}_loss": 1.0, f"my {secret}": step} for step in (1, 2, 3)]
+    summary = {"status": "finished", "error": f"no {secret}", "arguments": {secret: secret}, "places": {"at": secret}}
+    samples = [{"step": 1, "prompt": secret, "text": secret}]
+    run_folder(tmp_path, metrics_jsonl=metrics, samples_jsonl=samples, config_yaml=f"one: {secret}\n")
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / f"{secret}.txt").touch()
+    page = write_report(tmp_path).read_text()
+    assert "(hidden)" in parsed(page)
+    assert secret not in page
+
+
 @pytest.mark.parametrize("name", ["metrics_jsonl", "samples_jsonl", "summary_json", "run_json"])
 def test_any_one_file_is_enough(tmp_path, name):
     content = {"metrics_jsonl": METRICS, "samples_jsonl": [{"step": 1, "prompt": "a", "text": "b"}]}

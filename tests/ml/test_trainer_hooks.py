@@ -210,6 +210,27 @@ def test_a_result_that_is_no_loss_is_refused(result, settings):
     assert "FG863" == caught.value.code
 
 
+def test_a_method_may_take_what_it_reads_out_of_its_inputs(settings):
+    def takes_out(self, model, inputs, return_outputs=False):
+        return F.mse_loss(model(inputs.pop("input")).squeeze(-1), inputs.pop("labels"))
+
+    def reads(self, model, inputs, return_outputs=False):
+        return F.mse_loss(model(inputs["input"]).squeeze(-1), inputs["labels"])
+
+    def losses(method):
+        torch.manual_seed(0)
+        recorder, model = Recorder(), nn.Linear(4, 1)
+        data = [{"input": row["x"], "labels": row["y"]} for row in regression_rows(12)]
+        mine = derived(Trainer, compute_loss=method)
+        args = settings(**{**COMMON, "logging_strategy": "steps"})
+        mine(model, args, train_dataset=data, eval_dataset=data[:3], callbacks=[recorder]).train()
+        found = [line.get("loss", line.get("eval_loss")) for line in recorder.lines]
+        return [value for value in found if value is not None]
+
+    assert 4 == len(losses(reads))
+    assert losses(reads) == losses(takes_out)
+
+
 def test_the_cache_is_off_while_the_loss_is_computed_and_as_it_was_afterwards(settings):
     seen = []
 

@@ -15,6 +15,7 @@ from forgather.ml.figures import count
 from forgather.ml.report.facts import Series
 from forgather.ml.report.html_text import html_text
 from forgather.ml.report.scale import Scale, axis, counts_bytes, tick_text
+from forgather.redaction import hide
 
 WIDTH, HEIGHT = 620, 280
 WIDE_WIDTH, WIDE_HEIGHT = 1120, 320
@@ -162,7 +163,7 @@ def _legend(labels: Sequence[str]) -> str:
 def _points(lines: Sequence[tuple[str, Series]], across: Scale, upward: Scale) -> str:
     curves = [
         {
-            "label": label,
+            "label": hide(label),
             "color": number % 4,
             "points": [
                 [step, round(across.place(step), 1), round(upward.place(value), 1), tick_text(series.name, value)]

@@ -1,6 +1,6 @@
 """The report page: facts to one HTML document with nothing outside it.
 
-Keeps true: every text from a file is escaped; the page forbids itself any connection.
+Keeps true: every text from a file is escaped, and its secrets are hidden; the page forbids itself any connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgather.ml.figures import count, duration, evaluation_losses, figure, per
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.facts import RunFacts
 from forgather.ml.report.html_text import html_text
-from forgather.redaction import hidden, hide_known
+from forgather.redaction import hidden, hide, hide_known
 
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -273,8 +273,8 @@ def _files(facts: RunFacts) -> str:
     for name in facts.files:
         file = facts.folder / name
         about = size(file.stat().st_size) if file.is_file() else "folder"
-        # A file keeps its name, whatever ordinary word `!env` gave.
-        shown = hide_known(name, is_named=True)
+        # An ordinary word that `!env` gave stays: the link must lead to the file.
+        shown = hide(hide_known(name, keeps_words=True), is_named=True)
         links.append(f'<li><a href="{quote(shown)}">{escape(shown)}</a> <small>{about}</small></li>')
     places = facts.summary.get("places") or {}
     where = _table({name: place for name, place in places.items() if place})
