@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import ModuleType
 
 from forgather.cli.invocation import Invocation, refuse_lost_folder
@@ -21,6 +21,7 @@ from forgather.cli.output import (
     flush_output,
     flush_reports,
     open_closed_streams,
+    outlasting_readers,
     print_crash,
     print_error,
     print_note,
@@ -87,7 +88,9 @@ def _run(arguments: list[str]) -> int:
             atexit.unregister(gc.freeze)
             open_closed_streams()
             interrupt = _signals()
-            with of_process(interrupt):
+            # What a run has computed is worth more than a console that somebody closed.
+            lasting = outlasting_readers() if getattr(command, "TRAINS", False) else nullcontext()
+            with of_process(interrupt), lasting:
                 return int(command.run(invocation))
         return int(command.run(invocation))
     except ForgatherError as error:

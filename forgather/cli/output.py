@@ -11,11 +11,11 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.display import Display
@@ -272,6 +272,46 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+
+
+@contextmanager
+def outlasting_readers() -> Iterator[None]:
+    """Within, a reader that leaves (`fgcli train | head`) ends the printing, and not the run."""
+    before = sys.stdout
+    ours = cast(TextIO, _Outlasting(before))
+    sys.stdout = ours
+    try:
+        yield
+    finally:
+        if sys.stdout is ours:
+            sys.stdout = before
+
+
+class _Outlasting:
+    """A stream that drops what nobody reads any more; it is the stream that it stands for in all else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        _silence(self._stream)
+        print_note("nobody reads the output any more: the run goes on, and its files say the rest")
 
 
 def flush_reports() -> None:

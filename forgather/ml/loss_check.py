@@ -1,8 +1,8 @@
-"""Does a loss of the user divide by what it is taken to divide by.
+"""Does a loss of the user divide by what it is taken to divide by, and compare what belongs together.
 
-Takes a loss and a batch; gives nothing, or FG806. Keeps true: the loss of an update is the one that the user's function
-returns for all its rows at once. No signature tells what a mean divides by (targets, class weights that the function
-holds, elements), nor whether a parameter has an effect, so the first batches tell.
+Takes a loss and a batch; gives nothing, or FG806 or FG869. Keeps true: the loss of an update is the one that the user's
+function returns for all its rows at once. No signature tells what a mean divides by (targets, class weights that the
+function holds, elements), nor whether a parameter has an effect, so the first batches tell.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgather.errors import TrainingError
 from forgather.ml.loss_sums import has_own_mean, unknown_reduction
 from forgather.ml.random_state import seeded_random
 
@@ -86,6 +87,55 @@ class DivisorCheck:
         if abs(mean - total) <= tolerance * abs(total):
             return 'it returns the same with reduction "sum" as with "mean"'
         return f"its mean over the batch divides by {total / mean:.6g}, and the batch has {number:g} targets"
+
+
+class PairCheck:
+    """Refuses a loss that compares each of the logits with every label, where shapes differ by an axis of one.
+
+    Args:
+        is_elementwise: it is one of torch that takes logits and labels of one shape.
+    """
+
+    def __init__(self, *, is_elementwise: bool) -> None:
+        self._is_elementwise = is_elementwise
+        self._is_judged = False
+
+    def __call__(self, call: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        """Looks at the shapes of a batch, and at what the loss makes of them where they differ.
+
+        Args:
+            call: the loss.
+            given: logits, and labels where there are any.
+
+        Raises:
+            TrainingError: FG869.
+        """
+        if len(given) < 2 or given[0].shape == given[1].shape or given[0].device.type == "meta":
+            return
+        logits, labels = given
+        if self._is_elementwise:
+            raise _broadcast(logits, labels)
+        # A function of the user may well bring both to one shape; classes are no numbers to compare with.
+        is_open = labels.is_floating_point() and logits.numel() == labels.numel() > 1
+        if is_open and not self._is_judged:
+            self._is_judged = True
+            own = _apart(call)
+            try:
+                paired = _undrawn(own, (logits.reshape(labels.shape), labels))
+            except (RuntimeError, ValueError, IndexError):
+                return  # it needs the logits as they are
+            found = _undrawn(own, given)
+            if not torch.allclose(found, paired, rtol=_TOLERANCE, equal_nan=True):
+                raise _broadcast(logits, labels)
+
+
+def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:
+    return TrainingError(
+        f"the loss compares logits of shape {tuple(logits.shape)} with labels of shape {tuple(labels.shape)}: torch "
+        "stretches both, and pairs numbers that do not belong together",
+        code="FG869",
+        hint="give both one shape: end the model with .squeeze(-1), or keep the axis of one in the labels",
+    ).about("loss_fn")
 
 
 def _undrawn(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:

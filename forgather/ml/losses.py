@@ -23,6 +23,7 @@ Letters of shapes: B rows, T positions, V vocabulary, N flattened positions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_check import DivisorCheck
+from forgather.ml.loss_check import DivisorCheck, PairCheck
 from forgather.ml.loss_sums import as_sum, is_cross_entropy, placed, setting_of, unknown_reduction
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
@@ -292,6 +293,7 @@ class UserLoss(_Sums):
         self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
         self._check = DivisorCheck(loss_fn, divides=self.divides)
+        self._pairs = PairCheck(is_elementwise=self.unit == "elements")
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
@@ -329,6 +331,7 @@ class UserLoss(_Sums):
         if logits.device != self._device:
             self.call, self._device = placed(self.call, logits.device), logits.device
         given = (logits,) if labels is None else (logits, labels)
+        self._pairs(functools.partial(self.call, num_items_in_batch=1) if self.divides else self.call, given)
         if not self.divides:
             loss: Tensor = self.call(*given)
             total = at_least_float32(loss if loss.ndim == 0 else loss.sum())

@@ -32,6 +32,18 @@ def explode(depth=6):
 
 def leave(status):
     raise SystemExit(status)
+
+class Talker(Trainer):
+    def train(self):
+        from rich.console import Console
+
+        super().train()
+        while not pathlib.Path("gone").exists():
+            time.sleep(0.01)
+        for number in range(1000):
+            print("step", number)
+            Console().print("loss", number)
+        pathlib.Path("out/finished").touch()
 """
 
 
@@ -41,6 +53,7 @@ def bench(tmp_path):
         "toy.py": TOY,
         "templates/configs/good.yaml": "main: !singleton:toy.py:Trainer {run_dir: !var run_dir }\n",
         "templates/configs/slow.yaml": "main: !singleton:toy.py:Trainer {run_dir: !var run_dir , wait: 60}\n",
+        "templates/configs/talks.yaml": "main: !singleton:toy.py:Talker {run_dir: !var run_dir }\n",
         "templates/configs/resumes.yaml": "dynamic_args: [{names: --resume-from-checkpoint, type: str}]\n"
         "main: !singleton:toy.py:Trainer {run_dir: !var run_dir , wait: 60}\n",
         "templates/configs/bad.yaml": "main: !partial:toy.py:explode\n",
@@ -163,3 +176,18 @@ def test_a_process_that_was_not_told_where_the_others_are_says_so(bench):
 
     assert 1 == done.returncode
     assert done.stderr.startswith("error[FG706]: rank 0 of 2 was not told where the others are")
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(bench):
+    words = [sys.executable, "-m", "forgather", "-t", "talks", "train"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, cwd=bench, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        while run.stdout.readline() != "training\n":
+            pass
+        run.stdout.close()
+        (bench / "gone").touch()
+        said = run.stderr.read()
+        assert 0 == run.wait(patience(60)), said
+    assert (bench / "out/finished").exists()
+    assert 1 == said.count("nobody reads the output any more: the run goes on")
+    assert "Traceback" not in said

@@ -424,3 +424,68 @@ def test_class_weights_meet_logits_in_float32(dtype):
     expected = nn.CrossEntropyLoss(weight=loss_fn.weight, reduction="sum")(model(batch["x"]).float(), batch["labels"])
     assert torch.float32 is total.dtype
     assert torch.equal(expected, total)
+
+
+class Column(nn.Module):
+    """A regression whose predictions keep an axis of one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def log_cosh(logits, labels, reduction="mean"):
+    values = torch.log(torch.cosh(logits - labels))
+    return values.sum() if reduction == "sum" else values.mean()
+
+
+def divided(logits, labels, num_items_in_batch=None):
+    return (logits - labels).abs().sum() / (num_items_in_batch or len(labels))
+
+
+def squeezes(logits, labels, reduction="mean"):
+    return F.mse_loss(logits.squeeze(-1), labels, reduction=reduction)
+
+
+def ranked(logits, labels, reduction="mean"):
+    """Reads the axis of one: logits of the shape of the labels are no use to it."""
+    values = (logits[:, 0] - labels) ** 2
+    return values.sum() if reduction == "sum" else values.mean()
+
+
+PAIRING = {
+    **{kind.__name__: kind() for kind in (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)},
+    "mse_loss": F.mse_loss,
+    "a partial": functools.partial(F.huber_loss, delta=2.0),
+    "own": log_cosh,
+    "own, divided": divided,
+}
+
+
+@pytest.mark.filterwarnings("error:Using a target size")
+@pytest.mark.parametrize("columns", [1, 0])
+@pytest.mark.parametrize("name", PAIRING)
+def test_a_loss_that_pairs_each_prediction_with_every_label_is_refused(name, columns):
+    batch = {"x": torch.randn(8, 4), "labels": torch.rand(8, *[1] * (1 - columns))}
+    model = Column() if columns else nn.Sequential(Column(), nn.Flatten(0))
+    with pytest.raises(TrainingError, match=r"\[FG869\].*\(8, 1\)|\[FG869\].*\(8,\)"):
+        loss_rule(model, PAIRING[name]).total(model, batch if columns else (batch["x"], batch["labels"]))
+
+
+@pytest.mark.parametrize("loss", [squeezes, ranked], ids=lambda loss: loss.__name__)
+def test_a_function_that_brings_shapes_together_itself_is_not(loss):
+    model = Column()
+    batch = {"x": torch.randn(8, 4), "labels": torch.rand(8)}
+    wanted = F.mse_loss(model(batch["x"]).squeeze(-1), batch["labels"], reduction="sum")
+    assert torch.allclose(wanted, loss_rule(model, loss).total(model, batch))
+
+
+def test_one_row_has_no_pairs_that_could_be_wrong_for_a_function_of_the_user():
+    model = Column()
+    batch = {"x": torch.randn(1, 4), "labels": torch.rand(1)}
+    wanted = (model(batch["x"]).squeeze(-1) - batch["labels"]).abs().sum()
+    assert torch.allclose(wanted, loss_rule(model, divided).total(model, batch, denom=1))
