@@ -56,6 +56,13 @@ def test_a_name_that_nothing_reads_has_the_near_name_that_was_meant(findings):
     assert [("FG134", WARNING, 2, "did you mean 'trainer'?")] == findings(main=main("-- set trainr = 'y'"))
 
 
+@pytest.mark.parametrize("word", ["nproc_per_node", "num_processes", "devices"])
+def test_a_number_of_processes_that_the_template_does_not_read_is_a_warning(findings, word):
+    ((code, severity, line, hint),) = findings(main=main("[settings]", f"-- set ns.{word} = 2"))
+    assert ("FG134", WARNING, 3) == (code, severity, line)
+    assert "extend 'trainers/accel_trainer.yaml' or 'trainers/pipeline_trainer.yaml'" in hint
+
+
 def test_a_name_that_is_near_nothing_is_a_lint(findings):
     lint = [("FG134", LINT, 2, "remove the line, or read the name")]
     assert lint == findings(main=main("-- set colour = 'red'"))

@@ -69,16 +69,24 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
             fields = _fields_of(base, environment)
             alias = alias_of("variable", field)
             near = alias.name if alias and alias.name in fields else _near(field, fields, tables["fg_written"])
-            if near or not files.hold(field, template):
-                yield _unread(environment, template, f"{base}.{field}", line, f"{base}.{near}" if near else None)
+            told = alias_of("variable", alias.name if alias and alias.verdict == "same" else field)
+            elsewhere = told.why if told and told.verdict == "elsewhere" else ""
+            if near or elsewhere or not files.hold(field, template):
+                name = f"{base}.{field}"
+                yield _unread(environment, template, name, line, f"{base}.{near}" if near else None, elsewhere)
 
 
 def _unread(
-    environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, near: str | None
+    environment: RunEnvironment,
+    template: LoadedTemplate,
+    name: str,
+    line: int,
+    near: str | None,
+    elsewhere: str = "",
 ) -> Diagnostic:
     parent = _extended_after(line, template, environment)
-    hint = f"did you mean {near!r}?" if near else "remove the line, or read the name"
-    if parent and not near:
+    hint = f"did you mean {near!r}?" if near else elsewhere or "remove the line, or read the name"
+    if parent and not near and not elsewhere:
         hint = (
             f"what is set in front of `extends` is for {parent!r}, which does not read it: remove the line, or extend "
         )
@@ -86,7 +94,7 @@ def _unread(
     return Diagnostic(
         code="FG134",
         message=f"{name!r} is set, and nothing that this config loads reads it",
-        severity=Severity.WARNING if near or parent else Severity.LINT,
+        severity=Severity.WARNING if near or parent or elsewhere else Severity.LINT,
         span=template.definition.span(line),
         hint=hint,
         context=(environment.library.story(template.use),),
