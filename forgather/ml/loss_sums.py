@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ _UNIT_OF_FUNCTION = {
     F.soft_margin_loss: "elements",
     F.poisson_nll_loss: "elements",
 }
+_CAUSAL_LABELS = (
+    "a causal language model needs 'labels': use collators/padded.yaml (forgather.ml.data:CausalLMCollator), "
+    "or a data set with a column 'labels'"
+)
 
 
 def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
@@ -72,6 +76,16 @@ def layers_of(function: Any) -> list[Any]:
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)
     return layers
+
+
+def takes_labels(loss_fn: Callable[..., Any]) -> bool:
+    """Tells whether a loss cannot be called with the logits alone."""
+    try:
+        parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
+    except (TypeError, ValueError):
+        return False
+    placed = [one for one in parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return sum(one.default is one.empty for one in placed) > 1
 
 
 def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
@@ -145,6 +159,16 @@ def _place_attributes(owner: Any, device: torch.device) -> None:
     for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, Tensor):
             setattr(owner, name, value.to(device))
+
+
+def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
+    """Returns the error for a batch without labels."""
+    keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+    return TrainingError(
+        f"the batch has no labels (found: {keys})",
+        code="FG808",
+        hint=hint,
+    )
 
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:

@@ -33,7 +33,15 @@ from torch.nn import functional as F
 
 from forgather.errors import TrainingError
 from forgather.ml.loss_check import DivisorCheck, PairCheck
-from forgather.ml.loss_sums import as_sum, is_cross_entropy, placed, setting_of, unknown_reduction
+from forgather.ml.loss_sums import (
+    as_sum,
+    is_cross_entropy,
+    no_labels,
+    placed,
+    setting_of,
+    takes_labels,
+    unknown_reduction,
+)
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import Weightless
 
@@ -242,7 +250,7 @@ class CausalTokenLoss(_Sums):
     def _needed_targets(self, batch: Any) -> Tensor:
         targets = self._targets(batch)
         if targets is None:
-            raise _no_labels(batch)
+            raise no_labels(batch)
         return targets
 
     def _count(self, batch: Any) -> float | Tensor:
@@ -293,6 +301,7 @@ class UserLoss(_Sums):
         self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
         self._check = DivisorCheck(loss_fn, divides=self.divides)
+        self._needs_labels = takes_labels(loss_fn)
         self._pairs = PairCheck(is_elementwise=self.unit == "elements")
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
@@ -320,6 +329,8 @@ class UserLoss(_Sums):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         labels = self._targets(batch)
+        if labels is None and self._needs_labels:
+            raise no_labels(batch, "a loss_fn gets the logits and the labels: call the column of targets 'labels'")
         logits = logits_of(self._inputs.call(model, batch))
         if self.shifts and labels is not None:
             logits, labels = flat_logits(logits), labels.reshape(-1)
@@ -341,16 +352,6 @@ class UserLoss(_Sums):
         total = at_least_float32(self.call(*given, num_items_in_batch=divisor)) * divisor
         self._check(self.call, total, lambda: divisor, given)
         return total
-
-
-def _no_labels(batch: Any) -> TrainingError:
-    keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-    return TrainingError(
-        f"the batch has no labels (found: {keys})",
-        code="FG808",
-        hint="a causal language model needs 'labels': use collators/padded.yaml (forgather.ml.data:CausalLMCollator), "
-        "or a data set with a column 'labels'",
-    )
 
 
 def logits_of(output: Any) -> Tensor:

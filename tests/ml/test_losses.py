@@ -489,3 +489,19 @@ def test_one_row_has_no_pairs_that_could_be_wrong_for_a_function_of_the_user():
     batch = {"x": torch.randn(1, 4), "labels": torch.rand(1)}
     wanted = (model(batch["x"]).squeeze(-1) - batch["labels"]).abs().sum()
     assert torch.allclose(wanted, loss_rule(model, divided).total(model, batch, denom=1))
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss(), F.l1_loss, log_cosh, divided])
+def test_targets_under_another_name_are_missed_by_name(loss):
+    batch = {"x": torch.randn(8, 4), "target": torch.rand(8)}
+    with pytest.raises(TrainingError, match=r"FG808.*no labels \(found: x, target\)") as caught:
+        loss_rule(Column(), loss).total(Column(), batch)
+    assert "call the column of targets 'labels'" in caught.value.hint
+
+
+def test_a_loss_of_logits_alone_needs_no_labels():
+    def spread(logits, reduction="mean"):
+        return logits.square().sum() if reduction == "sum" else logits.square().mean()
+
+    model, x = Column(), torch.randn(8, 4)
+    assert torch.allclose(model(x).square().sum(), loss_rule(model, spread).total(model, {"x": x}))
