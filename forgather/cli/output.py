@@ -276,7 +276,7 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """Within, a reader that leaves (`fgcli train | head`) ends the printing, and not the run."""
+    """Within, a reader that leaves (`fgcli train | head`), or a full disk, ends the printing and not the run."""
     before = sys.stdout
     ours = cast(TextIO, _Outlasting(before))
     sys.stdout = ours
@@ -299,19 +299,25 @@ class _Outlasting:
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
-        except BrokenPipeError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
 
-    def _drop(self) -> None:
+    def _drop(self, error: OSError) -> None:
         _silence(self._stream)
-        print_note("nobody reads the output any more: the run goes on, and its files say the rest")
+        left = isinstance(error, BrokenPipeError)
+        why = "nobody reads the output any more" if left else f"the output cannot be written: {error.strerror or error}"
+        print_note(f"{why}: the run goes on, and its files say the rest")
 
 
 def flush_reports() -> None:

@@ -31,8 +31,7 @@ TOO_LONG = "FG864"
 """The code of the warning that rows have more tokens than their model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
-_TOLD: WeakSet[nn.Module] = WeakSet()
-_TOLD_TOO_LONG: WeakSet[nn.Module] = WeakSet()
+_TOLD: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
 
 
 class Documents:
@@ -142,8 +141,8 @@ def builds_masks(model: nn.Module) -> bool:
 
 def tell_mixed(model: nn.Module, reason: str) -> None:
     """Warns, once for a model, that its documents are mixed."""
-    if model not in _TOLD:
-        _TOLD.add(model)
+    if model not in _TOLD[MIXED]:
+        _TOLD[MIXED].add(model)
         _log.warning(
             "[%s] the rows hold several documents, and %s does not keep them apart (%s): a token sees the documents "
             "before its own. Set document_boundaries: false in tokenize to say that this is meant, or train a model "
@@ -156,8 +155,8 @@ def tell_mixed(model: nn.Module, reason: str) -> None:
 
 def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
     """Warns, once for a model, of rows with more tokens than it has positions."""
-    if model not in _TOLD_TOO_LONG:
-        _TOLD_TOO_LONG.add(model)
+    if model not in _TOLD[TOO_LONG]:
+        _TOLD[TOO_LONG].add(model)
         _log.warning(
             "[%s] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
             "and pretrained weights may have met no rotary position beyond it. Make rows shorter (max_length of "

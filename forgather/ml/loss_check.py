@@ -92,6 +92,9 @@ class DivisorCheck:
 class PairCheck:
     """Refuses a loss that compares each of the logits with every label, where shapes differ by an axis of one.
 
+    A function of the user may bring both to one shape by itself. It does where logits of that shape give the same, or
+    where the sum over a batch is that of its rows: stretched, a batch of N rows has N * N pairs.
+
     Args:
         is_elementwise: it is one of torch that takes logits and labels of one shape.
     """
@@ -101,32 +104,41 @@ class PairCheck:
         self._is_judged = False
 
     def __call__(self, call: Callable[..., Any], given: tuple[Any, ...]) -> None:
-        """Looks at the shapes of a batch, and at what the loss makes of them where they differ.
+        """Looks at what the loss makes of logits and labels of different shapes.
 
         Args:
-            call: the loss.
-            given: logits, and labels where there are any.
+            call: the summing form of the loss.
+            given: logits and labels.
 
         Raises:
             TrainingError: FG869.
         """
-        if len(given) < 2 or given[0].shape == given[1].shape or given[0].device.type == "meta":
-            return
         logits, labels = given
+        if logits.device.type == "meta" or not labels.ndim:
+            return
         if self._is_elementwise:
             raise _broadcast(logits, labels)
-        # A function of the user may well bring both to one shape; classes are no numbers to compare with.
-        is_open = labels.is_floating_point() and logits.numel() == labels.numel() > 1
-        if is_open and not self._is_judged:
-            self._is_judged = True
-            own = _apart(call)
-            try:
-                paired = _undrawn(own, (logits.reshape(labels.shape), labels))
-            except (RuntimeError, ValueError, IndexError):
-                return  # it needs the logits as they are
-            found = _undrawn(own, given)
-            if not torch.allclose(found, paired, rtol=_TOLERANCE, equal_nan=True):
-                raise _broadcast(logits, labels)
+        if self._is_judged or not labels.is_floating_point() or len(labels) != len(logits) or len(labels) < 2:
+            return
+        if [size for size in logits.shape if size > 1] != [size for size in labels.shape if size > 1]:
+            return
+        self._is_judged = True
+        own = _apart(call)
+        found = _undrawn(own, given)
+        paired = _tried(own, (logits.reshape(labels.shape), labels))
+        first, rest = (_tried(own, (logits[rows], labels[rows])) for rows in (slice(1), slice(1, None)))
+        # A function that takes neither of these cannot be judged.
+        others = [paired, None if first is None or rest is None else first + rest]
+        known = [other for other in others if other is not None]
+        if known and not any(torch.allclose(found, other, rtol=_TOLERANCE, equal_nan=True) for other in known):
+            raise _broadcast(logits, labels)
+
+
+def _tried(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor | None:
+    try:
+        return _undrawn(loss_fn, given)
+    except Exception:  # noqa: BLE001 - a function of the user that cannot be called so; training calls it as it is
+        return None
 
 
 def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:

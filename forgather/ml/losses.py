@@ -342,7 +342,8 @@ class UserLoss(_Sums):
         if logits.device != self._device:
             self.call, self._device = placed(self.call, logits.device), logits.device
         given = (logits,) if labels is None else (logits, labels)
-        self._pairs(functools.partial(self.call, num_items_in_batch=1) if self.divides else self.call, given)
+        if labels is not None and logits.shape != labels.shape:
+            self._pairs(functools.partial(self.call, num_items_in_batch=1) if self.divides else self.call, given)
         if not self.divides:
             loss: Tensor = self.call(*given)
             total = at_least_float32(loss if loss.ndim == 0 else loss.sum())

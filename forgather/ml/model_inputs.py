@@ -196,6 +196,9 @@ def _most_positions(model: nn.Module) -> int | None:
 
     A table of positions ends there. Rotary positions do where nothing stretches them (`rope_type: yarn` and others).
     """
+    # Adapters of peft change no position.
+    inner: Any = getattr(model, "get_base_model", None)
+    model = inner() if callable(inner) else model
     config = _config(model)
     said = getattr(config, "max_position_embeddings", None)
     if not isinstance(model, PreTrainedModel) or not isinstance(said, int) or said <= 0:

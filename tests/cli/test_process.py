@@ -191,3 +191,15 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(bench):
     assert (bench / "out/finished").exists()
     assert 1 == said.count("nobody reads the output any more: the run goes on")
     assert "Traceback" not in said
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_a_run_goes_on_where_its_output_cannot_be_written(bench):
+    (bench / "gone").touch()
+    words = [sys.executable, "-m", "forgather", "-t", "talks", "train"]
+    with open("/dev/full", "w") as full:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=bench, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert (bench / "out/finished").exists()
+    assert 1 == done.stderr.count("No space left on device: the run goes on")

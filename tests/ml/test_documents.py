@@ -368,10 +368,12 @@ LONG_ROWS = {
     "stretched": (lambda: LlamaForCausalLM(LlamaConfig(**SHORT, rope_parameters=STRETCHED)), False),
     "linear biases": (lambda: FalconForCausalLM(FalconConfig(**SHORT, alibi=True)), False),
     "recurrent": (lambda: RwkvForCausalLM(RwkvConfig(vocab_size=VOCAB, hidden_size=16, context_length=4)), False),
+    "adapters": (lambda: get_peft_model(LlamaForCausalLM(LlamaConfig(**SHORT)), LoraConfig(r=2)), True),
     "another input inside": (Half, False),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # of peft
 @pytest.mark.parametrize("kind", LONG_ROWS)
 def test_rows_are_too_long_only_where_the_configuration_says_so_for_certain(kind, caplog):
     make_model, is_told = LONG_ROWS[kind]

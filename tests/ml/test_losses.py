@@ -476,12 +476,31 @@ def test_a_loss_that_pairs_each_prediction_with_every_label_is_refused(name, col
         loss_rule(model, PAIRING[name]).total(model, batch if columns else (batch["x"], batch["labels"]))
 
 
-@pytest.mark.parametrize("loss", [squeezes, ranked], ids=lambda loss: loss.__name__)
+def last(logits, labels, reduction="mean"):
+    """Takes the last axis away: of logits in the shape of the labels it would take the rows."""
+    return F.mse_loss(logits[..., 0], labels, reduction=reduction)
+
+
+def summed(logits, labels, num_items_in_batch=None):
+    return ((logits.sum(-1) - labels) ** 2).sum() / (num_items_in_batch or len(labels))
+
+
+def test_a_function_that_exchanges_axes_is_not_refused():
+    def exchanges(logits, labels, reduction="mean"):
+        values = (logits - labels.transpose(1, 2)).square().sum(dim=(1, 2))
+        return values.sum() if reduction == "sum" else values.mean()
+
+    model, batch = nn.Identity(), (torch.randn(4, 3, 2), torch.randn(4, 2, 3))
+    wanted = (batch[0] - batch[1].transpose(1, 2)).square().sum()
+    assert torch.allclose(wanted, loss_rule(model, exchanges).total(model, batch))
+
+
+@pytest.mark.parametrize("loss", [squeezes, ranked, last, summed], ids=lambda loss: loss.__name__)
 def test_a_function_that_brings_shapes_together_itself_is_not(loss):
     model = Column()
     batch = {"x": torch.randn(8, 4), "labels": torch.rand(8)}
     wanted = F.mse_loss(model(batch["x"]).squeeze(-1), batch["labels"], reduction="sum")
-    assert torch.allclose(wanted, loss_rule(model, loss).total(model, batch))
+    assert torch.allclose(wanted, loss_rule(model, loss).total(model, batch, denom=8))
 
 
 def test_one_row_has_no_pairs_that_could_be_wrong_for_a_function_of_the_user():
