@@ -73,18 +73,3 @@ def test_the_config_of_several_processes_has_the_lines_of_its_file():
 
 def test_the_commands_were_found():
     assert {"ls", "explain"} <= {command.split()[1] for command in STATIC}
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").glob("**/*.md")),
-        *sorted((ROOT / "projects").glob("*/README.md")),
-    ],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_every_relative_link_and_file_named_exists(page):
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
-    assert [] == [link for link in links if not (page.parent / link).exists()]
