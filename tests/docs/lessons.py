@@ -72,22 +72,28 @@ def steps(page: str) -> list[File | Command]:
     return found
 
 
-def follow(page: str, folder: Path, *, train: bool = True) -> None:
-    """Does all that a page says in a folder; with `train=False`, all but the runs and what is read from them."""
+def follow(page: str, folder: Path, *, only: tuple[str, ...] = ("",)) -> Path:
+    """Does what a page says, in a folder.
+
+    Args:
+        page: text of the page.
+        folder: where its reader is when he begins.
+        only: beginnings of the commands that are typed; all of them by default.
+
+    Returns:
+        The folder where its reader is at the end.
+    """
     terminal = Terminal(folder)
     for step in steps(page):
-        if isinstance(step, File):
-            assert f"`{step.path}`" in page[: step.at].rstrip().rpartition("\n")[2], f"{step.path} is not announced"
-            file = terminal.folder / step.path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(step.text, encoding="utf-8")
-        elif train or prepares(step):
-            terminal.type(step)
-
-
-def prepares(command: Command) -> bool:
-    """Says whether a command makes what later ones need, without a run."""
-    return not command.words.startswith("fgcli") or command.words.startswith("fgcli new ")
+        if isinstance(step, Command):
+            if step.words.startswith(only):
+                terminal.type(step)
+            continue
+        assert f"`{step.path}`" in page[: step.at].rstrip().rpartition("\n")[2], f"{step.path} is not announced"
+        file = terminal.folder / step.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(step.text, encoding="utf-8")
+    return terminal.folder
 
 
 class Terminal:

@@ -1,0 +1,27 @@
+"""Each how-to page does what it says, in the project that the tutorial makes, and fits on a screen."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.lessons import Command, follow, steps
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted((DOCS / "how-to").glob("*.md"))
+SCREEN_LINES = 60
+PREPARATION = ("fgcli new ", "cd ", "python make_text.py", "rm ")
+
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@of_each_page
+def test_a_how_to_is_what_its_reader_sees(page, tmp_path):
+    project = follow((DOCS / "tutorial.md").read_text(), tmp_path, only=PREPARATION)
+    follow(page.read_text(), project)
+
+
+@of_each_page
+def test_a_how_to_has_an_example_and_fits_on_a_screen(page):
+    text = page.read_text()
+    assert any(isinstance(step, Command) for step in steps(text))
+    assert len(text.splitlines()) <= SCREEN_LINES
