@@ -16,11 +16,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forgather.aliases import alias_of, suggest, suggest_inside
-from forgather.combination import combination_facts, read_matrix
-from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
+from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
-from forgather.setting_values import misfit
-from forgather.sizes import layout_facts
+from forgather.parallel_sizes import layout_facts
+from forgather.rule_conditions import SOMETHING, UNKNOWN, holds, misfit, names_of
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

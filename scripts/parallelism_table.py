@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from forgather.combination import Cell, Matrix, read_matrix
+from forgather.compatibility import Cell, Matrix, read_matrix
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"

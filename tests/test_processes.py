@@ -4,9 +4,9 @@ import doctest
 
 import pytest
 
-from forgather import processes
+from forgather import launcher_env
 from forgather.errors import DistributedError
-from forgather.processes import NodeFacts, ProcessFacts, is_worker, node_facts, process_facts
+from forgather.launcher_env import NodeFacts, ProcessFacts, is_worker, node_facts, process_facts
 
 TORCHRUN = {
     "RANK": "3",
@@ -39,7 +39,7 @@ POD = {
 
 
 def test_the_examples_of_the_module_hold():
-    assert 0 == doctest.testmod(processes).failed
+    assert 0 == doctest.testmod(launcher_env).failed
 
 
 def test_torchrun_is_known_with_its_attempt():

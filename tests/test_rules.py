@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forgather.conditions import SOMETHING, UNKNOWN, holds, names_of
 from forgather.errors import Severity
+from forgather.rule_conditions import SOMETHING, UNKNOWN, holds, misfit, names_of
 from forgather.rules import Rules, read_rules
-from forgather.setting_values import misfit
 
 FOLDER = Path(__file__).parents[1] / "forgather" / "ml" / "rules"
 ALL = [(file.stem, rules) for file in sorted(FOLDER.glob("*.json")) for rules in read_rules(str(file))]

@@ -30,8 +30,8 @@ from forgather.cli.output import (
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED, SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, of_process, status_of
+from forgather.launcher_env import is_worker, process_facts
 from forgather.process_limits import limits_on
-from forgather.processes import is_worker, process_facts
 from forgather.redaction import note_words, without_secrets
 
 

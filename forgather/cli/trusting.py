@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from forgather.cli.output import print_note
 from forgather.errors import ProjectError
-from forgather.processes import is_worker
+from forgather.launcher_env import is_worker
 from forgather.project.display import near_path
 from forgather.project.needs import needs_of
 from forgather.project.project import Project

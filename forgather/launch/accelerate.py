@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forgather.processes import is_accelerate
+from forgather.launcher_env import is_accelerate
 
 _IDLE = ("", "no", "none", "false", "0", "default", "null")
 # Groups of variables that count only where the first one switches them on.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forgather.errors import ProjectError
-from forgather.processes import NodeFacts
+from forgather.launcher_env import NodeFacts
 from forgather.project.asked import wished_processes
 from forgather.project.locations import library_dir
 from forgather.project.plain import string_entries

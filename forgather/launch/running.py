@@ -18,10 +18,10 @@ from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Var, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
 from forgather.interrupt import present, status_of
+from forgather.launcher_env import launched
 from forgather.project.project import Project
 from forgather.project.record import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
-from forgather.starter import launched
 
 MAIN = "main"
 

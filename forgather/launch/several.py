@@ -19,8 +19,7 @@ from typing import Any
 from forgather.errors import ForgatherError, ProjectError
 from forgather.interrupt import Terminated, end_promptly
 from forgather.launch.asked import Asked, torchrun_words
-from forgather.processes import DEFAULT_PORT, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
-from forgather.starter import OURS
+from forgather.launcher_env import DEFAULT_PORT, OURS, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
 CHECKED = OURS
 SAFE_PATH = ("PYTHONSAFEPATH", "forgather")

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import DistributedError
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import DistributedEnvironment, alone_among
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import num_rows
@@ -33,7 +34,6 @@ from forgather.ml.strategy.pipeline.rows import part_of
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.skeleton import skeleton
 from forgather.ml.trainer.trainer import Trainer
-from forgather.processes import ProcessFacts
 
 
 @dataclass(frozen=True, kw_only=True)

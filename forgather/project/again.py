@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from forgather.cache_file import Digests
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Scalar
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
-from forgather.kept import Digests
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.meta import ProjectMeta
 from forgather.project.past_run import PastRun

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forgather.conditions import UNKNOWN
 from forgather.config.graph import Graph, Mapped, Node, Scalar
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import trainer_arguments
+from forgather.rule_conditions import UNKNOWN
 from forgather.rules import shipped_rules
 
 

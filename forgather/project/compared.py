@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from forgather.cache_file import Digests
 from forgather.config.diff import diff
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph, Node
 from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
-from forgather.kept import Digests
 from forgather.project.configfiles import config_files
 from forgather.project.configs import choose_config
 from forgather.project.defaults import Defaults, changed_defaults

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from forgather.kept import Digests, digest_of, edition, keep, read_kept
+from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
 from forgather.project.locations import cache_dir, config_dir, library_dir
 
 FORM = 1

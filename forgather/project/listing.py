@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from forgather.kept import Digests
+from forgather.cache_file import Digests
 from forgather.project.kept import Dependencies, holds, keep_entry, read_entry, restore_dependencies
 
 _PART = "listings"

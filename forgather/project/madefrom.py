@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 
+from forgather.cache_file import Digests
 from forgather.config.rendered import RenderedText
-from forgather.kept import Digests
 from forgather.project.kept import Dependencies
 
 # A template that looks for one of several names may change its mind when a file appears that was never asked for.

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from forgather.kept import Digests
+from forgather.cache_file import Digests
 from forgather.project.kept import holds, keep_entry, read_entry, restore_dependencies
 from forgather.project.locations import library_dir
 from forgather.project.meta import ProjectMeta

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.launcher_env import Wish, launched, wish
 from forgather.process_limits import reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.declared import read_options, unread_options
@@ -32,7 +33,6 @@ from forgather.project.rendered_variable import RENDERED, reads_rendered
 from forgather.project.surroundings import surroundings
 from forgather.project.workspace import find_project
 from forgather.redaction import note, note_secrets
-from forgather.starter import Wish, launched, wish
 
 if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment

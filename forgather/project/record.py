@@ -17,13 +17,13 @@ from contextlib import suppress
 from datetime import datetime
 
 from forgather.bounded import MAX_CODE_BYTES, read_text
+from forgather.cache_file import digest_of
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
-from forgather.kept import digest_of
-from forgather.processes import ProcessFacts, is_worker, process_facts
+from forgather.launcher_env import ProcessFacts, is_worker, process_facts
 from forgather.project.code_files import code_files
 from forgather.project.configs import template_name
 from forgather.project.data_files import data_facts

@@ -12,15 +12,14 @@ from inspect import Parameter
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from forgather.conditions import SOMETHING, UNKNOWN
 from forgather.config.arguments import binds
 from forgather.config.constructors import Called, Judgement, Unchecked
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.precedence import Precedence
+from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
 from forgather.rules import Breach, Rules, shipped_rules
-from forgather.setting_values import misfit
 from forgather.signatures.values import Callee, Default
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from forgather.config.graph import Graph, Mapped, Node, Scalar
 from forgather.errors import ProjectError, nearest
 from forgather.project.plain import string_entries
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
-from forgather.setting_values import misfit
+from forgather.rule_conditions import misfit
 
 KEY = "fault_tolerance"
 _RULES: dict[str, Mapping[str, Any]] = {

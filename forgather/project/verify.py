@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from forgather.cache_file import Digests
 from forgather.config.graph import Call, Entry, Scalar
 from forgather.config.path import format_path
 from forgather.config.traverse import all_nodes, entries
 from forgather.errors import ForgatherError
-from forgather.kept import Digests
 from forgather.project.data_files import changed_data
 from forgather.project.defaults import changed_defaults, read_defaults
 from forgather.project.git_state import git_state

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from forgather.kept import Digests, digest_of, edition, keep, read_kept
+from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
 from forgather.signatures.finding import Finder
 from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
 from forgather.source import Span

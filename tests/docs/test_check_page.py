@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from forgather.cli.main import main
+from forgather.rule_conditions import _FITS
 from forgather.rules import Rules
-from forgather.setting_values import _FITS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "check.md").read_text()

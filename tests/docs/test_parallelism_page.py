@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forgather.combination import read_matrix
+from forgather.compatibility import read_matrix
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from forgather.launch.accelerate import added_settings
-from forgather.starter import accelerate_config
+from forgather.launcher_env import accelerate_config
 from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 

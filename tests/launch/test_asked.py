@@ -13,7 +13,7 @@ from forgather.launch.asked import (
     torchrun_words,
 )
 from forgather.launch.several import refuse_difference
-from forgather.processes import NodeFacts, ProcessFacts
+from forgather.launcher_env import NodeFacts, ProcessFacts
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 

@@ -8,10 +8,10 @@ from transformers import Trainer as TransformersTrainer
 
 import forgather.ml as ml
 from forgather.errors import DistributedError
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import alone_among
 from forgather.ml.dry_run import dry_run, in_short
 from forgather.ml.losses import CausalTokenLoss
-from forgather.processes import ProcessFacts
 from tests.ml.fixtures import rows, tiny_llama
 
 PLAIN = {"use_cpu": True, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}

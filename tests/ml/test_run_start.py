@@ -9,8 +9,8 @@ import torch
 
 from forgather.errors import DistributedError
 from forgather.launch import plan_run, prepare_run, run
+from forgather.launcher_env import asked_of_accelerate, started_by
 from forgather.project.project import Project
-from forgather.starter import asked_of_accelerate, started_by
 from tests.project.workbench import ROOT, make_project
 
 CONFIG = """\

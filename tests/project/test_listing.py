@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from forgather.cache_file import sealed
 from forgather.cli.main import main
-from forgather.kept import sealed
 from forgather.project import describe
 from forgather.project.locations import cache_dir
 from tests.project.workbench import fgcli, make_project

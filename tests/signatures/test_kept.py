@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forgather.kept import keep, sealed
+from forgather.cache_file import keep, sealed
 from forgather.signatures import UNKNOWN, Callee, Reader, Unknown
 
 SOURCE = "def build(size: int, ratio=0.5, shape=(1, 2), other=print, *, name: 'str | None' = None, **rest): ...\n"

@@ -23,7 +23,7 @@ from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.asked import Asked
 from forgather.launch.several import CHECKED, as_one_of_several, start
-from forgather.processes import is_worker
+from forgather.launcher_env import is_worker
 from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
 from forgather.project.display import near_path
 from forgather.project.output_lock import alone_in

@@ -37,7 +37,7 @@ from forgather.launch.several import (
     refuse_lone_process,
     start,
 )
-from forgather.processes import is_accelerate, is_worker, node_facts
+from forgather.launcher_env import accelerate_config, is_accelerate, is_worker, node_facts
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in
 from forgather.project.project import Project
@@ -50,7 +50,6 @@ from forgather.project.resuming import (
     takes_resume,
 )
 from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
-from forgather.starter import accelerate_config
 
 CONFIG_OPTIONS = True
 HANDS_THROUGH = True

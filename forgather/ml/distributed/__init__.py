@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import DistributedEnvironment, process_facts
-from forgather.processes import ProcessFacts
 
 __all__ = ["DistributedEnvironment", "ProcessFacts", "process_facts"]

@@ -1,6 +1,6 @@
 """What the launcher told this process, read from environment variables.
 
-Takes the variables that launchers set (`forgather/processes.py` knows their names; one process where they are
+Takes the variables that launchers set (`forgather/launcher_env.py` knows their names; one process where they are
 absent). Gives `ProcessFacts` and `DistributedEnvironment`. Keeps true: this is
 the only module of the ML tower that reads environment variables; reading them starts nothing.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from forgather import processes, starter
+from forgather import launcher_env
 from forgather.errors import DistributedError, nearest
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.group import shutdown, start, start_pretended
-from forgather.processes import ProcessFacts
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
     Raises:
         DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
     """
-    return processes.process_facts(os.environ if environ is None else environ)
+    return launcher_env.process_facts(os.environ if environ is None else environ)
 
 
 def who_started() -> str:
     """Returns who started this process, for people."""
-    return starter.started_by(os.environ)
+    return launcher_env.started_by(os.environ)
 
 
 def count_of(asked: int | str) -> int:

@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from forgather.errors import DistributedError
 
 if TYPE_CHECKING:
+    from forgather.launcher_env import ProcessFacts
     from forgather.ml.distributed.env import DistributedEnvironment
-    from forgather.processes import ProcessFacts
 
 
 def start(environment: DistributedEnvironment, device: torch.device) -> None:

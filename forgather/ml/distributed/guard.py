@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from torch._C._distributed_c10d import Store
 
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import stacks
 from forgather.ml.distributed.failure import CRASH
-from forgather.processes import ProcessFacts
 
 FAILED, WANTED, STOPPED, TOLD, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5

@@ -24,12 +24,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from forgather.errors import DistributedError, ForgatherError
 from forgather.interrupt import end_promptly, ignore_signals, present, status_of
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import stacks, whereabouts
 from forgather.ml.distributed.env import launcher_folder, process_facts
 from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, write_record
 from forgather.ml.distributed.group import meeting_store, shutdown
 from forgather.ml.distributed.guard import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
-from forgather.processes import ProcessFacts
 from forgather.redaction import hide_known
 
 _POLL_SECONDS = 0.01

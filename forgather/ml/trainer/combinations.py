@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from forgather.conditions import SOMETHING
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.args import TrainingArguments
+from forgather.rule_conditions import SOMETHING
 from forgather.rules import Rules
 
 _CODES = ("FG770", "FG775")

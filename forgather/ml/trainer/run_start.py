@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forgather import starter
+from forgather import launcher_env
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import count_of, who_started
 from forgather.ml.log import get_logger
@@ -23,7 +23,7 @@ class RunStart:
     """What is known of a run's start when its trainer is made."""
 
     def __init__(self) -> None:
-        self._wish = starter.wish.get()
+        self._wish = launcher_env.wish.get()
 
     def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
         """Says how many processes train, on what, and who started them; once, however many there are.

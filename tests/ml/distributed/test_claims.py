@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import forgather.ml
-from forgather.combination import combination_facts, read_matrix
+from forgather.compatibility import combination_facts, read_matrix
 from tests.ml.distributed.bench import GLOBAL_ROWS, OPTIONS, PRECISIONS
 from tests.ml.distributed.cells import all_cells
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forgather.sizes import follows
+from forgather.parallel_sizes import follows
 
 REFUSED = "FG770"
 """The code of a combination that is refused."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forgather.conditions import SOMETHING, UNKNOWN
+from forgather.rule_conditions import SOMETHING, UNKNOWN
 
 ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
 """Schedules that run one stage on each rank."""
