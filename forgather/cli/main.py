@@ -128,7 +128,7 @@ def _signals() -> Interrupt:
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:
     """Writes the error as JSON, too, where facts were asked for; the report is for people, on the error stream."""
     if "--json" in arguments:
-        from forgather.cli.findings import write_error
+        from forgather.cli.diagnostic_output import write_error
 
         # Where the standard output cannot be written, that is the error, and has been drawn.
         with suppress(ProjectError):

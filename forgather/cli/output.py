@@ -154,7 +154,7 @@ def print_error(error: ForgatherError, project_dir: str | None = None, see_all: 
 def print_crash(error: BaseException, project_dir: str | None = None) -> None:
     """Draws an exception that a constructor or a run raised: what, where in the config, where in the code."""
     # `traceback` costs more than `fgcli --help` may.
-    from forgather.cli.trace import crash_lines
+    from forgather.cli.traceback_trim import crash_lines
 
     _print_lines(crash_lines(error, Display(project_dir), place=_place))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forgather.cli.trace import crash_lines
+from forgather.cli.traceback_trim import crash_lines
 from forgather.project.display import Display
 
 OWN = """\

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from forgather.cli.going_on import command_to_go_on
 from forgather.cli.main import main
+from forgather.cli.next_steps import command_to_go_on
 from forgather.project.project import Project
 from forgather.project.resuming import resume_assignments
 from tests.cli.checkpoint_folders import make_checkpoint

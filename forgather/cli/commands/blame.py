@@ -11,7 +11,7 @@ from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import in_brief, write_json, write_lines
 
 if TYPE_CHECKING:
-    from forgather.cli.origins import Labels
+    from forgather.cli.origin_labels import Labels
     from forgather.config.blame import Blame, Writing
     from forgather.config.path import GraphPath
     from forgather.project.project import Project
@@ -55,7 +55,7 @@ def _steps(text: str) -> int:
 
 def run(invocation: Invocation) -> int:
     """Prints the places and returns the exit status."""
-    from forgather.cli.origins import Labels
+    from forgather.cli.origin_labels import Labels
 
     options = invocation.options
     project = invocation.open_project()

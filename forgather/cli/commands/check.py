@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from forgather.cli.findings import finding_facts, grouped, not_checked, unchecked_facts
+from forgather.cli.diagnostic_output import finding_facts, grouped, not_checked, unchecked_facts
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import plural, write_findings, write_json

@@ -10,7 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.cli.checkpoints import contents_text, difference_text, fact_of, prune_text, survey_text, surveyed_fact
+from forgather.cli.checkpoint_output import (
+    contents_text,
+    difference_text,
+    fact_of,
+    prune_text,
+    survey_text,
+    surveyed_fact,
+)
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_note, write_json, write_text

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from forgather.cli.differences import difference_facts, difference_lines, paint, summary
+from forgather.cli.diff_output import difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
-from forgather.cli.origins import Labels
+from forgather.cli.origin_labels import Labels
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.project.compared import compare
 from forgather.project.sides import open_sides

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from forgather.cli.differences import Places, difference_facts, difference_lines, paint, summary
+from forgather.cli.diff_output import Places, difference_facts, difference_lines, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.origins import Labels
+from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
 from forgather.project.display import Display, near_path
 from forgather.project.golden import Judged, State, judge, update

@@ -13,7 +13,7 @@ from forgather.errors import Severity
 from forgather.project.project import Project
 
 if TYPE_CHECKING:
-    from forgather.cli.origins import Labels
+    from forgather.cli.origin_labels import Labels
 
 CONFIG_OPTIONS = True
 DESCRIPTION = """Print what a config says, all templates applied. Nothing is imported or constructed.
@@ -93,7 +93,7 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
 
 def _labels(project: Project) -> Labels:
     # Plain text needs no names of places.
-    from forgather.cli.origins import Labels
+    from forgather.cli.origin_labels import Labels
 
     return Labels.of(project)
 

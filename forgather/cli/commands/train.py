@@ -13,8 +13,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from forgather.cli.going_on import RESUME_OPTION, command_to_go_on, resuming_words, stays, tell_next_step
 from forgather.cli.invocation import Invocation
+from forgather.cli.next_steps import RESUME_OPTION, command_to_go_on, resuming_words, stays, tell_next_step
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust

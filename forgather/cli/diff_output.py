@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forgather.cli.origins import Labels, options_first
+from forgather.cli.origin_labels import Labels, options_first
 from forgather.cli.output import BOLD, DIM, OFF
 from forgather.config.difference import Change, Difference, Side
 from forgather.config.path import GraphPath, format_path
