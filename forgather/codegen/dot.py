@@ -6,8 +6,19 @@ config stands in a label as text, never as markup.
 
 from __future__ import annotations
 
-from forgather.codegen.boxes import Box, constructor, flow_text, fold, heading, kind, label, own_name
-from forgather.codegen.shorten import cut, uses, visible
+from forgather.codegen.diagram import (
+    Box,
+    constructor,
+    cut,
+    flow_text,
+    fold,
+    heading,
+    kind,
+    label,
+    own_name,
+    uses,
+    visible,
+)
 from forgather.config.graph import Graph
 from forgather.config.naming import anchor_names
 from forgather.config.traverse import roots

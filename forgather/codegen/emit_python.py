@@ -7,18 +7,28 @@ and is laid out as `ruff format` would do it.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Names
 from dataclasses import dataclass
 
 from forgather.codegen.python import names as naming
-from forgather.codegen.python.body import Body
+from forgather.codegen.python.builtins import source_lines
 from forgather.codegen.python.imports import OWN_NAMES, Imports
-from forgather.codegen.python.module import Setting, ending, module_text, returned, signature
-from forgather.codegen.python.parameters import parameters_of
-from forgather.codegen.python.passes import names_read, without_unused
-from forgather.codegen.python.reach import Reach
-from forgather.codegen.python.text import bracketed
-from forgather.config.graph import Call, Graph
+from forgather.codegen.python.ir import (
+    Expression,
+    Statement,
+    bracketed,
+    layout,
+    names_read,
+    quoted,
+    width,
+    without_unused,
+)
+from forgather.codegen.python.lowering import Body
+from forgather.codegen.python.parameters import Parameter, parameters_of
+from forgather.codegen.python.reachability import Reach
+from forgather.config.graph import Call, CallKind, Graph, PlainScalar
 from forgather.config.path import Key
 
 __all__ = ["PythonCode", "Setting", "emit_python"]
@@ -73,3 +83,172 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     text = module_text(setting, wanted, statements, imports, head, tail)
     known = {variable: parameter.name for variable, parameter in parameters.items()}
     return PythonCode(text, tuple(wanted), known, tuple(imports.facts()))
+
+
+_FILE_IMPORT = '''\
+def import_file(source, folders=()):
+    """Imports a file of the project, or a module in `folders`; it finds its neighbors by relative imports."""
+    folders = [folders] if isinstance(folders, (str, os.PathLike)) else folders
+    places = [os.path.abspath(os.path.join(PROJECT_DIR, os.path.expanduser(folder))) for folder in folders]
+    if source.endswith(".py"):
+        folder, file = os.path.split(os.path.abspath(os.path.join(PROJECT_DIR, os.path.expanduser(source))))
+        places, source = [folder, *places], "." + file.removesuffix(".py")
+    places = [os.path.realpath(place) for place in dict.fromkeys(places)]
+    digest = hashlib.sha256("\\0".join(places).encode("utf-8", "surrogateescape")).hexdigest()
+    package = f"_forgather_folder_{digest[:16]}"
+    if package not in sys.modules:
+        spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        spec.submodule_search_locations = places
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module(package + source)
+    except ModuleNotFoundError as error:
+        if error.name != package + source:
+            raise
+        text = f"no {source[1:]!r} in {', '.join(places)}: PROJECT_DIR, above, has to be the project's folder"
+        raise ModuleNotFoundError(text, name=error.name) from None'''
+_GIVEN = '''\
+def given(value, variable):
+    """Returns the value of a variable that has to be given."""
+    if value is UNSET:
+        raise NameError(f"the variable {variable!r} has no value")
+    return value'''
+_OWN_TRAINER = "forgather.ml:Trainer"
+_FILE_NEEDS = ("os", "sys", "hashlib", "importlib", "importlib.machinery", "importlib.util", "PROJECT_DIR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where the generated module stands.
+
+    Args:
+        config: name of the config.
+        project: name of the project.
+        project_dir: the project's folder.
+        folder: the folder that the module will lie in.
+        system_path: folders that the project adds to `sys.path`.
+        seed: what a construction of the config seeds random numbers with; None where it seeds nothing.
+    """
+
+    config: str = "a config"
+    project: str = ""
+    project_dir: str = "."
+    folder: str = "."
+    system_path: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+def module_text(
+    setting: Setting,
+    targets: list[str],
+    statements: list[Statement],
+    imports: Imports,
+    signature: list[str],
+    ending: list[str],
+) -> str:
+    """Returns the text of a module."""
+    files = imports.file_lines()
+    if "import_file" in imports.own:
+        imports.own.update(_FILE_NEEDS)
+    relative = _relative(setting.project_dir, setting.folder)
+    system_path = [_joined(relative, folder, setting) for folder in setting.system_path]
+    if system_path:
+        imports.own.add("os")
+    parts = ["\n".join(_docstring(setting, targets, imports))]
+    if lines := imports.lines(system_path):
+        parts.append("\n".join(lines))
+    head = "\n\n".join(parts)
+    constants = []
+    if "PROJECT_DIR" in imports.own:
+        constants.append(f"PROJECT_DIR = {_place(relative)}")
+    if "UNSET" in imports.own:
+        constants.append("UNSET = object()")
+    if constants:
+        head += "\n\n" + "\n".join(constants)
+    blocks = [head, *_helpers(imports)]
+    gap = [""] if statements[0].is_function else []
+    function = [*signature, *_own_docstring(targets), *gap, *layout(statements, "    ")]
+    joined = "\n\n\n".join(blocks)
+    joined += "\n\n\n" + "\n".join(files) if files else ""
+    text = joined + "\n\n\n" + "\n".join(function) + "\n"
+    return text + "\n\n" + "\n".join(ending) + "\n" if ending else text
+
+
+def _helpers(imports: Imports) -> list[str]:
+    helpers = [_FILE_IMPORT] if "import_file" in imports.own else []
+    helpers += [_GIVEN] if "given" in imports.own else []
+    return helpers + ["\n".join(source_lines(word, local)) for word, local in imports.short.items()]
+
+
+def _docstring(setting: Setting, targets: list[str], imports: Imports) -> list[str]:
+    what = f"the target {targets[0]!r}" if len(targets) == 1 else f"{len(targets)} targets"
+    where = f" of the project {_said(setting.project)}" if setting.project else ""
+    lines = [f'"""Builds {_said(what)} of the config {_said(setting.config)}{where}.']
+    lines = lines if width(lines[0]) < 110 else [f'"""Builds {_said(what)} of a config.']
+    if any(fact.startswith("forgather") and fact.endswith(":from_project") for fact in imports.facts()):
+        lines += ["", "`from_project` reads another config when it is called, from a folder below the working folder."]
+    if "PROJECT_DIR" in imports.own:
+        what = "It imports files of the project, from" if "import_file" in imports.own else "Its folders begin at"
+        lines += ["", f"{what} `PROJECT_DIR`."]
+    return [lines[0] + '"""'] if len(lines) == 1 else [*lines, '"""']
+
+
+def _own_docstring(targets: list[str]) -> list[str]:
+    if len(targets) == 1:
+        return [f'    """Returns the target \'{_said(targets[0])}\'."""']
+    return ['    """Returns the targets by name."""']
+
+
+def _said(text: str) -> str:
+    """Returns a name for a docstring, which it can neither end nor steer."""
+    shown = quoted("".join(char if char.isprintable() else "?" for char in text.replace("\\", "/"))[:60])[1:-1]
+    return shown.replace("\\", "").replace('"', "'")
+
+
+def signature(parameters: Iterable[Parameter], literal: Callable[[PlainScalar], str]) -> list[str]:
+    """Returns the lines of `def build`; `literal` gives the text of a plain default."""
+    ordered = sorted(parameters, key=lambda parameter: not parameter.required)
+    texts = [parameter.text(literal) for parameter in ordered]
+    line = f"def build(*, {', '.join(texts)}):" if texts else "def build():"
+    return [line] if width(line) <= 120 else ["def build(", "    *,", *(f"    {text}," for text in texts), "):"]
+
+
+def _relative(project_dir: str, folder: str) -> str:
+    return os.path.relpath(os.path.abspath(project_dir), os.path.abspath(folder))
+
+
+def _place(relative: str) -> str:
+    here = "os.path.dirname(os.path.abspath(__file__))"
+    if relative == ".":
+        return here
+    parts = ", ".join(quoted(part) for part in relative.split(os.sep))
+    return f"os.path.normpath(os.path.join({here}, {parts}))"
+
+
+def _joined(relative: str, folder: str, setting: Setting) -> str:
+    below = _relative(folder, setting.project_dir)
+    return _place(os.path.normpath(os.path.join(relative, below)))
+
+
+def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:
+    """Returns what running the module does with `main`: it trains a trainer and calls a callable."""
+    main = graph.targets.get("main")
+    if main is None or targets != ["main"] or not isinstance(main.value, Call):
+        return []
+    if any(parameter.required for parameter in parameters):
+        return []
+    lines = ['if __name__ == "__main__":', *([] if seed is None else [f"    seed_everything({seed})"])]
+    if main.value.kind is CallKind.PARTIAL:
+        return [*lines, "    build()()"]
+    if main.value.constructor == _OWN_TRAINER:
+        return [*lines, "    build().train()"]
+    if main.value.constructor.endswith("Trainer"):
+        # Those that come from transformers leave saving the model to their caller.
+        return [*lines, "    trainer = build()", "    trainer.train()", "    trainer.save_model()"]
+    lines += ["    main = build()", '    if callable(getattr(main, "train", None)):', "        main.train()"]
+    return [*lines, "    elif callable(main):", "        main()"]
+
+
+def returned(targets: list[str], built: list[Expression], display: Expression) -> Statement:
+    """Returns the last statement of the function."""
+    return Statement("return ", built[0] if len(targets) == 1 else display)

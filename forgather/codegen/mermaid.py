@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from forgather.codegen.boxes import Box, Row, flow_text, fold, heading, kind, label, own_name
-from forgather.codegen.shorten import cut, uses, visible
+from forgather.codegen.diagram import Box, Row, cut, flow_text, fold, heading, kind, label, own_name, uses, visible
 from forgather.config.graph import Graph
 from forgather.config.naming import anchor_names
 from forgather.config.traverse import roots

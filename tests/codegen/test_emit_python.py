@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from random_graphs import GraphMaker
 
 from forgather.codegen.emit_python import Setting, emit_python
+from forgather.codegen.python.ir import pieces, quoted, width
 from forgather.codegen.python.names import identifier
-from forgather.codegen.python.text import pieces, quoted, width
 from forgather.config.graph import Entry, Graph, Scalar
 from forgather.errors import ForgatherError
 from forgather.proof.prove import prove

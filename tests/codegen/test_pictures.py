@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forgather.codegen.boxes import fold
+from forgather.codegen.diagram import fold
 from forgather.codegen.dot import dot
 from forgather.codegen.mermaid import mermaid, too_large
 from forgather.config.environment import ConfigEnvironment

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forgather.codegen.boxes import fold
-from forgather.codegen.page.data import page_data
-from forgather.codegen.page.page import SCRIPTS, embedded, page
-from forgather.codegen.page.rendered import RenderedLines, numbered
+from forgather.codegen.diagram import fold
+from forgather.codegen.page.page import SCRIPTS, embedded, page, page_data
+from forgather.codegen.page.source_lines import RenderedLines, numbered
 from forgather.config.annotate import annotate
 from forgather.project.display import Display
 from forgather.project.page import config_page

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
+from forgather.codegen.python.ir import Expression, bracketed, broken, call, name, quoted
 from forgather.codegen.python.names import Names, is_identifier
-from forgather.codegen.python.text import Expression, bracketed, broken, call, name, quoted
 from forgather.config.graph import Call, Scalar, Sequence
 
 # Names that the generated text gives to what it imports for itself.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forgather.codegen.python.names import Names
-from forgather.codegen.python.reach import Reach, calc_names
+from forgather.codegen.python.reachability import Reach, calc_names
 from forgather.config.graph import Calc, Graph, PlainScalar, Scalar, Var
 
 _LONGEST = 60

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forgather.codegen.python.text import Expression, name
+from forgather.codegen.python.ir import Expression, name
 from forgather.config.path import GraphPath, Key
 
 LONGEST_STRING, DEEPEST = 60, 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forgather.codegen.python.text import Expression, bracketed, call, name
+from forgather.codegen.python.ir import Expression, bracketed, call, name
 
 Keyword = tuple[str, Expression]
 _ONE = {"items": "mapping", "keys": "mapping", "values": "mapping"}

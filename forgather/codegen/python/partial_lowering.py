@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forgather.codegen.python.faults import cannot
+from forgather.codegen.python.codegen_errors import cannot
+from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted
 from forgather.codegen.python.names import wish
-from forgather.codegen.python.parts import SPREAD_MARK
-from forgather.codegen.python.reach import is_null
-from forgather.codegen.python.text import Expression, Statement, as_primary, bracketed, call, name, quoted
+from forgather.codegen.python.reachability import is_null
+from forgather.codegen.python.value_forms import SPREAD_MARK
 from forgather.config.graph import Call, ContainerKind, Env, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children
 
 if TYPE_CHECKING:
-    from forgather.codegen.python.body import Body
-    from forgather.codegen.python.parts import Part
+    from forgather.codegen.python.lowering import Body
+    from forgather.codegen.python.value_forms import Part
 
 
 @dataclass(frozen=True, slots=True)

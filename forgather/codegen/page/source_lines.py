@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-from forgather.codegen.boxes import Box, Row, is_plain, label
+from forgather.codegen.diagram import Box, Row, is_plain, label
 from forgather.config.graph import Entry
 from forgather.config.rendered import RenderedText
 from forgather.source import Origin

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf, isnan
 
-from forgather.codegen.python.faults import cannot
-from forgather.codegen.python.fresh import FreshWriter
+from forgather.codegen.python.builtins import PARAMETERS, expanded
+from forgather.codegen.python.codegen_errors import cannot
 from forgather.codegen.python.imports import Imports, is_file, split, static_folders
+from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted, unused, width
 from forgather.codegen.python.names import Names, is_identifier, is_named, wish
 from forgather.codegen.python.parameters import Parameter
-from forgather.codegen.python.parts import DEEPEST, SPREAD_MARK, Part, below, room
-from forgather.codegen.python.passes import unused
-from forgather.codegen.python.reach import Reach, is_null
-from forgather.codegen.python.short import PARAMETERS, expanded
-from forgather.codegen.python.text import Expression, Statement, as_primary, bracketed, call, name, quoted, width
-from forgather.codegen.python.values import ValueWriter
+from forgather.codegen.python.partial_lowering import FreshWriter
+from forgather.codegen.python.reachability import Reach, is_null
+from forgather.codegen.python.value_forms import DEEPEST, SPREAD_MARK, Part, below, room
+from forgather.codegen.python.value_lowering import ValueWriter
 from forgather.config.graph import (
     SPREAD,
     Calc,
