@@ -96,7 +96,7 @@ def _targets(before: argparse.Namespace) -> list[str]:
 
 
 def _values(before: argparse.Namespace) -> list[str]:
-    from forgather.config.follow import path_text
+    from forgather.config.insight.path_lookup import path_text
     from forgather.config.traverse import places
 
     return [path_text(path) for path, _ in places(Invocation(options=before).undeclared().graph)]

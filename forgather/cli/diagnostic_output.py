@@ -15,7 +15,7 @@ from forgather.errors import BuildNote, Diagnostic, ForgatherError
 from forgather.project.display import Display
 
 if TYPE_CHECKING:
-    from forgather.config.constructors import Unchecked
+    from forgather.config.lint.call_check import Unchecked
 
 _SOURCE_WIDTH = 110
 

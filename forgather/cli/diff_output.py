@@ -12,9 +12,9 @@ from typing import Any
 
 from forgather.cli.origin_labels import Labels, options_first
 from forgather.cli.output import BOLD, DIM, OFF
-from forgather.config.difference import Change, Difference, Side
+from forgather.config.insight.change import Change, Difference, Side
+from forgather.config.insight.show import value_facts
 from forgather.config.path import GraphPath, format_path
-from forgather.config.show import value_facts
 from forgather.source import Origin, Site, variable_of
 
 Places = tuple[Labels, Labels]

@@ -11,12 +11,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from forgather.config.annotate import Line
-from forgather.config.blame import Blame, Writing
-from forgather.config.follow import path_text
 from forgather.config.graph import Graph, Scalar
+from forgather.config.insight.blame import Blame, Writing
+from forgather.config.insight.line_annotations import Line
+from forgather.config.insight.path_lookup import path_text
+from forgather.config.insight.show import value_facts
 from forgather.config.load import COMMAND_LINE
-from forgather.config.show import value_facts
 from forgather.errors import ForgatherError
 from forgather.project.display import Display
 from forgather.source import Origin, Site, Span, variable_of

@@ -255,7 +255,7 @@ def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invoca
 
 def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
     """Returns how to change the value of the config that an option is named after."""
-    from forgather.config.follow import near_paths, path_text
+    from forgather.config.insight.path_lookup import near_paths, path_text
     from forgather.config.traverse import places
 
     name, has_value, value = rest[0].partition("=")

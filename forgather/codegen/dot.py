@@ -19,8 +19,8 @@ from forgather.codegen.diagram import (
     uses,
     visible,
 )
+from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph
-from forgather.config.naming import anchor_names
 from forgather.config.traverse import roots
 
 _ROWS = 24

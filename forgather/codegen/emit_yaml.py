@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from forgather.codegen.yaml_text import key_text, quoted, scalar_text
-from forgather.config.forms import is_positional
+from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import (
     SPREAD,
     Calc,
@@ -26,8 +25,9 @@ from forgather.config.graph import (
     Sequence,
     Var,
 )
-from forgather.config.naming import anchor_names
 from forgather.config.path import Key
+from forgather.config.yaml.node_builders import is_positional
+from forgather.config.yaml.scalars import key_text, quoted, scalar_text
 
 _RESERVED = frozenset(("submodule_searchpath", "latent_args"))
 _EXPLICIT = frozenset(("args", "kwargs"))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from forgather.codegen.diagram import Box, Row, cut, flow_text, fold, heading, kind, label, own_name, uses, visible
+from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph
-from forgather.config.naming import anchor_names
 from forgather.config.traverse import roots
 
 MAX_TEXT = 50_000

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from forgather.config.events import Refusal
+from forgather.config.yaml.events import Refusal
 
 MAX_CHARS = 1_000
 MAX_DEPTH = 50

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from forgather.config.compose import Composer
-from forgather.config.events import YamlProblem
-from forgather.config.explain import explain
-from forgather.config.forms import describe
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
-from forgather.config.indents import fallen_out
-from forgather.config.places import Places
+from forgather.config.lint.indent_check import fallen_out
 from forgather.config.rendered import RenderedText
+from forgather.config.yaml.compose import Composer
+from forgather.config.yaml.events import YamlProblem
+from forgather.config.yaml.node_builders import describe
+from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.yaml_errors import explain
 from forgather.errors import BudgetError, LoadError, Severity
 from forgather.source import Origin, Site, SourceMap, Span
 from forgather.spelling import begin_document
@@ -92,7 +92,7 @@ def _compose(
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
     _refuse_characters(text, places)
-    from forgather.config._yaml import read_events  # ruamel.yaml enters with the first document
+    from forgather.config.yaml.parser import read_events  # ruamel.yaml enters with the first document
 
     composer = Composer(places, budget, anchors, is_config=is_config)
     try:

@@ -15,9 +15,7 @@ from collections.abc import Sequence as Names
 from dataclasses import replace
 from typing import Any
 
-from forgather.config.arguments import mismatch
 from forgather.config.calc import evaluate
-from forgather.config.events import Refusal
 from forgather.config.graph import (
     SPREAD,
     Calc,
@@ -33,6 +31,7 @@ from forgather.config.graph import (
     Sequence,
     Var,
 )
+from forgather.config.lint.signature_match import mismatch
 from forgather.config.partials import (
     CallPlace,
     FreshCall,
@@ -47,6 +46,7 @@ from forgather.config.partials import (
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.resolve import Resolver
 from forgather.config.traverse import children, roots, shared_nodes
+from forgather.config.yaml.events import Refusal
 from forgather.errors import (
     ArgumentError,
     BuildNote,

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from forgather.aliases import alias_of, suggest
-from forgather.config.follow import edge, follow, near_paths, path_text, read_path, root_entry
-from forgather.config.forms import describe
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node
 from forgather.config.graph import Sequence as Items
+from forgather.config.insight.path_lookup import edge, follow, near_paths, path_text, read_path, root_entry
 from forgather.config.load import COMMAND_LINE, load_value
-from forgather.config.merge import overriding
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import (
     SEARCH_PATH,
@@ -36,6 +34,8 @@ from forgather.config.traverse import (
     shared_nodes,
     with_value,
 )
+from forgather.config.yaml.merge import overriding
+from forgather.config.yaml.node_builders import describe
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forgather.aliases import suggest
-from forgather.config.events import Refusal
 from forgather.config.graph import CallKind, ContainerKind
+from forgather.config.yaml.events import Refusal
 from forgather.errors import nearest
 
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
-from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Var, list_of_targets
+from forgather.config.yaml.node_builders import describe
 from forgather.errors import ProjectError, UnknownTargetError
 from forgather.interrupt import present, status_of
 from forgather.launcher_env import launched

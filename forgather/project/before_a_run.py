@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from forgather.config.constructors import Called
 from forgather.config.graph import Call, CallKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.plain import plain_value

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from forgather.config.constructors import Unchecked, judge
 from forgather.config.graph import Calc, Graph, Scalar, Var
+from forgather.config.lint.call_check import Unchecked, judge
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.remote import judge_remote_code
 from forgather.config.traverse import all_nodes, walk

@@ -11,8 +11,8 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from forgather.aliases import keyword_for, suggest_inside
-from forgather.config.constructors import Called
 from forgather.config.graph import CallKind, Entry, Mapped, Node, Scalar
+from forgather.config.lint.call_check import Called
 from forgather.config.path import Key, format_path
 from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.settings import arguments_of, rules_about

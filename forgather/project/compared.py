@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from forgather.cache_file import Digests
-from forgather.config.diff import diff
-from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph, Node
+from forgather.config.insight.change import Change, Difference, Side
+from forgather.config.insight.diff import diff
 from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.configfiles import config_files

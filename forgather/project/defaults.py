@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 
-from forgather.config.difference import Change, Difference, Side
 from forgather.config.graph import Call, Graph
+from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.path import Key
 from forgather.config.traverse import all_nodes, entries
 from forgather.errors import ForgatherError

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from forgather.config.constructors import Unchecked
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, list_of_targets
+from forgather.config.lint.call_check import Unchecked
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic, ForgatherError, ProjectError

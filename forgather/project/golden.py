@@ -14,9 +14,9 @@ from enum import StrEnum
 
 from forgather.bounded import MAX_RECORD_BYTES, read_text
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.config.diff import diff
-from forgather.config.difference import Difference
 from forgather.config.graph import Graph
+from forgather.config.insight.change import Difference
+from forgather.config.insight.diff import diff
 from forgather.config.load import load
 from forgather.config.rendered import RenderedText
 from forgather.errors import ForgatherError, ProjectError

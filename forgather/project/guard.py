@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
+from forgather.config.builtins import SHORT, call
 from forgather.config.callables import (
     PLAIN,
     Required,
@@ -29,7 +30,6 @@ from forgather.config.callables import (
 from forgather.config.partials import PartialObject, Recipe
 from forgather.config.remote import containers, may_run_remote_code, named_arguments, refuse_remote_code
 from forgather.config.resolve import Guard
-from forgather.config.shortnames import SHORT, call
 from forgather.errors import ResolveError
 from forgather.project.meta import ProjectMeta
 from forgather.project.trust import Trust

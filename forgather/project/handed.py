@@ -16,10 +16,10 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from forgather.bounded import TooManyEntriesError, matching, walk_folders
-from forgather.config.constructors import Called
-from forgather.config.forms import describe
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.yaml.node_builders import describe
 from forgather.errors import Diagnostic, Severity
 from forgather.project.settings import arguments_of, rules_about
 from forgather.rules import is_path

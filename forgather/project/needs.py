@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from forgather.config.builtins import SHORT
 from forgather.config.callables import Standing, judge_name
 from forgather.config.graph import Call
 from forgather.config.graph import Scalar as ScalarNode
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.path import Key, format_path
-from forgather.config.shortnames import SHORT
 from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, Severity
 from forgather.project.elsewhere import projects_named
@@ -98,4 +98,4 @@ def _parts(constructor: str) -> tuple[str, str]:
     module, colon, symbol = constructor.rpartition(":")
     if colon:
         return module, symbol
-    return ("forgather.config.shortnames" if constructor in SHORT else "builtins"), constructor
+    return ("forgather.config.builtins" if constructor in SHORT else "builtins"), constructor

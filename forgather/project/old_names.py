@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from forgather.config.follow import follow, path_text, read_path
 from forgather.config.graph import Call, Entry, Graph, Node
-from forgather.config.merge import overriding
+from forgather.config.insight.path_lookup import follow, path_text, read_path
 from forgather.config.path import Key
 from forgather.config.traverse import all_nodes, rebuild, with_value
+from forgather.config.yaml.merge import overriding
 from forgather.errors import ForgatherError
 from forgather.project.precedence import Precedence
 from forgather.rules import Rules, shipped_rules

@@ -14,8 +14,8 @@ from functools import cache
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from forgather.config.constructors import Called
 from forgather.config.graph import Call, CallKind, Node, Scalar
+from forgather.config.lint.call_check import Called
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import walk
 from forgather.errors import Diagnostic, ForgatherError, Severity

@@ -185,7 +185,7 @@ class Project:
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Everything that was found out about the project and this config, without constructing anything."""
-        from forgather.config.check import check
+        from forgather.config.lint.check import check
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
         options, faults = read_options(self.graph)

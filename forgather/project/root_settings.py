@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from forgather.aliases import alias_of
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.constructors import Called
-from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Call, CallKind, Entry, Graph, Mapped, Scalar, Sequence
+from forgather.config.lint.call_check import Called
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import roots, walk
+from forgather.config.yaml.events import Refusal
 from forgather.errors import Diagnostic, Severity, closest
 from forgather.project.settings import rules_about
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments

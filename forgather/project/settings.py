@@ -12,9 +12,9 @@ from inspect import Parameter
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from forgather.config.arguments import binds
-from forgather.config.constructors import Called, Judgement, Unchecked
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called, Judgement, Unchecked
+from forgather.config.lint.signature_match import binds
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.precedence import Precedence

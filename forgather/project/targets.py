@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forgather.config.forms import describe
 from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.yaml.node_builders import describe
 from forgather.errors import ProjectError
 from forgather.project.plain import plain_entries, string_entries
 from forgather.project.trainer_arguments import trainer_arguments

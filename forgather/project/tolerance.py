@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forgather.config.forms import describe
 from forgather.config.graph import Graph, Mapped, Node, Scalar
+from forgather.config.yaml.node_builders import describe
 from forgather.errors import ProjectError, nearest
 from forgather.project.plain import string_entries
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments

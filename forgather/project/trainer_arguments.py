@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forgather.config.follow import path_text
 from forgather.config.graph import Call, Entry, Graph, Node, Scalar
+from forgather.config.insight.path_lookup import path_text
 from forgather.config.traverse import places
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forgather.config.follow import follow, read_path
+from forgather.config.insight.path_lookup import follow, read_path
 from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.declared import read_options
 from forgather.source import Origin, Site, Span, option_place, variable_of

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from forgather.config.builtins import SHORT
 from forgather.config.resolve import Resolver
-from forgather.config.shortnames import SHORT
 from forgather.proof.recording import Log, Recorded, StandIn
 
 # Builtins that compute and do nothing else.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from forgather.config.nearfiles import near_file, near_module, near_symbol, own_module
+from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
 from forgather.errors import ResolveError, nearest
 from forgather.signatures.finding import FOLDER, Finder
 from forgather.signatures.names import Names

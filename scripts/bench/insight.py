@@ -100,8 +100,8 @@ def blames(repeats: int) -> list[dict]:
     """Returns the rows about blame."""
     sys.path.insert(0, str(ROOT))
     from forgather import Project
-    from forgather.config.annotate import annotate
-    from forgather.config.blame import blame
+    from forgather.config.insight.blame import blame
+    from forgather.config.insight.line_annotations import annotate
 
     def demo() -> Project:
         return Project("fast.yaml", DEMO[1])

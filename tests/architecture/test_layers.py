@@ -43,7 +43,7 @@ LEVELS = {
     "forgather.config._jinja": 30,
     "forgather.config.render": 31,
     "forgather.config.tags": 30,
-    "forgather.config._yaml": 40,
+    "forgather.config.yaml.parser": 40,
     "forgather.config.load": 42,
     "forgather.signatures": 45,
     "forgather.codegen": 50,
@@ -87,7 +87,7 @@ HEAVY = {"torch", "numpy", "transformers", "accelerate", "datasets", "tokenizers
 ONLY_IMPORTER = {
     "jinja2": "forgather.config._jinja",
     "markupsafe": "forgather.config._jinja",
-    "ruamel": "forgather.config._yaml",
+    "ruamel": "forgather.config.yaml.parser",
 }
 # Facades whose whole job is to point upward, lazily.
 FACADES = {

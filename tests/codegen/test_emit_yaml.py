@@ -2,9 +2,9 @@ import pytest
 from documents import graph_of
 
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.codegen.yaml_text import key_text, quoted, scalar_text
 from forgather.config.equality import same_graph
 from forgather.config.graph import Graph
+from forgather.config.yaml.scalars import key_text, quoted, scalar_text
 
 CONFIG = """
 .base: &base {eps: 1e-8, betas: [0.9, 0.95]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forgather.config.check import check
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Graph
+from forgather.config.lint.check import check
 from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText

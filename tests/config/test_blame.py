@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from forgather.config.blame import blame, value_text
 from forgather.config.environment import ConfigEnvironment
+from forgather.config.insight.blame import blame, value_text
 from forgather.config.load import load, load_value
 from forgather.config.override import override
 from forgather.config.path import Key, format_path

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forgather.config.blame import blame
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Call, Scalar
+from forgather.config.insight.blame import blame
 from forgather.config.load import load
 from forgather.config.path import format_path
 from forgather.config.render import render

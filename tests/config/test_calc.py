@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgather.config.calc import FUNCTIONS, evaluate, names_in, parse_calc
-from forgather.config.events import Refusal
+from forgather.config.yaml.events import Refusal
 
 NAMES = {"total": 64, "batch": 5, "ratio": 0.5, "words": ["a", "b"], "text": "7", "none": None}
 

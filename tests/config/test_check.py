@@ -2,7 +2,7 @@ import time
 
 from documents import graph_of
 
-from forgather.config.check import check
+from forgather.config.lint.check import check
 
 
 def findings(text):

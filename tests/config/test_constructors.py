@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from forgather.config.constructors import judge
 from forgather.config.environment import ConfigEnvironment
+from forgather.config.lint.call_check import judge
 from forgather.config.load import load
 from forgather.config.render import render_text
 from forgather.errors import Severity

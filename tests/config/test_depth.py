@@ -6,12 +6,12 @@ import pytest
 from documents import graph_of
 
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.config.check import check
 from forgather.config.equality import same_graph
 from forgather.config.graph import Graph
+from forgather.config.insight.show import to_json, tree
+from forgather.config.lint.check import check
 from forgather.config.materialize import materialize
 from forgather.config.override import override
-from forgather.config.show import to_json, tree
 
 DEPTH = 98
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_load_properties import GraphMaker
 
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.config.diff import diff
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import ContainerKind, Entry, Graph, Scalar, Sequence
+from forgather.config.insight.diff import diff
 from forgather.config.load import load
 from forgather.config.override import override
 from forgather.config.path import Key, format_path

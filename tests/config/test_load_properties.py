@@ -14,7 +14,6 @@ from ruamel.yaml.error import YAMLError
 
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.equality import same_graph
-from forgather.config.events import Refusal
 from forgather.config.graph import (
     Calc,
     Call,
@@ -30,7 +29,8 @@ from forgather.config.graph import (
     Var,
 )
 from forgather.config.load import load
-from forgather.config.scalars import resolve_scalar
+from forgather.config.yaml.events import Refusal
+from forgather.config.yaml.scalars import resolve_scalar
 from forgather.errors import ForgatherError
 
 PIECES = st.sampled_from(

@@ -1,8 +1,8 @@
 import pytest
 from documents import graph_of
 
-from forgather.config.lookalikes import lookalike
-from forgather.config.scalars import resolve_scalar
+from forgather.config.lint.suspicious_scalars import lookalike
+from forgather.config.yaml.scalars import resolve_scalar
 from forgather.errors import Severity
 
 

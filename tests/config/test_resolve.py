@@ -5,9 +5,9 @@ import sys
 import pytest
 from documents import graph_of
 
+from forgather.config.builtins import SHORT
 from forgather.config.materialize import materialize
 from forgather.config.resolve import Resolver
-from forgather.config.shortnames import SHORT
 from forgather.config.tags import BUILTIN_NAMES, SHORT_NAMES
 from forgather.errors import BuildNote, ResolveError
 

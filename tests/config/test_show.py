@@ -3,7 +3,7 @@ import json
 import pytest
 from documents import graph_of
 
-from forgather.config.show import to_json, tree
+from forgather.config.insight.show import to_json, tree
 from forgather.errors import UnknownTargetError
 
 CONFIG = """

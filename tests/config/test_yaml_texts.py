@@ -3,8 +3,8 @@
 import pytest
 from ruamel.yaml import YAML
 
-from forgather.config._yaml import read_events
 from forgather.config.load import load_value
+from forgather.config.yaml.parser import read_events
 from forgather.errors import LoadError
 from forgather.project.plain import plain_value
 

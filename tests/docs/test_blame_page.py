@@ -8,7 +8,7 @@ import pytest
 
 from forgather import Project
 from forgather.cli.main import main
-from forgather.config.blame import blame
+from forgather.config.insight.blame import blame
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "blame.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from forgather.codegen.diagram import fold
 from forgather.codegen.page.page import SCRIPTS, embedded, page, page_data
 from forgather.codegen.page.source_lines import RenderedLines, numbered
-from forgather.config.annotate import annotate
+from forgather.config.insight.line_annotations import annotate
 from forgather.project.display import Display
 from forgather.project.page import config_page
 from forgather.project.project import Project

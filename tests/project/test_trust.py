@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from forgather import Project
+from forgather.config.builtins import SHORT
 from forgather.config.callables import Standing, judge_found
 from forgather.config.remote import containers
 from forgather.config.resolve import Resolver
-from forgather.config.shortnames import SHORT
 from forgather.errors import ForgatherError, ProjectError, ResolveError
 from forgather.project.checking import check_project
 from forgather.project.guard import ProjectGuard

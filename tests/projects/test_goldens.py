@@ -8,9 +8,9 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.codegen.emit_yaml import emit_yaml
-from forgather.config.check import check
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
+from forgather.config.lint.check import check
 from forgather.config.load import load
 from forgather.config.render import render, render_text
 from tests.golden import check_golden

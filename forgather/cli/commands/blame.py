@@ -12,7 +12,7 @@ from forgather.cli.output import in_brief, write_json, write_lines
 
 if TYPE_CHECKING:
     from forgather.cli.origin_labels import Labels
-    from forgather.config.blame import Blame, Writing
+    from forgather.config.insight.blame import Blame, Writing
     from forgather.config.path import GraphPath
     from forgather.project.project import Project
     from forgather.source import Site, SourceFile, Span
@@ -74,8 +74,8 @@ def run(invocation: Invocation) -> int:
 
 
 def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[Blame]:
-    from forgather.config.blame import blame
-    from forgather.config.follow import matching
+    from forgather.config.insight.blame import blame
+    from forgather.config.insight.path_lookup import matching
     from forgather.config.traverse import places
 
     graph = project.graph
@@ -114,7 +114,7 @@ class _Drawing:
         self._rows: list[tuple[str, str, bool]] = []
 
     def add(self, blamed: Blame) -> None:
-        from forgather.config.follow import path_text
+        from forgather.config.insight.path_lookup import path_text
 
         self._writing(f"{path_text(blamed.path)} = {blamed.now.text}", blamed.now, "", self._known_way(blamed))
         if blamed.path[:-1] not in self._via:

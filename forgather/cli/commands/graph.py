@@ -121,7 +121,7 @@ def _text(project: Project, form: str) -> str:
         from forgather.codegen.emit_yaml import emit_yaml
 
         return emit_yaml(project.graph)
-    from forgather.config.show import to_json, tree
+    from forgather.config.insight.show import to_json, tree
 
     if form == "tree":
         return tree(project.graph)

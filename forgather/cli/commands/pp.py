@@ -71,7 +71,7 @@ def _text(project: Project) -> str:
 
 
 def _write_annotated(project: Project, options: argparse.Namespace) -> None:
-    from forgather.config.annotate import annotate
+    from forgather.config.insight.line_annotations import annotate
 
     labels = _labels(project)
     lines = annotate(project.rendered, project.graph, project.overrides)

@@ -29,13 +29,13 @@ from forgather.codegen.diagram import (
     title,
 )
 from forgather.codegen.page.source_lines import RenderedLines, numbered, overridden
-from forgather.codegen.yaml_text import scalar_text
-from forgather.config.blame import Blame, Writing, blame
+from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph, Node, Scalar
-from forgather.config.naming import anchor_names
+from forgather.config.insight.blame import Blame, Writing, blame
 from forgather.config.path import GraphPath
 from forgather.config.rendered import RenderedText
 from forgather.config.traverse import roots, shared_nodes
+from forgather.config.yaml.scalars import scalar_text
 from forgather.errors import Diagnostic
 from forgather.source import Origin, Site, SourceFile, Span
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from forgather.config.events import Refusal
 from forgather.config.graph import Node
 from forgather.config.path import GraphPath, format_path
+from forgather.config.yaml.events import Refusal
 from forgather.errors import GraphError
 
 _HINTS = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children, roots, shared_nodes
+from forgather.config.yaml.events import Refusal
 
 
 class Reach:

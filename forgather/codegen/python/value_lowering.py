@@ -15,9 +15,9 @@ from forgather.codegen.python.codegen_errors import located
 from forgather.codegen.python.ir import Expression, call, name, width
 from forgather.codegen.python.names import wish
 from forgather.config.calc import FUNCTIONS, parse_calc
-from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Env, Node, PlainScalar, Scalar, Var
 from forgather.config.path import GraphPath, Key
+from forgather.config.yaml.events import Refusal
 
 if TYPE_CHECKING:
     from forgather.codegen.python.lowering import Body

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from forgather.config.events import YamlProblem
-from forgather.config.places import Places
+from forgather.config.yaml.events import YamlProblem
+from forgather.config.yaml.source_positions import Places
 from forgather.errors import LoadError
 
 _KEY = re.compile(r"\s*(?:- +)*(\"[^\"]*\"|'[^']*'|[^\s#:][^#:]*?)\s*:(?:\s|$)")

@@ -13,10 +13,10 @@ from inspect import BoundArguments, Parameter, Signature
 from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.aliases import keyword_for
-from forgather.config.arguments import Mismatch, binds, mismatches
-from forgather.config.fitting import Given, Misfit, asks_for_text, given_by, list_for_tensor, misfit
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
+from forgather.config.lint.signature_match import Mismatch, binds, mismatches
+from forgather.config.lint.type_check import Given, Misfit, asks_for_text, given_by, list_for_tensor, misfit
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity

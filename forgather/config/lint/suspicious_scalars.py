@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from forgather.config.scalars import resolve_scalar
+from forgather.config.yaml.scalars import resolve_scalar
 
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 _WORDS = {

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import NamedTuple
 
-from forgather.config.forms import describe
 from forgather.config.graph import Call, CallKind, ContainerKind, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.yaml.node_builders import describe
 from forgather.signatures.values import Annotation, Callee
 
 _SIMPLE = frozenset({"none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "iterable", "type"})

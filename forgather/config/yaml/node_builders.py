@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from forgather.config.events import Event, Refusal
 from forgather.config.graph import (
     SPREAD,
     Calc,
@@ -24,11 +23,12 @@ from forgather.config.graph import (
     Sequence,
     Var,
 )
-from forgather.config.merge import overriding, reached
 from forgather.config.path import Index, Key
-from forgather.config.scalars import resolve_scalar
 from forgather.config.tags import STANDARD, Tag, ValueKind
 from forgather.config.traverse import SEARCH_PATH, edges
+from forgather.config.yaml.events import Event, Refusal
+from forgather.config.yaml.merge import overriding, reached
+from forgather.config.yaml.scalars import resolve_scalar
 from forgather.source import Origin
 
 _POSITIONAL = re.compile(r"arg(0|[1-9][0-9]{0,3})")

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from forgather.codegen.yaml_text import key_text, scalar_text
-from forgather.config.forms import describe
 from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import Step, edges, homes
+from forgather.config.yaml.node_builders import describe
+from forgather.config.yaml.scalars import key_text, scalar_text
 from forgather.source import Origin
 
 _WIDTH = 60

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
-from forgather.config.events import Event
 from forgather.config.rendered import RenderedText
-from forgather.config.repeats import Template, template_of
+from forgather.config.yaml.duplicate_keys import Template, template_of
+from forgather.config.yaml.events import Event
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
 from forgather.source import Origin, Site, Span, variable_of
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forgather.config.equality import same_value
-from forgather.config.events import Event
 from forgather.config.graph import Node
-from forgather.config.places import Places
-from forgather.config.repeats import Template, template_of
 from forgather.config.traverse import walk
+from forgather.config.yaml.duplicate_keys import Template, template_of
+from forgather.config.yaml.events import Event
+from forgather.config.yaml.source_positions import Places
 from forgather.errors import Diagnostic, Severity
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from forgather.config.events import Event
 from forgather.config.graph import Call, Entry, Mapped
-from forgather.config.places import Places
+from forgather.config.yaml.events import Event
+from forgather.config.yaml.source_positions import Places
 from forgather.errors import Diagnostic, Severity
 
 _FOLDED_LINES = 10

@@ -12,9 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
-from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
-from forgather.config.faults import Faults
-from forgather.config.forms import (
+from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.lint.anchor_reuse import Reuse
+from forgather.config.lint.indent_check import Indents
+from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
+from forgather.config.tags import TAGS, parse_tag
+from forgather.config.yaml.duplicate_keys import judge_repeat
+from forgather.config.yaml.error_collector import Faults
+from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
+from forgather.config.yaml.merge import MERGE_KEY, Repeat, settle
+from forgather.config.yaml.node_builders import (
     STANDARD_CONTAINERS,
     STANDARD_SCALARS,
     standard_scalar,
@@ -22,15 +29,8 @@ from forgather.config.forms import (
     tagged_scalar,
     tagged_sequence,
 )
-from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
-from forgather.config.indents import Indents
-from forgather.config.lookalikes import FIRST, WORDS, lookalike
-from forgather.config.merge import MERGE_KEY, Repeat, settle
-from forgather.config.places import Places
-from forgather.config.repeated import judge_repeat
-from forgather.config.reuse import Reuse
-from forgather.config.scalars import resolve_scalar
-from forgather.config.tags import TAGS, parse_tag
+from forgather.config.yaml.scalars import resolve_scalar
+from forgather.config.yaml.source_positions import Places
 from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
 from forgather.source import Origin
 

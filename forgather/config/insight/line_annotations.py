@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from forgather.config.blame import Blame, Writing, blame
 from forgather.config.graph import Graph, Node
+from forgather.config.insight.blame import Blame, Writing, blame
 from forgather.config.load import load
 from forgather.config.override import override
 from forgather.config.path import GraphPath

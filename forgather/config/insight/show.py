@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Names
 from typing import Any
 
-from forgather.config.forms import describe
+from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import SPREAD, Calc, Call, ContainerKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
-from forgather.config.naming import anchor_names
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import Step, children, shared_nodes
+from forgather.config.yaml.node_builders import describe
 
 _WIDTH = 80
 

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from forgather.config.graph import Entry
-from forgather.config.repeats import Template, Verdict, judge
+from forgather.config.yaml.duplicate_keys import Template, Verdict, judge
 from forgather.source import Origin
 
 MERGE_KEY = "<<"

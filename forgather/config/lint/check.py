@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.events import Refusal
 from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes, children, entries, walk
+from forgather.config.yaml.events import Refusal
 from forgather.errors import Diagnostic, Severity, nearest
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from forgather.config.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
+from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
 
 # The pure parser reads some 50,000 characters in a second.
 _MAX_PURE_CHARS = 60_000

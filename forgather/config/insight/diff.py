@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from forgather.config.align import Contents, align
-from forgather.config.blame import value_text
-from forgather.config.difference import Change, Difference, Side
 from forgather.config.equality import label
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.insight.blame import value_text
+from forgather.config.insight.change import Change, Difference, Side
+from forgather.config.insight.sequence_alignment import Contents, align
 from forgather.config.path import GraphPath, Index, Key
 from forgather.config.traverse import Step, edges, entries
 from forgather.source import Origin
