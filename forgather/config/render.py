@@ -14,7 +14,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.config.rendered import RenderedText
 
 if TYPE_CHECKING:
-    from forgather.config._jinja.run import Render
+    from forgather.config._jinja.renderer import Render
 
 _NONE: Mapping[str, object] = {}
 
@@ -50,6 +50,6 @@ def render_text(
 
 def _start(environment: ConfigEnvironment) -> Render:
     # The lazy edge to Jinja: an import here costs the commands that render nothing else 40 ms.
-    from forgather.config._jinja.run import Render
+    from forgather.config._jinja.renderer import Render
 
     return Render(environment)

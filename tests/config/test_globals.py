@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from forgather.config._jinja.toyaml import toyaml
+from forgather.config._jinja.filters import toyaml
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render_text
 from forgather.errors import RenderError

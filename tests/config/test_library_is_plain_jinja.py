@@ -7,8 +7,8 @@ import pytest
 from jinja2 import FunctionLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from forgather.config._jinja.functions import Globals
-from forgather.config._jinja.toyaml import toyaml
+from forgather.config._jinja.filters import toyaml
+from forgather.config._jinja.globals import Globals
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render
 from forgather.config.split import split

@@ -9,7 +9,7 @@ import platformdirs
 import pytest
 from ruamel.yaml import YAML
 
-from forgather.config._jinja.functions import Globals
+from forgather.config._jinja.globals import Globals
 from forgather.project.project import Project
 from forgather.project.surroundings import STANDARD_VARIABLES
 from tests.project.workbench import make_project

@@ -16,12 +16,11 @@ from jinja2.compiler import Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
+from forgather.config._jinja.block_override_check import holdings
 from forgather.config._jinja.charged import INTERCEPTED, ChargingGenerator
-from forgather.config._jinja.holdings import holdings
-from forgather.config._jinja.names import bound_by, count_nodes, finds, names_in, turns_of
 from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.seams import mark_seams
-from forgather.config._jinja.survey import HIDDEN, survey
+from forgather.config._jinja.static_analysis import HIDDEN, bound_by, count_nodes, finds, names_in, survey, turns_of
 
 _BODY_COST = 2
 

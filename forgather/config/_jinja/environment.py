@@ -17,21 +17,21 @@ from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefine
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup
 
-from forgather.config._jinja import calls, origins
+from forgather.config._jinja import call_guard, origins
+from forgather.config._jinja.assignments import Turns, note_imported, sets_of, with_given
 from forgather.config._jinja.budget import Account
 from forgather.config._jinja.charged import INTERCEPTED
 from forgather.config._jinja.filters import FILTERS, TESTS, json_text
 from forgather.config._jinja.loader import Ask, Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
-from forgather.config._jinja.seams import Seam, line_end, seam_of
-from forgather.config._jinja.sets import Turns, note_imported, sets_of, with_given
-from forgather.config._jinja.values import (
+from forgather.config._jinja.runtime_types import (
     RunContext,
     SuperReference,
     TracedNamespace,
     UndefinedValue,
     note_field,
 )
+from forgather.config._jinja.seams import Seam, line_end, seam_of
 from forgather.errors import BudgetError, RenderError, SyntaxFault
 from forgather.source import Span
 
@@ -322,7 +322,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             self.account.weigh(left)
             self.account.weigh(right)
         if operator == "%" and isinstance(left, str):
-            calls.check_percent(self.account, left, right)
+            call_guard.check_percent(self.account, left, right)
         elif operator == "**":
             self.account.power(left, right)
         elif operator == "*":
@@ -345,7 +345,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Returns a checked `str.format` or `str.format_map`."""
-        return calls.checked_format(self, value)
+        return call_guard.checked_format(self, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls what a template calls."""
@@ -373,9 +373,9 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
         for value in given.values():
             account.weigh(value)
-        calls.check(account, __obj, args, given)
+        call_guard.check(account, __obj, args, given)
         result = super().call(__context, __obj, *args, **kwargs)
-        return calls.traced_result(__obj, args, result)
+        return call_guard.traced_result(__obj, args, result)
 
 
 def _last_span(piece: str) -> Span | None:

@@ -11,18 +11,18 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from forgather.config._jinja.assignments import given
 from forgather.config._jinja.budget import Account
 from forgather.config._jinja.cache import code_of
 from forgather.config._jinja.compiler import CompilerEnvironment
-from forgather.config._jinja.effects import findings
 from forgather.config._jinja.environment import RunEnvironment
-from forgather.config._jinja.faults import RENDER_FAULTS, render_fault, syntax_fault
 from forgather.config._jinja.filters import FILTERS, TESTS
-from forgather.config._jinja.functions import Globals
+from forgather.config._jinja.globals import Globals
 from forgather.config._jinja.loader import Definition, Library
 from forgather.config._jinja.origins import Place, Traced, Trail
-from forgather.config._jinja.sets import given
-from forgather.config._jinja.unread import reads
+from forgather.config._jinja.template_errors import RENDER_FAULTS, render_fault, syntax_fault
+from forgather.config._jinja.template_lint import findings
+from forgather.config._jinja.unused_names import reads
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.rendered import RenderedText
 from forgather.config.syntax import desugar

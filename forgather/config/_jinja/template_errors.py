@@ -18,10 +18,9 @@ from jinja2.utils import internal_code
 from forgather.config._jinja.environment import LoadedTemplate, MissingTemplate
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.loader import Definition, Library
-from forgather.config._jinja.nearby import Frames, near_argument, near_attribute, near_export, near_variable
-from forgather.config._jinja.opened import open_block, open_quote, open_tag
-from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement
-from forgather.config._jinja.values import PlacedMessage
+from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement, open_block, open_quote, open_tag
+from forgather.config._jinja.runtime_types import PlacedMessage
+from forgather.config._jinja.suggestions import Frames, near_argument, near_attribute, near_export, near_variable
 from forgather.config.syntax import desugar
 from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, nearest
 from forgather.source import Span

@@ -15,7 +15,7 @@ from jinja2.utils import missing
 
 from forgather.config._jinja.environment import LoadedTemplate
 from forgather.config._jinja.loader import Library
-from forgather.config._jinja.values import TracedNamespace
+from forgather.config._jinja.runtime_types import TracedNamespace
 from forgather.errors import nearest
 from forgather.spelling import close_matches
 

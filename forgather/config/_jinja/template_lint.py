@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterator
 
 from forgather.aliases import alias_of
+from forgather.config._jinja.block_override_check import replaced_blocks
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
-from forgather.config._jinja.replaced import replaced_blocks
-from forgather.config._jinja.unread import unread_sets, unread_variables
+from forgather.config._jinja.unused_names import unread_sets, unread_variables
 from forgather.errors import Diagnostic, Severity, closest
 from forgather.source import Span
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from jinja2.environment import TemplateModule
 
-from forgather.config._jinja.names import Bound, Fields, Names
 from forgather.config._jinja.origins import Place
-from forgather.config._jinja.values import RunContext, TracedNamespace
+from forgather.config._jinja.runtime_types import RunContext, TracedNamespace
+from forgather.config._jinja.static_analysis import Bound, Fields, Names
 from forgather.source import Span, variable_place
 
 Places = tuple[Place, ...]
