@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import Step, children, edges, roots, shared_nodes
-from forgather.config.yaml.scalars import key_text, scalar_text
+from forgather.config.yaml.scalar_text import key_text, scalar_text
 
 CONFIG = "config"
 _INLINE = 44

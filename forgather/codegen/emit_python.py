@@ -13,7 +13,7 @@ from collections.abc import Sequence as Names
 from dataclasses import dataclass
 
 from forgather.codegen.python import names as naming
-from forgather.codegen.python.builtins import source_lines
+from forgather.codegen.python.builtin_calls import source_lines
 from forgather.codegen.python.imports import OWN_NAMES, Imports
 from forgather.codegen.python.ir import (
     Expression,

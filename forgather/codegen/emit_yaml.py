@@ -27,7 +27,7 @@ from forgather.config.graph import (
 )
 from forgather.config.path import Key
 from forgather.config.yaml.node_builders import is_positional
-from forgather.config.yaml.scalars import key_text, quoted, scalar_text
+from forgather.config.yaml.scalar_text import key_text, quoted, scalar_text
 
 _RESERVED = frozenset(("submodule_searchpath", "latent_args"))
 _EXPLICIT = frozenset(("args", "kwargs"))

@@ -22,8 +22,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from forgather.config import builtins
-from forgather.config.builtins import SHORT
+from forgather.config import builtin_names
+from forgather.config.builtin_names import SHORT
 from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
 from forgather.errors import ResolveError, nearest
 
@@ -86,7 +86,7 @@ class Resolver:
         """
         module_name, colon, symbol = constructor.rpartition(":")
         if not colon:
-            home = builtins if constructor in SHORT else builtins
+            home = builtin_names if constructor in SHORT else builtins
             return self.guard.found(constructor, [(home.__name__, home), (constructor, self._short(constructor))])
         folders = tuple(self._absolute(folder) for folder in searchpath)
         if module_name.endswith(".py") or "/" in module_name:

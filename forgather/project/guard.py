@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from forgather.config.builtins import SHORT, call
+from forgather.config.builtin_names import SHORT, call
 from forgather.config.callables import (
     PLAIN,
     Required,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from forgather.config.builtins import SHORT
+from forgather.config.builtin_names import SHORT
 from forgather.config.callables import Standing, judge_name
 from forgather.config.graph import Call
 from forgather.config.graph import Scalar as ScalarNode
@@ -98,4 +98,4 @@ def _parts(constructor: str) -> tuple[str, str]:
     module, colon, symbol = constructor.rpartition(":")
     if colon:
         return module, symbol
-    return ("forgather.config.builtins" if constructor in SHORT else "builtins"), constructor
+    return ("forgather.config.builtin_names" if constructor in SHORT else "builtins"), constructor

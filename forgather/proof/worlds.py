@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from forgather.config.builtins import SHORT
+from forgather.config.builtin_names import SHORT
 from forgather.config.resolve import Resolver
 from forgather.proof.recording import Log, Recorded, StandIn
 

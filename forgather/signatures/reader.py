@@ -125,7 +125,7 @@ class Reader:
 
             kept = known_callee(name)
             if self._store:
-                module = "forgather.config.builtins"
+                module = "forgather.config.builtin_names"
                 found = self._finder.find(module)
                 self._store.keep(name, kept, [(module, found.read if found else None)])
         return kept

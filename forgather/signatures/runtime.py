@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from forgather.config.builtins import SHORT
+from forgather.config.builtin_names import SHORT
 from forgather.errors import ResolveError, nearest
 from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
 

@@ -4,7 +4,7 @@ from documents import graph_of
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.equality import same_graph
 from forgather.config.graph import Graph
-from forgather.config.yaml.scalars import key_text, quoted, scalar_text
+from forgather.config.yaml.scalar_text import key_text, quoted, scalar_text
 
 CONFIG = """
 .base: &base {eps: 1e-8, betas: [0.9, 0.95]}

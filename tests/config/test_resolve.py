@@ -5,7 +5,7 @@ import sys
 import pytest
 from documents import graph_of
 
-from forgather.config.builtins import SHORT
+from forgather.config.builtin_names import SHORT
 from forgather.config.materialize import materialize
 from forgather.config.resolve import Resolver
 from forgather.config.tags import BUILTIN_NAMES, SHORT_NAMES

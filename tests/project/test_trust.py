@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forgather import Project
-from forgather.config.builtins import SHORT
+from forgather.config.builtin_names import SHORT
 from forgather.config.callables import Standing, judge_found
 from forgather.config.remote import containers
 from forgather.config.resolve import Resolver

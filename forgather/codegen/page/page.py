@@ -35,7 +35,7 @@ from forgather.config.insight.blame import Blame, Writing, blame
 from forgather.config.path import GraphPath
 from forgather.config.rendered import RenderedText
 from forgather.config.traverse import roots, shared_nodes
-from forgather.config.yaml.scalars import scalar_text
+from forgather.config.yaml.scalar_text import scalar_text
 from forgather.errors import Diagnostic
 from forgather.source import Origin, Site, SourceFile, Span
 

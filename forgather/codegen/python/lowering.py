@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf, isnan
 
-from forgather.codegen.python.builtins import PARAMETERS, expanded
+from forgather.codegen.python.builtin_calls import PARAMETERS, expanded
 from forgather.codegen.python.codegen_errors import cannot
 from forgather.codegen.python.imports import Imports, is_file, split, static_folders
 from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted, unused, width

@@ -46,6 +46,19 @@ def forget() -> None:
     _memory.clear()
 
 
+_COMPILING = (
+    "block_override_check",
+    "cache",
+    "charged",
+    "compiler",
+    "filters",
+    "parser",
+    "seams",
+    "static_analysis",
+)
+"""The modules next to this one that decide what a template compiles to."""
+
+
 @cache
 def _fingerprint() -> bytes:
     """Returns what compiled code depends on besides the text: Python, Jinja, and our own source."""
@@ -53,15 +66,7 @@ def _fingerprint() -> bytes:
     digest.update(str(jinja2.__dict__.get("__version__")).encode())
     here = os.path.dirname(os.path.abspath(__file__))
     for path in (
-        os.path.join(here, "charged.py"),
-        os.path.join(here, "compiler.py"),
-        os.path.join(here, "names.py"),
-        os.path.join(here, "parser.py"),
-        os.path.join(here, "seams.py"),
-        os.path.join(here, "survey.py"),
-        os.path.join(here, "holdings.py"),
-        os.path.join(here, "filters.py"),
-        os.path.join(here, "cache.py"),
+        *(os.path.join(here, f"{name}.py") for name in _COMPILING),
         os.path.join(os.path.dirname(here), "syntax.py"),
         os.path.join(os.path.dirname(here), "split.py"),
         os.path.join(os.path.dirname(jinja2.__file__), "compiler.py"),

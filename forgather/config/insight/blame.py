@@ -15,7 +15,7 @@ from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mappe
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import Step, edges, homes
 from forgather.config.yaml.node_builders import describe
-from forgather.config.yaml.scalars import key_text, scalar_text
+from forgather.config.yaml.scalar_text import key_text, scalar_text
 from forgather.source import Origin
 
 _WIDTH = 60

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from forgather.config.equality import same_value
 from forgather.config.graph import Node
 from forgather.config.traverse import walk
-from forgather.config.yaml.duplicate_keys import Template, template_of
 from forgather.config.yaml.events import Event
-from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.source_positions import Places, Template, template_of
 from forgather.errors import Diagnostic, Severity
 
 

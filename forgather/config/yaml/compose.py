@@ -17,10 +17,10 @@ from forgather.config.lint.anchor_reuse import Reuse
 from forgather.config.lint.indent_check import Indents
 from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
 from forgather.config.tags import TAGS, parse_tag
-from forgather.config.yaml.duplicate_keys import judge_repeat
+from forgather.config.yaml.duplicate_keys import Repeat, judge_repeat
 from forgather.config.yaml.error_collector import Faults
 from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
-from forgather.config.yaml.merge import MERGE_KEY, Repeat, settle
+from forgather.config.yaml.merge import MERGE_KEY, settle
 from forgather.config.yaml.node_builders import (
     STANDARD_CONTAINERS,
     STANDARD_SCALARS,

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from forgather.config.equality import same_value
 from forgather.config.graph import Entry, Node, Scalar
 from forgather.config.yaml.events import Event
-from forgather.config.yaml.merge import Repeat
-from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.source_positions import Places, Template, template_of
 from forgather.errors import Diagnostic, Severity
-from forgather.source import Origin, Site
-
-Template = tuple[str, str]
+from forgather.source import Origin
 
 
 class Verdict(StrEnum):
@@ -32,6 +29,15 @@ class Verdict(StrEnum):
     SAME = "same"
     UNSURE = "unsure"
     CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A key that stands twice, with what that means."""
+
+    earlier: Entry
+    later: Entry
+    verdict: Verdict
 
 
 def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Verdict:
@@ -62,11 +68,6 @@ def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
         if template_of(ours) != template_of(theirs) or ours.block != theirs.block:
             return template_of(ours), template_of(theirs)
     return None
-
-
-def template_of(site: Site) -> Template:
-    """Returns the template that a line is written in."""
-    return site.span.file, site.template
 
 
 def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:

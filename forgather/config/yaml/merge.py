@@ -9,23 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forgather.config.graph import Entry
-from forgather.config.yaml.duplicate_keys import Template, Verdict, judge
+from forgather.config.yaml.duplicate_keys import Repeat, Verdict, judge
+from forgather.config.yaml.source_positions import Template
 from forgather.source import Origin
 
 MERGE_KEY = "<<"
 _REMEMBERED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A key that stands twice, with what that means."""
-
-    earlier: Entry
-    later: Entry
-    verdict: Verdict
 
 
 def settle(

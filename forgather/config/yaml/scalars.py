@@ -7,14 +7,11 @@ a lone `=`, and integers with more digits than the budget allows.
 
 from __future__ import annotations
 
-import math
 import re
 from math import inf, nan
 
-from forgather.config.graph import PlainScalar
-from forgather.config.lint.suspicious_scalars import lookalike
 from forgather.config.yaml.events import Refusal
-from forgather.errors import GraphError
+from forgather.config.graph import PlainScalar
 
 _WORDS: dict[str, bool | None] = {
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
@@ -92,58 +89,3 @@ def _int(text: str, max_digits: int) -> PlainScalar:
         return sign * int(digits[2:] if base != 10 else digits, base)
     except ValueError:
         return text
-
-
-_PLAIN = re.compile(r"(?:[A-Za-z_/]|\.[A-Za-z0-9_])(?:[A-Za-z0-9_./@+=-]|:(?=[A-Za-z0-9_/])| (?=[A-Za-z0-9_./]))*")
-_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]')
-_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
-def scalar_text(value: PlainScalar) -> str:
-    """Returns the YAML text of a plain value.
-
-    Raises:
-        GraphError: a string with half a character, which YAML cannot hold.
-
-    Example:
-        >>> [scalar_text(value) for value in (None, True, 1e-05, "a b", "1", "no")]
-        ['~', 'true', '1e-05', 'a b', '"1"', '"no"']
-    """
-    if value is None:
-        return "~"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    if not isinstance(value, str):
-        return repr(value)
-    return value if _is_plain(value) else quoted(value)
-
-
-def key_text(key: PlainScalar | tuple[PlainScalar, ...]) -> str:
-    """Returns the YAML text of a mapping key."""
-    if isinstance(key, tuple):
-        return f"[{', '.join(scalar_text(part) for part in key)}]"
-    return scalar_text(key)
-
-
-def quoted(text: str) -> str:
-    """Returns a string in double quotes, with escapes for what YAML or an editor would trip over."""
-    return f'"{_ESCAPED.sub(_escape, text)}"'
-
-
-def _is_plain(text: str) -> bool:
-    if len(text) > 1_000 or not _PLAIN.fullmatch(text) or lookalike(text) is not None:
-        return False
-    try:
-        return resolve_scalar(text) == text
-    except Refusal:
-        return False
-
-
-def _escape(match: re.Match[str]) -> str:
-    char = match[0]
-    if "\ud800" <= char <= "\udfff":
-        message = f"a string holds U+{ord(char):04X}, half a character"
-        raise GraphError(message, code="FG330", hint="repair the string")
-    return _SHORT.get(char) or f"\\u{ord(char):04x}"

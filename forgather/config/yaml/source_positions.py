@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import TypeVar
 
 from forgather.config.rendered import RenderedText
-from forgather.config.yaml.duplicate_keys import Template, template_of
 from forgather.config.yaml.events import Event
 from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
 from forgather.source import Origin, Site, Span, variable_of
 
+Template = tuple[str, str]
+"""The file and the name of a template."""
 Fault = TypeVar("Fault", bound=ForgatherError)
 
 
@@ -167,3 +168,8 @@ def _shown(site: Site) -> str:
         return site.span.file
     name = site.template if site.span.file.endswith(site.template) else site.span.file
     return f"{name}:{site.span.line}"
+
+
+def template_of(site: Site) -> Template:
+    """Returns the template that a line is written in."""
+    return site.span.file, site.template
