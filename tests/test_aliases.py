@@ -13,7 +13,7 @@ from forgather.ml.strategy.deepspeed_keys import SECTIONS, unknown_keys
 from forgather.project.declared import FIELDS
 from forgather.rules import shipped_rules
 from forgather.signatures import Reader
-from forgather.signatures.values import Callee
+from forgather.signatures.results import Callee
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "templatelib"

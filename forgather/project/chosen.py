@@ -17,7 +17,7 @@ from forgather.config.path import Key, format_path
 from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.settings import arguments_of, rules_about
 from forgather.rules import Rules
-from forgather.signatures.values import Callee
+from forgather.signatures.results import Callee
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader

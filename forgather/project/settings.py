@@ -20,7 +20,7 @@ from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.precedence import Precedence
 from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
 from forgather.rules import Breach, Rules, shipped_rules
-from forgather.signatures.values import Callee, Default
+from forgather.signatures.results import Callee, Default
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader

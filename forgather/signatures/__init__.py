@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
-    from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
+    from forgather.signatures.results import UNKNOWN, Annotation, Callee, Default, Unknown
 
 __all__ = ["UNKNOWN", "Annotation", "Callee", "Default", "Reader", "Unknown"]
 
 _LAZY = {
     "Reader": "forgather.signatures.reader",
-    "Annotation": "forgather.signatures.values",
-    "Callee": "forgather.signatures.values",
-    "Default": "forgather.signatures.values",
-    "UNKNOWN": "forgather.signatures.values",
-    "Unknown": "forgather.signatures.values",
+    "Annotation": "forgather.signatures.results",
+    "Callee": "forgather.signatures.results",
+    "Default": "forgather.signatures.results",
+    "UNKNOWN": "forgather.signatures.results",
+    "Unknown": "forgather.signatures.results",
 }
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 
-from forgather.signatures import known
-from forgather.signatures.names import Names, Scope
-from forgather.signatures.things import Class, Doubt, Ref, Tuples, Value
-from forgather.signatures.values import Annotation
+from forgather.signatures import symbols
+from forgather.signatures.name_resolution import Names, Scope
+from forgather.signatures.results import Annotation
+from forgather.signatures.symbols import Class, Doubt, Ref, Tuples, Value
 
 _SEQUENCE = frozenset(("list", "tuple", "str", "bytes", "iterable"))
 _ITERABLE = _SEQUENCE | {"dict"}
@@ -161,6 +161,6 @@ def words_of_class(names: Names, cls: Class) -> Words:
             return frozenset(("dict",))
         if base.dotted in _VALUE_BASES:
             words.update(_VALUE_BASES[base.dotted])
-        elif base.dotted not in known.EMPTY_BASES and not base.dotted.startswith("builtins."):
+        elif base.dotted not in symbols.EMPTY_BASES and not base.dotted.startswith("builtins."):
             return None
     return frozenset(words)

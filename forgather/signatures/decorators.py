@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from forgather.signatures.things import Function
+from forgather.signatures.symbols import Function
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__", "__class__", "__dict__"))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from forgather.signatures.annotations import describe, text_of
-from forgather.signatures.names import Names, Scope
+from forgather.signatures.name_resolution import Names, Scope
 from forgather.signatures.parameters import EITHER, KEYWORD, OPTIONAL, Param, default_of, with_default
-from forgather.signatures.things import Class, Doubt, Ref
+from forgather.signatures.symbols import Class, Doubt, Ref
 
 Options = Mapping[str, ast.expr]
 

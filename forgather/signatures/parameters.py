@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from forgather.signatures.values import UNKNOWN, Annotation, Default
+from forgather.signatures.results import UNKNOWN, Annotation, Default
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD

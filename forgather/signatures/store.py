@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
-from forgather.signatures.finding import Finder
-from forgather.signatures.values import UNKNOWN, Annotation, Callee, Default, Unknown
+from forgather.signatures.module_finder import Finder
+from forgather.signatures.results import UNKNOWN, Annotation, Callee, Default, Unknown
 from forgather.source import Span
 
 FORM = 2

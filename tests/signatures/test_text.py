@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forgather.signatures.text import Text, body_of
-from forgather.signatures.world import decode
+from forgather.signatures.lazy_ast import Text, body_of
+from forgather.signatures.module_table import decode
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -20,7 +20,7 @@ from forgather.config.lint.type_check import Given, Misfit, asks_for_text, given
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
-from forgather.signatures.values import Annotation, Callee, Unknown
+from forgather.signatures.results import Annotation, Callee, Unknown
 from forgather.source import Span
 from forgather.spelling import close_matches
 

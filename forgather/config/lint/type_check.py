@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from forgather.config.graph import Call, CallKind, ContainerKind, Mapped, Node, PlainScalar, Scalar, Sequence
 from forgather.config.yaml.node_builders import describe
-from forgather.signatures.values import Annotation, Callee
+from forgather.signatures.results import Annotation, Callee
 
 _SIMPLE = frozenset({"none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "iterable", "type"})
 _SWITCHING = frozenset({"bool", "int", "float"})

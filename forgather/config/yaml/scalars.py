@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from math import inf, nan
 
-from forgather.config.yaml.events import Refusal
 from forgather.config.graph import PlainScalar
+from forgather.config.yaml.events import Refusal
 
 _WORDS: dict[str, bool | None] = {
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,

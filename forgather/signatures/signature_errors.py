@@ -14,10 +14,10 @@ from typing import NoReturn
 
 from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
 from forgather.errors import ResolveError, nearest
-from forgather.signatures.finding import FOLDER, Finder
-from forgather.signatures.names import Names
-from forgather.signatures.text import Block, Parsed
-from forgather.signatures.things import Class, Module, Thing
+from forgather.signatures.lazy_ast import Block, Parsed
+from forgather.signatures.module_finder import FOLDER, Finder
+from forgather.signatures.name_resolution import Names
+from forgather.signatures.symbols import Class, Module, Thing
 
 
 def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from forgather.bounded import MAX_CODE_BYTES, read_bytes
 from forgather.errors import SyntaxFault
-from forgather.signatures.finding import FOLDER, Finder, Found
-from forgather.signatures.text import Text, TooDeepError, parse
-from forgather.signatures.things import Doubt, Module
+from forgather.signatures.lazy_ast import Text, TooDeepError, parse
+from forgather.signatures.module_finder import FOLDER, Finder, Found
+from forgather.signatures.symbols import Doubt, Module
 from forgather.source import Span
 
 _MAKES_MODULES = re.compile(r"\bsys\.modules(?!\[__name__\])|\b__path__\b|\bmeta_path\b")

@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from forgather.signatures import known
+from forgather.signatures import symbols
 from forgather.signatures.decorators import attributes_set, functions_inside, returns_its_argument, walk_own
 from forgather.signatures.fields import Options
-from forgather.signatures.names import Names, Scope
-from forgather.signatures.things import Class, Doubt, Function, Module, Ref, Thing, dotted_name
+from forgather.signatures.name_resolution import Names, Scope
+from forgather.signatures.symbols import Class, Doubt, Function, Module, Ref, Thing, dotted_name
 
 _DATACLASS = Ref("dataclasses.dataclass")
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
@@ -114,7 +114,7 @@ def _decorate(effects: Effects, things: list[Thing], options: Options, called: b
     only = things[0] if len(things) == 1 else Doubt("a decorator that is not known")
     if only == _DATACLASS:
         effects.options = options
-    elif dotted_name(only) in known.SAME:
+    elif dotted_name(only) in symbols.SAME:
         accepts = options.get("accept_kwargs")
         effects.opens |= accepts is not None and not (isinstance(accepts, ast.Constant) and accepts.value is False)
     elif isinstance(only, Function) and not called and returns_its_argument(only):
@@ -144,12 +144,12 @@ def _metaclass(names: Names, things: list[Thing]) -> str:
     """Returns why a metaclass may change how a class is constructed; "" where it does not."""
     only = things[0] if len(things) == 1 else None
     if isinstance(only, Ref):
-        return "" if only.dotted in known.CODE_FREE_METACLASSES else only.dotted
+        return "" if only.dotted in symbols.CODE_FREE_METACLASSES else only.dotted
     if not isinstance(only, Class):
         return "that is not known"
     for base in names.mro(only):
         if isinstance(base, Ref):
-            if base.dotted not in known.CODE_FREE_METACLASSES:
+            if base.dotted not in symbols.CODE_FREE_METACLASSES:
                 return base.dotted
         elif isinstance(base, Doubt):
             return "that is not known"

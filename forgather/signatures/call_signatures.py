@@ -10,14 +10,14 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forgather.signatures import known
+from forgather.signatures import symbols
 from forgather.signatures.annotations import describe
 from forgather.signatures.binding import flow
+from forgather.signatures.class_transforms import effects_on
 from forgather.signatures.decorators import keeps_signature
-from forgather.signatures.effects import effects_on
 from forgather.signatures.fields import is_true, joined, own_fields, tuple_params
-from forgather.signatures.handing import Handing, handing_of, is_local
-from forgather.signatures.names import Names, Scope
+from forgather.signatures.kwargs_forwarding import Handing, handing_of, is_local
+from forgather.signatures.name_resolution import Names, Scope
 from forgather.signatures.parameters import (
     EITHER,
     KEYWORD,
@@ -33,8 +33,8 @@ from forgather.signatures.parameters import (
     parameters_of,
     without_first,
 )
-from forgather.signatures.things import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value, dotted_name
-from forgather.signatures.values import Annotation
+from forgather.signatures.results import Annotation
+from forgather.signatures.symbols import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value, dotted_name
 
 Ways = list[list[Param]] | Doubt
 _CYCLE = Doubt("its arguments lead back to itself")
@@ -153,7 +153,7 @@ class Calls:
                 role = "static"
             elif dotted == "builtins.classmethod":
                 role = "class"
-            elif dotted in known.SAME or dotted.endswith("typing.overload"):
+            elif dotted in symbols.SAME or dotted.endswith("typing.overload"):
                 continue
             elif not isinstance(only, Function) or not keeps_signature(only, called):
                 return Doubt(f"it is decorated by {ast.unparse(decorator)[:60]}")
@@ -245,7 +245,7 @@ class Calls:
             return self._init(owner, line[places[0] + 1 :])
         for base in line[places[0] + 1 :]:
             if not isinstance(base, Class):
-                if isinstance(base, Ref) and base.dotted in known.EMPTY_BASES:
+                if isinstance(base, Ref) and base.dotted in symbols.EMPTY_BASES:
                     continue
                 return Doubt("a base that is not known")
             things = self.names.own(base, name)
@@ -262,7 +262,7 @@ class Calls:
             if isinstance(base, Doubt):
                 return base
             if isinstance(base, Ref):
-                if base.dotted in known.EMPTY_BASES:
+                if base.dotted in symbols.EMPTY_BASES:
                     continue
                 return Doubt(f"{base.dotted} is not written in Python")
             found = self._stated(owner, base, "__init__")
@@ -340,14 +340,14 @@ class Calls:
 def _foreign_base(base: Ref | Doubt, has_init: bool, own_init: bool) -> Doubt | None:
     """Returns why a base that is not written in Python leaves the constructor open; None where it does not."""
     if isinstance(base, Ref):
-        if base.dotted in known.EMPTY_BASES or (has_init and _takes_anything(base.dotted)):
+        if base.dotted in symbols.EMPTY_BASES or (has_init and _takes_anything(base.dotted)):
             return None
         return Doubt(f"its base {base.dotted} decides how it is constructed")
     return None if own_init and "not written in Python" not in base.reason else base
 
 
 def _takes_anything(dotted: str) -> bool:
-    if dotted in known.OPEN_NEW:
+    if dotted in symbols.OPEN_NEW:
         return True
     return dotted.startswith("builtins.") and dotted.endswith(("Error", "Exception", "Warning"))
 

@@ -12,15 +12,34 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forgather.signatures import known
-from forgather.signatures.binding import flow
-from forgather.signatures.conditions import static
+from forgather.signatures import symbols
+from forgather.signatures.binding import flow, static
 from forgather.signatures.decorators import attributes_set, returns_its_argument
-from forgather.signatures.exports import has_stars, makes_names, may_list, read_listed, set_by_functions
-from forgather.signatures.lazy import lazy_target, stars_last
-from forgather.signatures.linear import is_generic, merge, named_tuple
-from forgather.signatures.things import Class, Doubt, Function, Module, Partial, Ref, Thing, Value, dotted_name, foreign
-from forgather.signatures.world import World
+from forgather.signatures.exports import (
+    has_stars,
+    lazy_target,
+    makes_names,
+    may_list,
+    read_listed,
+    set_by_functions,
+    stars_last,
+)
+from forgather.signatures.module_table import World
+from forgather.signatures.symbols import (
+    Class,
+    Doubt,
+    Function,
+    Module,
+    Partial,
+    Ref,
+    Thing,
+    Value,
+    dotted_name,
+    foreign,
+    is_generic,
+    merge,
+    named_tuple,
+)
 
 _MADE = Doubt("its module makes names while it is imported")
 _LAZY_MARKS = ("\ndef __getattr__", "\n    def __getattr__(name", "\n__getattr__", "_LazyModule(", "lazy_loader")
@@ -190,7 +209,7 @@ class Names:
         """Returns what `thing.name` can be; an empty list where there surely is no such attribute."""
         if isinstance(thing, Module):
             dotted = f"{thing.name}.{name}"
-            return [Ref(dotted)] if known.is_by_name(dotted) else self.member(thing, name, typing=typing)
+            return [Ref(dotted)] if symbols.is_by_name(dotted) else self.member(thing, name, typing=typing)
         if isinstance(thing, Class):
             return self.class_attribute(thing, name)
         if isinstance(thing, Ref) and thing.dotted in ("typing", "collections"):
@@ -217,7 +236,7 @@ class Names:
                     return [Function(f.module, f.node, f.home, cls) if isinstance(f, Function) else f for f in found]
             elif isinstance(base, Doubt):
                 return [base]
-            elif base.dotted not in known.EMPTY_BASES:
+            elif base.dotted not in symbols.EMPTY_BASES:
                 return [Doubt(f"{cls.name} has the base {base.dotted}")]
         if any(self._may_be_given(base, name) for base in self.mro(cls) if isinstance(base, Class)):
             return [Doubt(f"{name!r} may be set from outside of {cls.name}")]
@@ -232,7 +251,7 @@ class Names:
         for decorator in cls.node.decorator_list:
             things = self.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
             dotted = dotted_name(things[0]) if len(things) == 1 else None
-            if dotted not in known.SAME and not (dotted == "dataclasses.dataclass" and name == "__call__"):
+            if dotted not in symbols.SAME and not (dotted == "dataclasses.dataclass" and name == "__call__"):
                 return True
         return module.has("setattr(") and bool(module.block.plain("setattr("))
 
@@ -366,7 +385,7 @@ class Scope:
         for alias in reversed(statement.names):
             if (alias.asname or alias.name) == name:
                 dotted = f"{statement.module}.{alias.name}"
-                if not statement.level and known.is_by_name(dotted):
+                if not statement.level and symbols.is_by_name(dotted):
                     return [Ref(dotted)]
                 source = self.source(statement)
                 if isinstance(source, Module):

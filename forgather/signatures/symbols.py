@@ -1,0 +1,255 @@
+"""Names of libraries whose meaning is known without reading them.
+
+Takes a dotted name, gives what it does. Keeps true: only what is certain stands here; everything else is read from
+source, or is unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from forgather.signatures import symbols
+from forgather.signatures.lazy_ast import Block, Parsed, Text, body_of
+from forgather.signatures.module_finder import Found
+
+# Calls, or decorators with or without arguments, that return a callable of the same signature.
+SAME = frozenset(
+    """
+    abc.abstractmethod contextlib.contextmanager contextlib.asynccontextmanager functools.cache functools.lru_cache
+    functools.total_ordering functools.wraps typing.final typing.no_type_check typing.override typing.runtime_checkable
+    typing.dataclass_transform typing_extensions.dataclass_transform typing_extensions.deprecated
+    typing_extensions.final typing_extensions.override typing_extensions.runtime_checkable warnings.deprecated
+    enum.unique typing.type_check_only typing_extensions.type_check_only
+    torch.no_grad torch.inference_mode torch.enable_grad torch.autograd.no_grad torch.jit.ignore torch.jit.unused
+    torch.jit.export torch.compiler.disable torch._dynamo.disable torch.compiler.allow_in_graph
+    torch._jit_internal.ignore torch._jit_internal.unused torch.utils._contextlib._DecoratorContextManager
+    torch.autograd.grad_mode.no_grad torch.autograd.grad_mode.inference_mode torch.autograd.grad_mode.enable_grad
+    torch._disable_dynamo torch._compile._disable_dynamo
+    transformers.utils.auto_docstring transformers.utils.auto_docstring.auto_docstring
+    transformers.utils.doc.add_start_docstrings transformers.utils.add_start_docstrings
+    transformers.utils.doc.add_start_docstrings_to_model_forward transformers.utils.doc.add_end_docstrings
+    transformers.utils.doc.add_code_sample_docstrings transformers.utils.doc.replace_return_docstrings
+    transformers.utils.add_end_docstrings transformers.utils.replace_return_docstrings
+    huggingface_hub.dataclasses.strict huggingface_hub.utils.validate_hf_hub_args
+    transformers.utils.import_utils.requires
+    """.split()
+)
+# Members of the standard library that are judged by name.
+BY_NAME = frozenset(
+    """
+    dataclasses.dataclass dataclasses.field dataclasses.KW_ONLY dataclasses.InitVar dataclasses.Field
+    functools.partial functools.partialmethod functools.singledispatch functools.cached_property
+    collections.namedtuple enum.Enum enum.IntEnum enum.StrEnum enum.Flag enum.IntFlag enum.EnumMeta enum.EnumType
+    abc.ABC abc.ABCMeta types.SimpleNamespace
+    """.split()
+)
+# Modules all of whose names are judged by name.
+TYPING = frozenset(("typing", "typing_extensions", "collections.abc", "numbers"))
+# Bases that have no constructor of their own.
+EMPTY_BASES = frozenset(
+    """
+    abc.ABC typing.Generic typing.Protocol typing_extensions.Protocol typing_extensions.Generic builtins.object
+    """.split()
+)
+# Mutable bases whose `__new__` takes anything: an `__init__` below them decides.
+OPEN_NEW = frozenset("builtins.dict builtins.list builtins.set builtins.bytearray collections.OrderedDict".split())
+CODE_FREE_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type"))
+
+
+def is_by_name(dotted: str) -> bool:
+    """Returns whether a name of a library is judged by name, and its source not read."""
+    return dotted in SAME or dotted in BY_NAME or dotted.rpartition(".")[0] in TYPING
+
+
+class Module:
+    """A module's source.
+
+    Args:
+        found: where it is.
+        text: its text; None where it has no source.
+        is_stub: whether the text is that of a `.pyi` file.
+    """
+
+    __slots__ = ("found", "is_stub", "text", "_block", "_has", "_is_broken")
+
+    def __init__(self, found: Found, text: Text | None, *, is_stub: bool = False) -> None:
+        self.found, self.text, self.is_stub = found, text, is_stub
+        self._block: Block | None = None
+        self._is_broken = False
+        self._has: dict[str, bool] = {}
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return self.found.name
+
+    @property
+    def file(self) -> str | None:
+        """Its source file."""
+        return self.found.stub if self.is_stub else self.found.file
+
+    @property
+    def block(self) -> Block:
+        """Its statements."""
+        if self._block is None:
+            try:
+                self._block = (self.text or Text("")).block()
+            except SyntaxError:
+                self._block, self._is_broken = Text("").block(), True
+        return self._block
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is no valid Python, as far as it was read."""
+        _ = self.block
+        return self._is_broken
+
+    def has(self, word: str) -> bool:
+        """Returns whether its text holds a piece of text."""
+        if word not in self._has:
+            self._has[word] = self.text is not None and word in self.text.text
+        return self._has[word]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class:
+    """A class statement, the module it stands in, and the attributes that a function has set on it."""
+
+    module: Module
+    node: ast.ClassDef
+    outer: Class | None = None
+    altered: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Its name, with those of the classes around it."""
+        return f"{self.outer.name}.{self.node.name}" if self.outer else self.node.name
+
+    @property
+    def body(self) -> Block | Parsed:
+        """Its statements."""
+        return body_of(self.node)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function statement; `owner` is the class that it was looked up on, `home` the one it stands in."""
+
+    module: Module
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    home: Class | None = None
+    owner: Class | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.node.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """`functools.partial` of something, with the number of positional arguments and the names of the keywords."""
+
+    inner: Any
+    args: int
+    keywords: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuples:
+    """What `collections.namedtuple` makes: names of the fields, and how many of the last have a default."""
+
+    fields: tuple[str, ...]
+    defaults: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A name that is judged by name ("typing.Generic", "builtins.dict")."""
+
+    dotted: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A value that is no class, function or module; `node` is the expression it came from."""
+
+    module: Module
+    node: ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What cannot be known, and why."""
+
+    reason: str
+
+
+Thing = Module | Class | Function | Partial | Tuples | Ref | Value | Doubt
+
+
+def dotted_name(thing: Thing) -> str:
+    """Returns the dotted name of what was found; "" where it has none."""
+    if isinstance(thing, Ref):
+        return thing.dotted
+    if isinstance(thing, Class | Function):
+        return f"{thing.module.name}.{thing.name}"
+    return ""
+
+
+def foreign(module: Module) -> Doubt:
+    """Returns the doubt about what a compiled module holds."""
+    return Doubt(f"{module.name!r} is not written in Python")
+
+
+Line = list[Class | Ref | Doubt]
+
+
+def merge(chains: list[Line]) -> Line:
+    """Joins lines of bases as Python does (C3)."""
+    merged: Line = []
+    while chains := [chain for chain in chains if chain]:
+        for chain in chains:
+            head = chain[0]
+            if not any(_same(head, later) for other in chains for later in other[1:]):
+                break
+        else:
+            return [*merged, Doubt("its bases have no order")]
+        merged.append(head)
+        for chain in chains:
+            if _same(chain[0], head):
+                del chain[0]
+    return merged
+
+
+def _same(one: Class | Ref | Doubt, other: Class | Ref | Doubt) -> bool:
+    if isinstance(one, Class) and isinstance(other, Class):
+        return one.node is other.node
+    return one == other
+
+
+def named_tuple(call: ast.Call) -> Thing:
+    """Returns what a call of `collections.namedtuple` makes."""
+    if len(call.args) != 2 or any(keyword.arg not in ("defaults", "module") for keyword in call.keywords):
+        return Doubt("a named tuple made by code")
+    defaults = 0
+    for keyword in call.keywords:
+        if keyword.arg == "defaults":
+            if not isinstance(keyword.value, ast.Tuple | ast.List):
+                return Doubt("a named tuple made by code")
+            defaults = len(keyword.value.elts)
+    try:
+        names = ast.literal_eval(call.args[1])
+    except ValueError:
+        return Doubt("a named tuple made by code")
+    fields = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+    return Tuples(tuple(str(field) for field in fields), defaults)
+
+
+def is_generic(thing: Thing) -> bool:
+    """Returns whether `thing[...]` is constructed like the thing itself."""
+    if isinstance(thing, Ref):
+        return thing.dotted in symbols.EMPTY_BASES or not thing.dotted.startswith("typing")
+    return isinstance(thing, Class | Doubt)
