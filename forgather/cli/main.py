@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
-    if (several := sys.modules.get("forgather.launch.several")) is not None:
+    if (several := sys.modules.get("forgather.launch.multi_process")) is not None:
         several.end_where_left(status)
     return status
 

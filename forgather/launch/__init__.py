@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from forgather.launch.running import Outcome, RunPlan, plan_run, prepare_run, run
+from forgather.launch.in_process import Outcome, RunPlan, plan_run, prepare_run, run
 
 __all__ = ["Outcome", "RunPlan", "plan_run", "prepare_run", "run"]

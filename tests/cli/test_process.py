@@ -79,7 +79,7 @@ def test_the_whole_traceback_can_be_asked_for(bench):
     done = fgcli("-t", "bad", "train", cwd=bench, env={"FORGATHER_TRACEBACK": "full"})
 
     assert "Traceback (most recent call last)" in done.stderr
-    assert "forgather/launch/running.py" in done.stderr
+    assert "forgather/launch/in_process.py" in done.stderr
 
 
 def test_the_status_of_a_run_that_leaves_is_kept(bench):

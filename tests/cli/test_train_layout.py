@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forgather.cli.main import main
-from forgather.launch.layout import layout_text
+from forgather.launch.dry_run import layout_text
 
 FOUND = {
     "world_size": 8,

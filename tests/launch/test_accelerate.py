@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from forgather.launch.accelerate import added_settings
+from forgather.launch.process_request import added_settings
 from forgather.launcher_env import accelerate_config
 from tests.patience import patience
 from tests.project.workbench import ROOT, make_project

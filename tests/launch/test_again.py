@@ -7,9 +7,8 @@ import stat
 import pytest
 
 from forgather.interrupt import Interrupt, of_process
-from forgather.launch.again import GOES_ON, Again, goes_on
-from forgather.launch.requeue import requeued
-from forgather.launch.running import Outcome
+from forgather.launch.in_process import Outcome
+from forgather.launch.restart import GOES_ON, Again, goes_on, requeued
 from forgather.ml.checkpoint.folders import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.failure import Kind, Record

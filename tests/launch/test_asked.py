@@ -5,14 +5,14 @@ import argparse
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.launch.asked import (
+from forgather.launch.multi_process import refuse_difference
+from forgather.launch.process_request import (
     Asked,
     add_process_options,
     asked_processes,
     refuse_no_meeting_place,
     torchrun_words,
 )
-from forgather.launch.several import refuse_difference
 from forgather.launcher_env import NodeFacts, ProcessFacts
 from forgather.project.project import Project
 from tests.project.workbench import make_project

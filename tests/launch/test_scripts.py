@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from forgather.launch import scripts
-from forgather.launch.asked import Asked
-from forgather.launch.scripts import KINDS, script
+from forgather.launch import batch_scripts
+from forgather.launch.batch_scripts import KINDS, script
+from forgather.launch.process_request import Asked
 
 WORDS = ["-t", "ddp", "train", "--nnodes", "2", "--set", "trainer_args.max_steps=3"]
 
@@ -18,7 +18,7 @@ def written(kind, asked, devices=None):
 
 
 def test_the_examples_of_the_module_hold():
-    assert 0 == doctest.testmod(scripts).failed
+    assert 0 == doctest.testmod(batch_scripts).failed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.launch.several import refuse_two_launchers
+from forgather.launch.multi_process import refuse_two_launchers
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 

@@ -71,7 +71,7 @@ accelerate:notebook_launcher accelerate:debug_launcher accelerate.utils:load acc
 datasets.utils._dill:dump datasets:Dataset.to_csv datasets:Dataset.save_to_disk
 numpy:save numpy:savetxt numpy:vectorize numpy:ctypeslib.load_library numpy:memmap numpy:ndarray.tofile
 safetensors.torch:save_file forgather.ml.distributed.launcher:launch forgather.config.resolve:Resolver
-forgather.config.materialize:materialize forgather.launch.running:run forgather:Project
+forgather.config.materialize:materialize forgather.launch.in_process:run forgather:Project
 transformers.exporters.utils:import_dotted_path accelerate.utils.other:recursive_getattr torch.backends.xeon.run_cpu:main
 datasets.streaming:extend_module_for_streaming datasets.load:import_main_class torch:ops.import_module
 builtins:str.format builtins:str.format_map builtins:list.sort torch.compiler:load_compiled_function

@@ -21,8 +21,8 @@ from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.launch.asked import Asked
-from forgather.launch.several import CHECKED, as_one_of_several, start
+from forgather.launch.multi_process import CHECKED, as_one_of_several, start
+from forgather.launch.process_request import Asked
 from forgather.launcher_env import is_worker
 from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
 from forgather.project.display import near_path

@@ -22,14 +22,10 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.launch.accelerate import added_settings
-from forgather.launch.again import Again, goes_on
-from forgather.launch.asked import Asked, add_process_options, asked_processes, refuse_no_meeting_place, use_devices
-from forgather.launch.layout import lay_out, layout_text
-from forgather.launch.requeue import requeued
-from forgather.launch.scripts import KINDS as SCRIPTS
-from forgather.launch.scripts import job_name, script
-from forgather.launch.several import (
+from forgather.launch.batch_scripts import KINDS as SCRIPTS
+from forgather.launch.batch_scripts import job_name, script
+from forgather.launch.dry_run import lay_out, layout_text
+from forgather.launch.multi_process import (
     CHECKED,
     as_one_of_several,
     met_as,
@@ -37,6 +33,15 @@ from forgather.launch.several import (
     refuse_lone_process,
     start,
 )
+from forgather.launch.process_request import (
+    Asked,
+    add_process_options,
+    added_settings,
+    asked_processes,
+    refuse_no_meeting_place,
+    use_devices,
+)
+from forgather.launch.restart import Again, goes_on, requeued
 from forgather.launcher_env import accelerate_config, is_accelerate, is_worker, node_facts
 from forgather.project.display import Display, near_path
 from forgather.project.output_lock import alone_in

@@ -2,7 +2,7 @@
 
 Takes the arguments and the variables that Accelerate's launcher sets; gives nothing, or an error. Keeps true: the
 config counts. Another engine stops the run, since everything about it would differ; what else the launcher sets is left
-aside, and told where the run is started (`launch/accelerate.py`).
+aside, and told where the run is started (`launch/process_request.py`).
 """
 
 from __future__ import annotations

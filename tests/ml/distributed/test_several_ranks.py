@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import ForgatherError
-from forgather.launch.several import joined
+from forgather.launch.multi_process import joined
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger

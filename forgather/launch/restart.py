@@ -8,11 +8,15 @@ goes on from a checkpoint that it has written itself, and not from one of an ear
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from forgather.interrupt import present
+from forgather.launch.in_process import Outcome
 from forgather.project.tolerance import FaultTolerance
 
 GOES_ON = "FORGATHER_GOES_ON"
@@ -95,3 +99,32 @@ def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> boo
     names = ["SLURM_RESTART_COUNT"] if tolerance is None else ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"]
     is_further = any(environ.get(name, "") not in ("", "0") for name in names)
     return is_further and environ.get(GOES_ON, "auto") == "auto"
+
+
+def requeued(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
+    """Queues this job again where SIGUSR1 has ended its run; None where there is nothing to do.
+
+    Args:
+        outcome: of the run.
+        environ: environment variables of SLURM.
+        goes_on: whether the run goes on from what it has saved, once it is started again.
+
+    Returns:
+        What was done, or why not.
+    """
+    heard = present()
+    job = environ.get("SLURM_JOB_ID", "")
+    if not (job and outcome.interrupted and heard is not None and heard.wants_requeue):
+        return None
+    if outcome.checkpoint is None and not outcome.nothing_trained:
+        return f"job {job} is not queued again: nothing was saved, and it would begin anew"
+    if not goes_on:
+        return f"job {job} is not queued again: it would begin anew each time, and never end"
+    program = shutil.which("scontrol")
+    if program is None:
+        return f"job {job} is not queued again: there is no scontrol here"
+    done = subprocess.run([program, "requeue", job], capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        reason = " ".join((done.stderr or done.stdout).split())[:200]
+        return f"job {job} is not queued again: scontrol says {reason or f'status {done.returncode}'}"
+    return f"job {job} is queued again"

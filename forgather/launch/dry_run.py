@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from forgather.errors import ProjectError
-from forgather.launch.asked import Asked
-from forgather.launch.running import MAIN, RunPlan
+from forgather.launch.in_process import MAIN, RunPlan
+from forgather.launch.process_request import Asked
 
 _DRY_RUN = "forgather.ml.dry_run:dry_run"
 _ON_ONE_MACHINE = 8

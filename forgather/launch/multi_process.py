@@ -18,7 +18,7 @@ from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
 from forgather.interrupt import Terminated, end_promptly
-from forgather.launch.asked import Asked, torchrun_words
+from forgather.launch.process_request import Asked, torchrun_words
 from forgather.launcher_env import DEFAULT_PORT, OURS, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
 CHECKED = OURS
@@ -44,7 +44,7 @@ def start(asked: Asked, arguments: Sequence[str], *, again: Callable[[Any, int, 
     Args:
         asked: how many, and where.
         arguments: of `fgcli`.
-        again: tells whether processes that failed are started again, see `forgather.launch.again`.
+        again: tells whether processes that failed are started again, see `forgather.launch.restart`.
 
     Raises:
         DistributedError: they could not be started.

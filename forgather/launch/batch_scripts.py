@@ -11,7 +11,7 @@ import shlex
 import signal
 from collections.abc import Sequence
 
-from forgather.launch.asked import Asked, torchrun_words
+from forgather.launch.process_request import Asked, torchrun_words
 
 _CPUS = 4  # of one process: its own, and three that read data
 _TERMINATED = 128 + signal.SIGTERM
