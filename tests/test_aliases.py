@@ -10,7 +10,7 @@ from forgather.aliases import KINDS, VERDICTS, alias_of, aliases_of, read_aliase
 from forgather.cli.parsing import build_parser
 from forgather.config.tags import TAGS
 from forgather.ml.strategy.deepspeed_keys import SECTIONS, unknown_keys
-from forgather.project.declared import FIELDS
+from forgather.project.dynamic_args import FIELDS
 from forgather.rules import shipped_rules
 from forgather.signatures import Reader
 from forgather.signatures.results import Callee

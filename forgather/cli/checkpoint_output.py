@@ -13,7 +13,7 @@ from typing import Any
 
 from forgather.cli.output import plural
 from forgather.errors import ForgatherError
-from forgather.project.display import near_path
+from forgather.project.path_display import near_path
 
 _LISTED = 12
 

@@ -20,8 +20,8 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
 from forgather.cli.parsing import Parser, build_parser, split_command
 from forgather.errors import ForgatherError
-from forgather.project.configfiles import config_files
-from forgather.project.metastore import load_meta
+from forgather.project.configs import config_files
+from forgather.project.metadata_cache import load_meta
 from forgather.project.workspace import find_project
 
 

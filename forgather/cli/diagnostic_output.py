@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgather.cli.output import NO_LINES, findings_of, in_brief, source_line, write_json
 from forgather.errors import BuildNote, Diagnostic, ForgatherError
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 
 if TYPE_CHECKING:
     from forgather.config.lint.call_check import Unchecked

@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from forgather.errors import ForgatherError
-from forgather.project.declared import read_options
+from forgather.project.dynamic_args import read_options
+from forgather.project.fault_tolerance import resumes_from, takes_resume
 from forgather.project.project import Project
-from forgather.project.resuming import resumes_from, takes_resume
 from forgather.project.trainer_arguments import trainer_arguments
 
 RESUME_OPTION = "--resume-from-checkpoint"

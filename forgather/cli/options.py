@@ -14,7 +14,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.output import plural, visible
 
 if TYPE_CHECKING:
-    from forgather.project.declared import Declared, DeclaredOption
+    from forgather.project.dynamic_args import Declared, DeclaredOption
 
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
@@ -68,7 +68,7 @@ def construction_variables(invocation: Invocation) -> dict[str, object]:
     """
     from forgather.config.load import load_value
     from forgather.errors import ForgatherError
-    from forgather.project.plain import plain_value
+    from forgather.project.literal import plain_value
 
     found: dict[str, object] = {}
     for name, text in invocation.options.construction_variables or ():
@@ -108,7 +108,7 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
     Raises:
         ForgatherError: the config cannot be read.
     """
-    from forgather.project.declared import Declared, read_options
+    from forgather.project.dynamic_args import Declared, read_options
 
     project = invocation.undeclared()
     declared = read_options(project.declared_graph, reserved=OWN_NAMES)

@@ -18,11 +18,11 @@ from forgather.config.insight.path_lookup import path_text
 from forgather.config.insight.show import value_facts
 from forgather.config.load import COMMAND_LINE
 from forgather.errors import ForgatherError
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.source import Origin, Site, Span, variable_of
 
 if TYPE_CHECKING:
-    from forgather.project.declared import DeclaredOption
+    from forgather.project.dynamic_args import DeclaredOption
     from forgather.project.project import Project
 
 
@@ -46,7 +46,7 @@ class Labels:
 
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
-        from forgather.project.declared import read_options
+        from forgather.project.dynamic_args import read_options
 
         # A config that cannot be read is a finding of its own, and no reason to blame nothing.
         with suppress(ForgatherError):

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import IO, Any, TextIO, cast
 
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.redaction import hide
 from forgather.source import Span
 

@@ -23,7 +23,7 @@ from forgather.redaction import hide
 from forgather.spelling import close_matches
 
 if TYPE_CHECKING:
-    from forgather.project.declared import Declared
+    from forgather.project.dynamic_args import Declared
 
 COMMANDS = {
     "ls": "list projects, their configs and what each is for",

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from forgather.errors import BuildNote
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.source import Span
 
 _MAX_FRAMES = 3

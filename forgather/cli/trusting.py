@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from forgather.cli.output import print_note
 from forgather.errors import ProjectError
 from forgather.launcher_env import is_worker
-from forgather.project.display import near_path
-from forgather.project.needs import needs_of
+from forgather.project.checks.trusted_calls import needs_of
+from forgather.project.path_display import near_path
 from forgather.project.project import Project
 from forgather.project.trust import Trust, add_trust, current_trust, inherit, trust_file
 from forgather.project.untrusted import Needs, said, way

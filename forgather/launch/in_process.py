@@ -20,7 +20,7 @@ from forgather.errors import ProjectError, UnknownTargetError
 from forgather.interrupt import present, status_of
 from forgather.launcher_env import launched
 from forgather.project.project import Project
-from forgather.project.record import make_run_folder, run_folder_name, write_record
+from forgather.project.run_writer import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
 
 MAIN = "main"

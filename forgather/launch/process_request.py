@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from forgather.errors import ProjectError
 from forgather.launcher_env import NodeFacts, is_accelerate
-from forgather.project.asked import wished_processes
+from forgather.project.error_location import Writers
+from forgather.project.fault_tolerance import fault_tolerance
+from forgather.project.literal import string_entries
 from forgather.project.locations import library_dir
-from forgather.project.plain import string_entries
 from forgather.project.project import Project
 from forgather.project.targets import MOST_PROCESSES, run_meta
-from forgather.project.tolerance import fault_tolerance
-from forgather.project.written import Writers
+from forgather.project.world_size import wished_processes
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
 _DEVICE = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")

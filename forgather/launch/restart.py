@@ -17,7 +17,7 @@ from typing import Any
 
 from forgather.interrupt import present
 from forgather.launch.in_process import Outcome
-from forgather.project.tolerance import FaultTolerance
+from forgather.project.fault_tolerance import FaultTolerance
 
 GOES_ON = "FORGATHER_GOES_ON"
 

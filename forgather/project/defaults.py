@@ -14,7 +14,7 @@ from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.path import Key
 from forgather.config.traverse import all_nodes, entries
 from forgather.errors import ForgatherError
-from forgather.project.meta import ProjectMeta
+from forgather.project.metadata import ProjectMeta
 from forgather.project.reader import reader_for
 
 Defaults = Mapping[str, Mapping[str, str | None]]

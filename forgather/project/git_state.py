@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha1, sha256
 
-from forgather.project.git import run_git
+from forgather.project.git_repository import run_git
 
 _MAX_DEPTH = 5
 _MAX_BYTES = 1 << 30

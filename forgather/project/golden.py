@@ -20,10 +20,9 @@ from forgather.config.insight.diff import diff
 from forgather.config.load import load
 from forgather.config.rendered import RenderedText
 from forgather.errors import ForgatherError, ProjectError
-from forgather.project.configfiles import config_files
-from forgather.project.configs import choose_config
-from forgather.project.meta import ProjectMeta
-from forgather.project.stillness import still_graph, still_project
+from forgather.project.configs import choose_config, config_files
+from forgather.project.frozen_environment import still_graph, still_project
+from forgather.project.metadata import ProjectMeta
 from forgather.redaction import HIDDEN, hide
 from forgather.source import Origin, Site, SourceFile, SourceMap, Span
 

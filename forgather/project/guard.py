@@ -31,7 +31,7 @@ from forgather.config.partials import PartialObject, Recipe
 from forgather.config.remote import containers, may_run_remote_code, named_arguments, refuse_remote_code
 from forgather.config.resolve import Guard
 from forgather.errors import ResolveError
-from forgather.project.meta import ProjectMeta
+from forgather.project.metadata import ProjectMeta
 from forgather.project.trust import Trust
 from forgather.project.untrusted import Needs, Places, denied, to_trust, untrusted
 

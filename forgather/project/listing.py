@@ -1,104 +1,68 @@
-"""What `fgcli ls` shows of a project, kept between commands.
+"""Listings made anew: renders and loads what the cache does not know.
 
-Takes a project folder, gives a `ProjectListing`. Keeps true: a description is known only after rendering, so it is
-kept with what it was made from; broken configs are never kept. What a description takes from the clock is as it was
-when the config last changed.
+Takes a project folder, gives a `ProjectListing`. Keeps true: constructs nothing, and a broken config is described
+by its reason and never stops the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import os
 
-from forgather.cache_file import Digests
-from forgather.project.kept import Dependencies, holds, keep_entry, read_entry, restore_dependencies
-
-_PART = "listings"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigListing:
-    """One config of a project, for a list.
-
-    Args:
-        name: what `-t` takes.
-        title: `config_name` of its `meta`.
-        description: `config_description` of its `meta`.
-        config_class: `config_class` of its `meta`.
-        output_dir: where its trainer saves; "" where that is not written out.
-        error: one line that says why it is broken; None for a sound config.
-        dependencies: None where the listing must not be kept.
-    """
-
-    name: str
-    title: str = ""
-    description: str = ""
-    config_class: str = ""
-    output_dir: str = ""
-    error: str | None = None
-    dependencies: Dependencies | None = None
+from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.dynamic_args import read_options
+from forgather.project.fact_cache import made_from
+from forgather.project.listing_cache import ConfigListing, ProjectListing
+from forgather.project.metadata_cache import load_meta
+from forgather.project.path_display import Display
+from forgather.project.project import Project
+from forgather.project.targets import run_meta, trainer_output_dir
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProjectListing:
-    """A project and its configs.
-
-    Args:
-        project_dir: absolute folder.
-        name: the project's name.
-        description: one line.
-        default_config: name of the config that is meant when none is named.
-        searchdir: absolute folders of its configs.
-        config_prefix: folder of the configs inside each.
-        error: one line that says why the project cannot be read; None for a sound one.
-        warnings: one line each.
-        configs: the configs, in order.
-        dependencies: None where the listing must not be kept.
-    """
-
-    project_dir: str
-    name: str = ""
-    description: str = ""
-    default_config: str | None = None
-    searchdir: tuple[str, ...] = ()
-    config_prefix: str = "configs"
-    error: str | None = None
-    warnings: tuple[str, ...] = ()
-    configs: tuple[ConfigListing, ...] = ()
-    dependencies: Dependencies | None = None
-
-
-def cached_listing(project_dir: str) -> ProjectListing | None:
-    """Returns the kept listing of a project with the configs that still hold; None without a sound entry."""
-    facts = read_entry(_PART, project_dir)
-    if facts is None:
-        return None
+def describe_project(project_dir: str, display: Display) -> ProjectListing:
+    """Returns the listing of a project without its configs."""
     try:
-        listing = _restore(facts)
-    except (TypeError, ValueError, KeyError):
-        return None
-    digest = Digests()
-    if listing.project_dir != project_dir or not holds(listing.dependencies, digest):
-        return None
-    return replace(listing, configs=tuple(one for one in listing.configs if holds(one.dependencies, digest)))
-
-
-def keep_listing(listing: ProjectListing) -> None:
-    """Keeps a listing for the next time, where there is a cache folder."""
-    if listing.error is None and listing.dependencies is not None:
-        sound = tuple(one for one in listing.configs if one.error is None and one.dependencies is not None)
-        keep_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))
-
-
-def _restore(facts: dict[str, Any]) -> ProjectListing:
-    configs = tuple(
-        ConfigListing(**{**config, "dependencies": restore_dependencies(config["dependencies"])})
-        for config in facts["configs"]
+        meta = load_meta(project_dir)
+    except ForgatherError as error:
+        return ProjectListing(project_dir=project_dir, name=os.path.basename(project_dir), error=reason(error, display))
+    warnings = [_line(found, display) for found in meta.diagnostics if found.severity is not Severity.LINT]
+    return ProjectListing(
+        project_dir=project_dir,
+        name=meta.name,
+        description=" ".join(meta.description.split()),
+        default_config=meta.default_config,
+        searchdir=meta.searchdir,
+        config_prefix=meta.config_prefix,
+        warnings=tuple(warnings),
+        dependencies=meta.dependencies,
     )
-    changes = {
-        "configs": configs,
-        "searchdir": tuple(facts["searchdir"]),
-        "warnings": tuple(facts["warnings"]),
-        "dependencies": restore_dependencies(facts["dependencies"]),
-    }
-    return ProjectListing(**{**facts, **changes})
+
+
+def describe_config(project_dir: str, name: str, display: Display) -> ConfigListing:
+    """Returns the listing of one config."""
+    try:
+        project = Project(name, project_dir)
+        facts = run_meta(project.graph)
+        errors = [found for found in project.diagnostics if found.severity is Severity.ERROR]
+        errors += [fault.error.diagnostic for fault in read_options(project.graph).faults]
+    except ForgatherError as error:
+        return ConfigListing(name=name, error=reason(error, display))
+    return ConfigListing(
+        name=name,
+        title=facts.name,
+        description=facts.description,
+        config_class=facts.config_class,
+        output_dir=trainer_output_dir(project.graph) or "",
+        error=_line(errors[0], display) if errors else None,
+        dependencies=made_from(project.rendered, project.meta.searchpath),
+    )
+
+
+def reason(error: ForgatherError, display: Display) -> str:
+    """Returns the one line that says why a config is broken."""
+    return _line(error.diagnostic, display)
+
+
+def _line(found: Diagnostic, display: Display) -> str:
+    place = f"  ({display(found.span.file)}:{found.span.line})" if found.span else ""
+    message = found.message.split("\n")[0]
+    return f"{found.severity}[{found.code}]: {message[:200]}{place}"

@@ -7,7 +7,7 @@ relative to the project, the workspace or the library.
 from __future__ import annotations
 
 from forgather.codegen.page.page import page, page_data
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.project.project import Project
 
 

@@ -24,13 +24,13 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.launcher_env import Wish, launched, wish
 from forgather.process_limits import reading
 from forgather.project.configs import choose_config, template_name
-from forgather.project.declared import read_options, unread_options
+from forgather.project.dynamic_args import read_options, unread_options
 from forgather.project.graph_secrets import note_graph
-from forgather.project.meta import ProjectMeta
-from forgather.project.metastore import load_meta
-from forgather.project.precedence import Precedence
+from forgather.project.metadata import ProjectMeta
+from forgather.project.metadata_cache import load_meta
 from forgather.project.rendered_variable import RENDERED, reads_rendered
-from forgather.project.surroundings import surroundings
+from forgather.project.setting_precedence import Precedence
+from forgather.project.template_environment import surroundings
 from forgather.project.workspace import find_project
 from forgather.redaction import note, note_secrets
 
@@ -161,7 +161,7 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
-        from forgather.project.old_names import settable_paths, without_second_names
+        from forgather.project.setting_precedence import settable_paths, without_second_names
 
         graph = self.declared_graph
         if self.overrides:
@@ -283,7 +283,7 @@ class Project:
         if launched.get():
             yield
             return
-        from forgather.project.asked import wished_processes
+        from forgather.project.world_size import wished_processes
 
         given = self.variables.get("nproc_per_node")
         number = given if isinstance(given, int) else wished_processes(self.graph)
@@ -342,7 +342,7 @@ class Project:
         try:
             yield
         except ForgatherError as error:
-            from forgather.project.pinpoint import pinpoint
+            from forgather.project.error_location import pinpoint
 
             pinpoint(error, self)
             error.context = self._context(error.context) or self.lineage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forgather.project.locations import cache_dir
-from forgather.project.meta import ProjectMeta
+from forgather.project.metadata import ProjectMeta
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader

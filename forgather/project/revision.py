@@ -14,16 +14,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from forgather.errors import ForgatherError, ProjectError
-from forgather.project.compared import Compared, code_digests
-from forgather.project.configfiles import config_files
-from forgather.project.configs import choose_config
-from forgather.project.display import Display
-from forgather.project.gittree import Tree, open_tree
+from forgather.project.comparison import Compared, code_digests
+from forgather.project.configs import choose_config, config_files
+from forgather.project.git_repository import Tree, open_tree
 from forgather.project.locations import library_dir
-from forgather.project.meta import ProjectMeta
-from forgather.project.metafile import Neighbors, read_meta
+from forgather.project.metadata import ProjectMeta
+from forgather.project.metadata_file import Neighbors, read_meta
+from forgather.project.path_display import Display
 from forgather.project.project import Project
-from forgather.project.surroundings import surroundings
+from forgather.project.template_environment import surroundings
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_project, find_workspace
 from forgather.source import Span
 

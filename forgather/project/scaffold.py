@@ -9,7 +9,7 @@ import os
 import re
 
 from forgather.errors import ProjectError, nearest
-from forgather.project.meta import ProjectMeta
+from forgather.project.metadata import ProjectMeta
 
 DEFAULT_PARENT = "trainers/trainer.yaml"
 _LISTED = 3

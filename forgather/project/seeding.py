@@ -16,7 +16,7 @@ from forgather.config.graph import Call, Graph, Node, Scalar
 from forgather.config.materialize import BeforeCalls
 from forgather.config.path import GraphPath, Key
 from forgather.errors import ForgatherError, GraphError, UnboundVarError
-from forgather.project.meta import ProjectMeta
+from forgather.project.metadata import ProjectMeta
 from forgather.project.reader import reader_for
 from forgather.project.trainer_arguments import trainer_arguments
 

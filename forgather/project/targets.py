@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.yaml.node_builders import describe
 from forgather.errors import ProjectError
-from forgather.project.plain import plain_entries, string_entries
+from forgather.project.literal import plain_entries, string_entries
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.source import Span
 

@@ -14,7 +14,7 @@ from forgather import bounded, process_limits
 from forgather.cli.main import main
 from forgather.config._jinja.budget import Account
 from forgather.errors import BudgetError
-from forgather.project import metafile
+from forgather.project import metadata_file
 from forgather.project import project as project_module
 from forgather.project.project import Project
 from tests.measured import measured
@@ -183,7 +183,7 @@ def with_an_endless_load():
 
     without_prices()
     # What reads meta.yaml keeps the real one, which it has taken already.
-    assert metafile.load is loading.load
+    assert metadata_file.load is loading.load
     loading.load = endless
 
 

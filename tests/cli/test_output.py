@@ -8,7 +8,7 @@ import pytest
 from forgather.cli import output
 from forgather.cli.output import findings_of, print_error, print_findings, print_note, report, source_line, write_text
 from forgather.errors import Diagnostic, ProjectError, Severity
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.source import Span
 from tests.patience import patience
 

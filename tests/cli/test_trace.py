@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forgather.cli.traceback_trim import crash_lines
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 
 OWN = """\
 import json

@@ -7,8 +7,8 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.cli.next_steps import command_to_go_on
+from forgather.project.fault_tolerance import resume_assignments
 from forgather.project.project import Project
-from forgather.project.resuming import resume_assignments
 from tests.cli.checkpoint_folders import make_checkpoint
 from tests.project.workbench import fgcli, make_project
 

@@ -6,7 +6,7 @@ from ruamel.yaml import YAML
 from forgather.config.load import load_value
 from forgather.config.yaml.parser import read_events
 from forgather.errors import LoadError
-from forgather.project.plain import plain_value
+from forgather.project.literal import plain_value
 
 TEXTS = {
     "[12:30]": ["12:30"],

@@ -12,7 +12,7 @@ import pytest
 
 from forgather.cli.options import OWN_NAMES
 from forgather.errors import ForgatherError
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 

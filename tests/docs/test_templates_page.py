@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from forgather.ml.data.tokenizer import train_bpe
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.ml.fixtures import tiny_llama
 from tests.project.workbench import make_project

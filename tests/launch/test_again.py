@@ -13,7 +13,7 @@ from forgather.ml.checkpoint.folders import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.failure import Kind, Record
 from forgather.ml.distributed.launcher import Failure, _passed_on
-from forgather.project.tolerance import FaultTolerance
+from forgather.project.fault_tolerance import FaultTolerance
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from forgather.config.partials import CallPlace, PartialObject
 from forgather.config.resolve import Resolver
 from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, ResolveError
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.guard import ProjectGuard
 from forgather.project.trust import Trust, add_trust, trust_of
 from tests.project.workbench import make_project

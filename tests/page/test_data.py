@@ -10,8 +10,8 @@ from forgather.codegen.diagram import fold
 from forgather.codegen.page.page import SCRIPTS, embedded, page, page_data
 from forgather.codegen.page.source_lines import RenderedLines, numbered
 from forgather.config.insight.line_annotations import annotate
-from forgather.project.display import Display
 from forgather.project.page import config_page
+from forgather.project.path_display import Display
 from forgather.project.project import Project
 from tests.page.conftest import FILES
 from tests.project.workbench import make_project

@@ -5,9 +5,9 @@ import textwrap
 import pytest
 
 from forgather.errors import Severity
-from forgather.project.asked import processes_asked_for
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
+from forgather.project.world_size import processes_asked_for
 from tests.project.workbench import make_project
 
 PIPELINE = "forgather.ml:PipelineTrainingArguments"

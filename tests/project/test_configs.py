@@ -1,9 +1,8 @@
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.project.configfiles import config_files
-from forgather.project.configs import choose_config
-from forgather.project.metastore import load_meta
+from forgather.project.configs import choose_config, config_files
+from forgather.project.metadata_cache import load_meta
 from tests.project.workbench import make_project
 
 

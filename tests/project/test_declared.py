@@ -1,7 +1,7 @@
 import pytest
 
 from forgather.errors import ProjectError, Severity
-from forgather.project.declared import declared_options, read_options
+from forgather.project.dynamic_args import declared_options, read_options
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 

@@ -1,5 +1,5 @@
-from forgather.project.display import Display
 from forgather.project.locations import library_dir
+from forgather.project.path_display import Display
 
 
 def test_files_are_named_by_the_nearest_root(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from forgather.cli.options import OWN_NAMES
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 

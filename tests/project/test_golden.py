@@ -5,10 +5,10 @@ import os
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.project.frozen_environment import still_graph, still_project
 from forgather.project.golden import Judged, State, golden_text, judge, read_golden, update
-from forgather.project.metafile import read_meta
+from forgather.project.metadata_file import read_meta
 from forgather.project.project import Project
-from forgather.project.stillness import still_graph, still_project
 from tests.project.workbench import make_project
 
 MOVING = """\

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forgather.project import metafile
-from forgather.project.metastore import load_meta
+from forgather.project import metadata_file
+from forgather.project.metadata_cache import load_meta
 from tests.project.workbench import make_project
 
 
@@ -11,8 +11,8 @@ from tests.project.workbench import make_project
 def reads(monkeypatch):
     """Folders whose meta.yaml was really read."""
     folders = []
-    read = metafile.read_meta
-    monkeypatch.setattr(metafile, "read_meta", lambda folder: (folders.append(folder), read(folder))[1])
+    read = metadata_file.read_meta
+    monkeypatch.setattr(metadata_file, "read_meta", lambda folder: (folders.append(folder), read(folder))[1])
     return folders
 
 
@@ -49,7 +49,7 @@ def test_a_change_is_noticed(bench, reads, change):
 
 def test_what_other_code_has_kept_is_read_anew(bench, reads, monkeypatch):
     load_meta(str(bench))
-    monkeypatch.setattr("forgather.project.kept.edition", lambda *_: "another")
+    monkeypatch.setattr("forgather.project.fact_cache.edition", lambda *_: "another")
     load_meta(str(bench))
 
     assert 2 == len(reads)

@@ -6,9 +6,9 @@ import pytest
 from forgather.config.load import load_value
 from forgather.errors import ForgatherError, ProjectError, UnknownTargetError
 from forgather.launch import plan_run, prepare_run, run
-from forgather.project.plain import plain_value
+from forgather.project.literal import plain_value
 from forgather.project.project import Project
-from forgather.project.record import make_run_folder
+from forgather.project.run_writer import make_run_folder
 from tests.project.workbench import make_project
 
 TRAINER = """\

@@ -6,7 +6,7 @@ import pytest
 
 from forgather.cache_file import sealed
 from forgather.cli.main import main
-from forgather.project import describe
+from forgather.project import listing
 from forgather.project.locations import cache_dir
 from tests.project.workbench import fgcli, make_project
 
@@ -27,9 +27,9 @@ def bench(tmp_path, monkeypatch):
 def described(monkeypatch):
     """Names of the configs that were described anew since the last look; the project itself as ''."""
     names = []
-    config, project = describe.describe_config, describe.describe_project
-    monkeypatch.setattr(describe, "describe_config", lambda d, name, s: (names.append(name), config(d, name, s))[1])
-    monkeypatch.setattr(describe, "describe_project", lambda d, s: (names.append(""), project(d, s))[1])
+    config, project = listing.describe_config, listing.describe_project
+    monkeypatch.setattr(listing, "describe_config", lambda d, name, s: (names.append(name), config(d, name, s))[1])
+    monkeypatch.setattr(listing, "describe_project", lambda d, s: (names.append(""), project(d, s))[1])
     return names
 
 
@@ -192,7 +192,7 @@ def test_a_kept_listing_needs_neither_stages_nor_libraries(bench):
 
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.split("\n") if line.startswith("import time:")}
     unwanted = ("jinja2", "ruamel", "torch", "numpy", "transformers", "importlib.metadata", "forgather.config")
-    assert "forgather.project.listing" in loaded
+    assert "forgather.project.listing_cache" in loaded
     assert [] == [name for name in sorted(loaded) if name.startswith(unwanted)]
 
 

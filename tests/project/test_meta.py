@@ -2,7 +2,7 @@ import pytest
 
 from forgather.errors import ForgatherError
 from forgather.project.locations import library_dir
-from forgather.project.metastore import load_meta
+from forgather.project.metadata_cache import load_meta
 from tests.project.workbench import make_project
 
 

@@ -11,11 +11,11 @@ from forgather.config.equality import same_graph
 from forgather.config.path import format_path
 from forgather.errors import ProjectError
 from forgather.launch import plan_run, prepare_run
-from forgather.project.compared import compare
-from forgather.project.data_files import changed_data
-from forgather.project.past_run import open_run
+from forgather.project.comparison import compare
+from forgather.project.comparison_sides import open_sides
+from forgather.project.dependencies import changed_data
 from forgather.project.project import Project
-from forgather.project.sides import open_sides
+from forgather.project.run_reader import open_run
 from tests.project.workbench import make_project
 
 BASE = """\
@@ -298,7 +298,7 @@ def test_files_of_data_that_changed_are_named(bench):
 
 
 def test_a_file_that_is_too_large_for_a_digest_is_known_by_size_and_time(bench, monkeypatch):
-    monkeypatch.setattr("forgather.project.data_files._MAX_DIGESTED", 3)
+    monkeypatch.setattr("forgather.project.dependencies._MAX_DIGESTED", 3)
     (bench / "rows.txt").write_text("large")
     (bench / "few.txt").write_text("1")
     (bench / "templates/configs/a.yaml").write_text(

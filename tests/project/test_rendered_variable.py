@@ -5,7 +5,7 @@ import runpy
 import pytest
 
 from forgather.cli.main import main
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 

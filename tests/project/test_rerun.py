@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
-from forgather.project.again import compare_losses
-from forgather.project.compared import compare
-from forgather.project.past_run import open_run
-from forgather.project.sides import open_sides
+from forgather.project.comparison import compare
+from forgather.project.comparison_sides import open_sides
+from forgather.project.rerun import compare_losses
+from forgather.project.run_reader import open_run
 from tests.project.workbench import fgcli, make_project
 
 TOY = """\

@@ -8,10 +8,10 @@ import pytest
 
 from forgather.config.path import format_path
 from forgather.errors import ForgatherError, ProjectError
-from forgather.project.compared import compare
+from forgather.project.comparison import compare
+from forgather.project.comparison_sides import open_sides, split_revision
+from forgather.project.git_repository import open_tree
 from forgather.project.git_state import git_state
-from forgather.project.gittree import open_tree
-from forgather.project.sides import open_sides, split_revision
 from tests.project.workbench import make_project
 
 PROJECT = "meta: {output_dir: {{ project_dir }}/out}\nmain: !singleton:toy.py:f\n-- block main\n  lr: 1\n-- endblock\n"

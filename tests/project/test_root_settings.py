@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.project.workbench import ROOT, make_project
 

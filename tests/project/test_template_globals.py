@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from forgather.config._jinja.globals import Globals
 from forgather.project.project import Project
-from forgather.project.surroundings import STANDARD_VARIABLES
+from forgather.project.template_environment import STANDARD_VARIABLES
 from tests.project.workbench import make_project
 
 NOON = datetime(2026, 1, 31, 12, 30, 5, 123456)

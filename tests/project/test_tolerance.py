@@ -3,8 +3,8 @@
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.project.fault_tolerance import FaultTolerance, assignments, fault_tolerance
 from forgather.project.project import Project
-from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
 from tests.project.workbench import fgcli, make_project
 
 CONFIG = """\

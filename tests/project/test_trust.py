@@ -16,10 +16,10 @@ from forgather.config.callables import Standing, judge_found
 from forgather.config.remote import containers
 from forgather.config.resolve import Resolver
 from forgather.errors import ForgatherError, ProjectError, ResolveError
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
+from forgather.project.checks.trusted_calls import needs_of
 from forgather.project.guard import ProjectGuard
-from forgather.project.metastore import load_meta
-from forgather.project.needs import needs_of
+from forgather.project.metadata_cache import load_meta
 from forgather.project.trust import Trust, add_trust, current_trust, keep_trust, kept_trust, trust_file, trust_of
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project

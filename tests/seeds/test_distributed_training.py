@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from forgather.project.asked import processes_asked_for
-from forgather.project.checking import check_project
+from forgather.project.check import check_project
 from forgather.project.project import Project
+from forgather.project.world_size import processes_asked_for
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent

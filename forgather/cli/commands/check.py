@@ -13,10 +13,10 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import plural, write_findings, write_json
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
-from forgather.project.checking import Checked, check_project
-from forgather.project.configfiles import config_files
-from forgather.project.display import Display
-from forgather.project.metastore import load_meta
+from forgather.project.check import Checked, check_project
+from forgather.project.configs import config_files
+from forgather.project.metadata_cache import load_meta
+from forgather.project.path_display import Display
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.workspace import find_project, find_projects

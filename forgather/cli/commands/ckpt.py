@@ -22,7 +22,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_note, write_json, write_text
 from forgather.errors import CheckpointError, ProjectError
-from forgather.project.display import near_path
+from forgather.project.path_display import near_path
 
 TAKES_CONFIG = True
 DESCRIPTION = """Look after checkpoints. FOLDER is an output folder that holds some, or one of them where

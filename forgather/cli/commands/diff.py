@@ -9,8 +9,8 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import print_findings, write_json, write_text
-from forgather.project.compared import compare
-from forgather.project.sides import open_sides
+from forgather.project.comparison import compare
+from forgather.project.comparison_sides import open_sides
 
 TAKES_CONFIG = True
 TROUBLE = 2

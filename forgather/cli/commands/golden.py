@@ -9,9 +9,9 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
-from forgather.project.display import Display, near_path
 from forgather.project.golden import Judged, State, judge, update
-from forgather.project.metastore import load_meta
+from forgather.project.metadata_cache import load_meta
+from forgather.project.path_display import Display, near_path
 from forgather.project.workspace import find_project
 
 TROUBLE = 2

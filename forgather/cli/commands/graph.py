@@ -11,7 +11,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import print_findings, print_note, write_text
 from forgather.errors import ProjectError, nearest
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True

@@ -10,9 +10,9 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
 from forgather.errors import ProjectError
-from forgather.project.configfiles import config_files
-from forgather.project.display import Display
-from forgather.project.listing import ConfigListing, ProjectListing, cached_listing, keep_listing
+from forgather.project.configs import config_files
+from forgather.project.listing_cache import ConfigListing, ProjectListing, cached_listing, keep_listing
+from forgather.project.path_display import Display
 from forgather.project.workspace import find_project, find_projects
 
 DESCRIPTION = """List projects, their configs and what each is for; * marks the default config.
@@ -65,7 +65,7 @@ def _listing(project_dir: str) -> ProjectListing:
     known = {config.name: config for config in listing.configs} if listing else {}
     if listing is None:
         # The stages are loaded for what the cache does not know, and for nothing else.
-        from forgather.project.describe import describe_project
+        from forgather.project.listing import describe_project
 
         listing = describe_project(project_dir, display)
     configs = [
@@ -84,7 +84,7 @@ def _default(names: list[str], listing: ProjectListing) -> str | None:
 
 
 def _describe(project_dir: str, name: str, display: Display) -> ConfigListing:
-    from forgather.project.describe import describe_config
+    from forgather.project.listing import describe_config
 
     return describe_config(project_dir, name, display)
 

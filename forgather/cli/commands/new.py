@@ -11,7 +11,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
 from forgather.errors import ProjectError
-from forgather.project.metastore import load_meta
+from forgather.project.metadata_cache import load_meta
 from forgather.project.scaffold import DEFAULT_PARENT, new_config, new_project
 from forgather.project.trust import Trust, add_trust
 from forgather.project.workspace import find_project

@@ -24,12 +24,12 @@ from forgather.launch import run as run_plan
 from forgather.launch.multi_process import CHECKED, as_one_of_several, start
 from forgather.launch.process_request import Asked
 from forgather.launcher_env import is_worker
-from forgather.project.again import Losses, again, compare_losses, complete_record, new_output_dir, place_of
-from forgather.project.display import near_path
 from forgather.project.output_lock import alone_in
-from forgather.project.past_run import PastRun, open_run
-from forgather.project.record import new_folder, run_folder_name
-from forgather.project.verify import Fate, Row, verify
+from forgather.project.path_display import near_path
+from forgather.project.provenance import Fate, Row, verify
+from forgather.project.rerun import Losses, again, compare_losses, complete_record, new_output_dir, place_of
+from forgather.project.run_reader import PastRun, open_run
+from forgather.project.run_writer import new_folder, run_folder_name
 
 EXECUTES = True
 TRAINS = True

@@ -7,7 +7,7 @@ import argparse
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
 from forgather.cli.output import print_findings, write_json, write_text
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 from forgather.project.targets import target_facts
 
 CONFIG_OPTIONS = True

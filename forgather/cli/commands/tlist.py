@@ -9,9 +9,9 @@ from forgather.bounded import walk_folders
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import print_findings, write_json, write_text
-from forgather.project.display import Display
 from forgather.project.locations import library_dir
-from forgather.project.metastore import load_meta
+from forgather.project.metadata_cache import load_meta
+from forgather.project.path_display import Display
 from forgather.project.workspace import find_project, project_above
 
 DESCRIPTION = """List the templates on the project's search path: its own, the workspace's, and the packaged library.

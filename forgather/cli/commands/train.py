@@ -43,18 +43,20 @@ from forgather.launch.process_request import (
 )
 from forgather.launch.restart import Again, goes_on, requeued
 from forgather.launcher_env import accelerate_config, is_accelerate, is_worker, node_facts
-from forgather.project.display import Display, near_path
-from forgather.project.output_lock import alone_in
-from forgather.project.project import Project
-from forgather.project.resuming import (
+from forgather.project.fault_tolerance import (
     ALLOW_CHANGED,
     ALLOW_MISSING,
     RESUME,
+    FaultTolerance,
+    assignments,
+    fault_tolerance,
     resume_assignments,
     resumes_from,
     takes_resume,
 )
-from forgather.project.tolerance import FaultTolerance, assignments, fault_tolerance
+from forgather.project.output_lock import alone_in
+from forgather.project.path_display import Display, near_path
+from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
 HANDS_THROUGH = True
@@ -293,7 +295,7 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     Raises:
         ProjectError: the config has errors; all of them are in it.
     """
-    from forgather.project.checking import SAID_BY_THE_RUN, check_project
+    from forgather.project.check import SAID_BY_THE_RUN, check_project
 
     findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)

@@ -8,7 +8,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.config.environment import TemplateUse
-from forgather.project.display import Display
+from forgather.project.path_display import Display
 
 CONFIG_OPTIONS = True
 OPTIONS_UNTOLD = True

@@ -1,0 +1,221 @@
+"""Everything that can be known about a config without importing what it names.
+
+Takes a project and a reader of signatures, gives all findings together: errors first, each with its place. Keeps true:
+nothing is constructed and nothing of the config's is imported; a config that cannot be rendered or loaded is a finding
+too, and what could not be checked is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from forgather.config.graph import Calc, Graph, Scalar, Var
+from forgather.config.lint.call_check import Unchecked, judge
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.remote import judge_remote_code
+from forgather.config.traverse import all_nodes, walk
+from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.checks.argument_rules import judge_handed
+from forgather.project.checks.chosen_keywords import judge_chosen
+from forgather.project.checks.cross_project import judge_projects
+from forgather.project.checks.import_check import judge_imports
+from forgather.project.checks.output_folders import judge_output_folder
+from forgather.project.checks.packed_rows import judge_packed_rows
+from forgather.project.checks.root_settings import judge_no_run, judge_roots
+from forgather.project.checks.run_requirements import judge_before_a_run
+from forgather.project.checks.setting_rules import judge_settings
+from forgather.project.checks.trainer_hooks import judge_hooks
+from forgather.project.checks.trusted_calls import judge_callables
+from forgather.project.dynamic_args import FAULTS, read_options
+from forgather.project.error_location import Writers
+from forgather.project.fault_tolerance import fault_tolerance
+from forgather.project.locations import library_dir
+from forgather.project.project import Project
+from forgather.project.reader import reader_for
+from forgather.project.rendered_variable import RENDERED
+from forgather.project.targets import run_meta
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
+"""Construction variables that `train` gives."""
+UNNAMED = "FG232"
+"""The finding that a calculation reads a name that nothing has."""
+IDLE = "FG233"
+"""The finding that an override changes nothing."""
+LOOKALIKE = "FG222"
+"""The finding that a text looks like a number, a boolean or nothing."""
+SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
+"""Findings that whatever is built says too: a run need not print them twice."""
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
+
+
+class Checked(NamedTuple):
+    """What is known of a config.
+
+    Args:
+        findings: problems, errors first; no two are the same.
+        unchecked: what could not be checked, and why.
+    """
+
+    findings: tuple[Diagnostic, ...]
+    unchecked: tuple[Unchecked, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """The findings that are errors."""
+        return tuple(found for found in self.findings if found.severity is Severity.ERROR)
+
+
+def check_project(
+    project: Project,
+    reader: Reader | None = None,
+    *,
+    for_run: bool = False,
+    reserved: frozenset[str] = frozenset(),
+) -> Checked:
+    """Returns all problems of a config.
+
+    Args:
+        project: the config, with its options and overrides.
+        reader: reads signatures; None makes one.
+        for_run: True where `main` is about to be run, so that a variable that nothing gives is an error, and the
+            processes that start are compared by who starts them.
+        reserved: spellings of options that a config cannot declare, because the command line has them.
+    """
+    try:
+        found = [*project.diagnostics]
+    except ForgatherError as error:
+        return Checked(_ordered([*_of(error), *_known_before(project)]))
+    graph = project.graph
+    reader = reader or reader_for(project.meta)
+    judgement = judge(graph, reader)
+    started = None if for_run else _started(graph)
+    settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
+    elsewhere, unread = judge_projects(graph, project)
+    found = [one for one in _without_meant(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
+    if for_run:
+        found = _as_a_run_sees(found, graph)
+    found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
+    found += judge_handed(judgement.calls)
+    found += judge_chosen(judgement.calls, reader)
+    found += judge_before_a_run(graph, judgement.calls, reader)
+    found += (*judge_callables(project), *judge_remote_code(graph))
+    found += judge_packed_rows(judgement.calls, reader)
+    found += _of_meta(graph)
+    named = (called.node for called in judgement.calls.values())
+    found += judge_output_folder(project)
+    found += judge_imports(named, project.meta.project_dir, reader)
+    found += judge_hooks(graph, reader)
+    known = {one.span for one in found}
+    found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
+    found += judge_no_run(graph, for_run=for_run)
+    found = [one for one in found if one.code not in FAULTS]
+    found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
+    context = project.lineage
+    writers = Writers(project)
+    placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
+    return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
+
+
+def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:
+    """Returns findings without those about texts that a parameter asks for, as `eval_strategy: no`."""
+    meant = {(text.span.file, text.span.line, repr(text.value)) for text in texts if text.span is not None}
+    return [one for one in found if one.code != LOOKALIKE or _written_at(one) not in meant]
+
+
+def _repeats_the_library(found: Diagnostic) -> bool:
+    """Tells whether a line says what a template of the library says, which another release may say otherwise."""
+    return found.code == IDLE and f" at {library_dir()}{os.sep}" in found.message
+
+
+def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:
+    text = found.message.partition(" is a string here")[0]
+    return (found.span.file, found.span.line, text) if found.span else None
+
+
+def _known_before(project: Project) -> list[Diagnostic]:
+    """Returns what was found before a stage failed."""
+    known = [*project.meta.diagnostics]
+    if "rendered" in project.__dict__:
+        known += project.rendered.diagnostics
+    if "declared_graph" in project.__dict__:
+        known += project.declared_graph.diagnostics
+    return known
+
+
+def _of(error: ForgatherError) -> Iterator[Diagnostic]:
+    yield error.diagnostic
+    yield from error.others
+
+
+def _ordered(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    first = {(found.code, found.message, found.span): found for found in reversed(list(findings))}
+    return tuple(sorted(first.values(), key=_rank))
+
+
+def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
+    span = found.span
+    place = (span.file, span.line, span.column) if span else ("", 0, 0)
+    return (_ORDER[found.severity], *place, found.code, found.message)
+
+
+def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+    for fault in read_options(graph, reserved=reserved).faults:
+        yield replace(fault.error.diagnostic, severity=severity)
+
+
+def _started(graph: Graph) -> int | None:
+    """Returns how many processes a run starts on one machine; None where the machine says, or the sizes."""
+    try:
+        processes = run_meta(graph).nproc_per_node
+    except ForgatherError:
+        return None
+    return processes if isinstance(processes, int) else None
+
+
+def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
+    try:
+        run_meta(graph)
+        fault_tolerance(graph)
+    except ForgatherError as error:
+        yield from _of(error)
+
+
+def _as_a_run_sees(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
+    """Returns findings with those as errors that could be mended by whoever builds a part: a run gives nothing more."""
+    main = graph.targets.get("main")
+    needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
+    places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}
+    return [
+        replace(one, severity=Severity.ERROR, hint="write a number, or the name of a target")
+        if one.code == UNNAMED and one.span in places and not any(repr(name) in one.message for name in GIVEN_BY_A_RUN)
+        else one
+        for one in found
+    ]
+
+
+def _unbound(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
+    main = graph.targets.get("main")
+    needed: set[int] = set()
+    if for_run and main is not None:
+        needed = {id(node) for _, node in walk([((Key("main"),), main.value)], unbuilt=False)}
+    for path, node in all_nodes(graph):
+        if isinstance(node, Var) and node.default is None and node.variable not in GIVEN_BY_A_RUN:
+            yield _unbound_var(path, node, is_needed=id(node) in needed)
+
+
+def _unbound_var(path: GraphPath, node: Var, *, is_needed: bool) -> Diagnostic:
+    return Diagnostic(
+        code="FG244",
+        message=f"!var {node.variable!r} has no default, and " + ("nothing gives it a value" if is_needed else
+                "has to be given a value whenever this is built"),
+        severity=Severity.ERROR if is_needed else Severity.WARNING,
+        span=node.span,
+        path=format_path(path),
+        hint=f"give it a default: !var {{name: {node.variable}, default: ...}}",
+    )  # fmt: skip

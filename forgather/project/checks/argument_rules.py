@@ -1,0 +1,237 @@
+"""What becomes of arguments: what a constructor calls, lists and opens, judged on what a config writes.
+
+Takes calls and what the rules tell of their arguments (`Rules.arguments`); gives findings. Keeps true: nothing is
+imported or opened; a partial is blamed only for arguments that surely never come, a file only where it is written out.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from inspect import Parameter, Signature
+from typing import Any
+
+from forgather.bounded import TooManyEntriesError, matching, walk_folders
+from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.yaml.node_builders import describe
+from forgather.errors import Diagnostic, Severity
+from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.rules import is_path
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
+
+
+def judge_handed(calls: Mapping[int, Called]) -> list[Diagnostic]:
+    """Returns what is wrong with arguments for what their constructors do with them."""
+    findings: list[Diagnostic] = []
+    for called in calls.values():
+        if called.node.kind is not CallKind.META:
+            findings += _of_call(called, calls)
+    return findings
+
+
+def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+    arguments = arguments_of(called)
+    is_partial = called.node.kind is CallKind.PARTIAL  # what it calls and lists may still be given
+    for rules in rules_about(called):
+        for name, use in rules.arguments.items():
+            node = arguments.get(name)
+            if node is None:
+                continue
+            place = _Place(called, name, node)
+            if "called_with" in use and not is_partial:
+                yield from _called(place, use, calls)
+            if "items" in use and not is_partial:
+                yield from _listed(place, use, calls)
+            if "files" in use and _is_meant(use, arguments):
+                yield from _files(place, use)
+            if "folder" in use:
+                yield from _folder(place, use)
+            if "installed" in use:
+                yield from _installed(place, use)
+
+
+class _Place:
+    """An argument: its node, and where it is written."""
+
+    def __init__(self, called: Called, name: str, node: Node) -> None:
+        self.callee, self.name, self.node = called.node, name, node
+        self.owner = called.callee.name if called.callee else called.node.constructor
+        self.path: GraphPath = (*called.path, Key(name))
+        self._entry = next((entry for entry in called.node.kwargs if entry.value is node), None)
+
+    def finding(
+        self, code: str, message: str, hint: str, severity: Severity = Severity.ERROR, inner: Entry | None = None
+    ) -> Diagnostic:
+        """Returns a finding about the argument, or about an item of it."""
+        entry = inner or self._entry
+        span = None if entry is None else entry.value.span if entry.alias else entry.span
+        return Diagnostic(
+            code=code,
+            message=message,
+            severity=severity,
+            span=span or self.node.span or self.callee.span,
+            path=format_path(self.path if inner is None else (*self.path, Key(inner.key))),
+            hint=hint,
+        )
+
+
+# what is called later
+
+
+def _called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+    known = calls.get(id(place.node))
+    if known is None or known.node.kind is not CallKind.PARTIAL or known.callee is None:
+        return
+    partial, callee = known.node, known.callee
+    if callee.kind == "class" and "object" in use:
+        message = (
+            f"{place.owner} calls {place.name!r} for {use['object']}, and a call of this one gives a {callee.name}"
+        )
+        hint = f"write !singleton:{partial.constructor}: it is the object that is called, not its class"
+        yield place.finding("FG240", message, hint)
+        return
+    lacking = [_never_given(signature, partial, use["called_with"]) for signature in callee.signatures]
+    if lacking and all(lacking):
+        names = ", ".join(repr(name) for name in lacking[0])
+        message = (
+            f"{callee.name} lacks {names}: {place.owner} calls {place.name!r} with {use['called_with']['as']} alone"
+        )
+        yield place.finding("FG208", message, f"add {lacking[0][0]}: ... to the !partial")
+
+
+def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) -> list[str]:
+    """Returns the parameters without default that neither the partial nor its caller gives."""
+    if partial.spread is not None:
+        return []
+    parameters = signature.parameters.values()
+    by_name = {str(entry.key) for entry in (*partial.kwargs, *partial.latent_args)} | set(given.get("keywords", ()))
+    positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+    filled = {*positional[: len(partial.args) + given["positional"]], *by_name}
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [
+        p.name for p in parameters if p.default is Parameter.empty and p.kind not in variadic and p.name not in filled
+    ]
+
+
+# what is listed
+
+
+def _listed(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+    node, wanted = place.node, use["items"]
+    if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
+        message = f"{place.owner} takes a list as {place.name!r}, and gets {describe(node)}, whose keys it would take"
+        hint = f"begin the block with `== super()`, or read the mapping as a list: write !dlist:@{place.name} above it"
+        yield place.finding("FG242", message, hint)
+        return
+    for entry in _items(node):
+        item = entry.value
+        if isinstance(item, Call):
+            if item.kind is CallKind.PARTIAL:
+                message = f"{place.owner} takes {wanted} in {place.name!r}, and gets a !partial of {item.constructor}"
+                yield place.finding(
+                    "FG240", message, f"write !singleton:{item.constructor}, which calls it", inner=entry
+                )
+        elif isinstance(item, Scalar | Sequence | Mapped):
+            found = describe(item) if not isinstance(item, Scalar) else repr(item.value)[:80]
+            message = f"{place.owner} takes {wanted} in {place.name!r}, and gets {found}"
+            yield place.finding("FG242", message, _as_object(item, wanted), inner=entry)
+
+
+def _items(node: Node) -> Iterable[Entry]:
+    if isinstance(node, Mapped):
+        kept = (entry for entry in node.entries if not (isinstance(entry.value, Scalar) and entry.value.value is None))
+        return [*kept]
+    if isinstance(node, Sequence):
+        return [Entry(position, item, item.origin) for position, item in enumerate(node.items)]
+    return ()
+
+
+def _as_object(node: Node, wanted: str) -> str:
+    if isinstance(node, Scalar) and isinstance(node.value, str) and _CONSTRUCTOR.fullmatch(node.value):
+        return f"write !singleton:{node.value}"
+    return f"give {wanted}, as !singleton:callbacks.py:MyCallback"
+
+
+# what is opened
+
+
+def _is_meant(use: Mapping[str, Any], arguments: Mapping[str, Node]) -> bool:
+    """Tells whether files are of this machine: `where` another argument has one of some words."""
+    for name, words in use.get("where", {}).items():
+        node = arguments.get(name)
+        if not isinstance(node, Scalar) or node.value not in words:
+            return False
+    return True
+
+
+def _listed_files(node: Node) -> Iterator[Node]:
+    if isinstance(node, Sequence):
+        yield from node.items
+    elif isinstance(node, Mapped):
+        for entry in node.entries:
+            yield from _listed_files(entry.value)
+    else:
+        yield node
+
+
+def _files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    node = place.node
+    for item in _listed_files(node):
+        if not isinstance(item, Scalar) or not isinstance(item.value, str) or _is_there(item.value, use["files"]):
+            continue
+        message = (
+            f"{item.value!r} matches no {'data file' if os.path.isdir(os.path.expanduser(item.value)) else 'file'}"
+        )
+        finding = place.finding("FG456", message, _where(item.value), Severity.WARNING)
+        yield finding if item is node else _moved(finding, item)
+
+
+def _moved(finding: Diagnostic, item: Node) -> Diagnostic:
+    return replace(finding, span=item.span or finding.span)
+
+
+def _is_there(written: str, suffixes: Collection[str]) -> bool:
+    path = os.path.expanduser(written)
+    if "://" in path:
+        return True
+    try:
+        if os.path.isdir(path) and suffixes:
+            return any(file.endswith(tuple(suffixes)) for _, _, files in walk_folders(path) for file in files)
+        return os.path.exists(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
+    except TooManyEntriesError:
+        return True
+
+
+def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    node = place.node
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or node.value in use["folder"]:
+        return
+    if "://" in node.value or ("paths" in use and not is_path(node.value)):
+        return
+    if not os.path.isdir(os.path.expanduser(node.value)):
+        message = f"{place.name}: there is no folder {node.value!r}"
+        yield place.finding("FG456", message, _where(node.value), Severity.WARNING)
+
+
+def _installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    node = place.node
+    for item in node.items if isinstance(node, Sequence) else (node,):
+        word = item.value if isinstance(item, Scalar) else None
+        packages = use["installed"].get(word, [])
+        if packages and all(find_spec(package) is None for package in packages):
+            message = f"{place.name} names {word!r}, and it is not installed"
+            yield place.finding("FG881", message, f"pip install {packages[0]}, or leave it out")
+
+
+def _where(written: str) -> str:
+    if os.path.isabs(os.path.expanduser(written)):
+        return "name what exists, or make it before the run"
+    return "a path without a root counts from the working folder; '{{ project_dir }}/...' counts from the project"

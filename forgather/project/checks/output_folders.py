@@ -1,0 +1,89 @@
+"""Two configs of one project that write into one folder: the later run would replace the model of the earlier one.
+
+Takes a config, gives a finding. Keeps true: only a folder that the library made of the config's name counts; one that
+is named, by the config or on the command line, may be shared. Facts of other configs are those that listings keep.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from forgather.config.graph import Entry
+from forgather.errors import Diagnostic, ForgatherError
+from forgather.project.configs import config_files
+from forgather.project.listing import describe_config, describe_project
+from forgather.project.listing_cache import ConfigListing, cached_listing, keep_listing
+from forgather.project.literal import string_entries
+from forgather.project.locations import library_dir
+from forgather.project.path_display import Display
+from forgather.project.project import Project
+from forgather.project.targets import run_meta
+from forgather.project.trainer_arguments import trainer_arguments
+from forgather.source import Span
+
+
+def judge_output_folder(project: Project) -> Iterator[Diagnostic]:
+    """Yields an error where another config of the project writes into the folder that is made of this one's name."""
+    folder = _of_its_name(project)
+    if folder is None:
+        return
+    others = [one.name for one in _others(project) if one.output_dir and os.path.realpath(one.output_dir) == folder]
+    if not others:
+        return
+    yield Diagnostic(
+        code="FG421",
+        message=f"the model goes into {os.path.relpath(folder, project.meta.project_dir)}, where that of "
+        f"{', '.join(others[:3])} goes, too: each run would replace the other's",
+        span=_naming_line(project),
+        path="meta.config_name",
+        hint='give this config a name of its own: `-- set ns.config_name = "..."` in [config_metadata]; to share the '
+        "folder, name it: `-- set ns.output_dir = ...`",
+    )
+
+
+def _of_its_name(project: Project) -> str | None:
+    """Returns the output folder, where the library made it of the config's name."""
+    arguments = trainer_arguments(project.graph)
+    entry = arguments.entry("output_dir") if arguments else None
+    folder = arguments.plain("output_dir") if arguments else None
+    if entry is None or not isinstance(folder, str) or "output_dir" in project.variables:
+        return None
+    written_in = entry.span.file if entry.span else ""
+    try:
+        name = run_meta(project.graph).name
+    except ForgatherError:
+        # What is wrong with `meta` is told where it is looked at.
+        return None
+    by_default = {name.lower().replace(" ", "_"), project.config_stem}
+    parent, base = os.path.split(folder)
+    is_default = parent == os.path.join(project.meta.project_dir, "output_models") and base in by_default
+    return os.path.realpath(folder) if is_default and written_in.startswith(library_dir()) else None
+
+
+def _others(project: Project) -> list[ConfigListing]:
+    """Returns the facts of the other configs, of which those that are not kept are read anew, and kept."""
+    meta, display = project.meta, Display(project.meta.project_dir)
+    names = [name for name in config_files(meta.searchdir, meta.config_prefix) if name != project.config_name]
+    if not names:
+        return []
+    listing = cached_listing(meta.project_dir) or describe_project(meta.project_dir, display)
+    known = {one.name: one for one in listing.configs}
+    found = [known.get(name) or describe_config(meta.project_dir, name, display) for name in names]
+    if any(one.name not in known for one in found):
+        known |= {one.name: one for one in found}
+        keep_listing(replace(listing, configs=tuple(known[name] for name in sorted(known))))
+    return found
+
+
+def _naming_line(project: Project) -> Span:
+    """Returns the line of the project that names the config; its first line where none does."""
+    entry: Entry | None = project.graph.targets.get("meta")
+    own = os.path.join(project.meta.project_dir, "")
+    named = string_entries(entry.value) if entry else ()
+    for one in named:
+        for site in one.value.origin.sets if one.key == "config_name" and one.value.origin else ():
+            if site.span.file.startswith(own):
+                return Span(site.span.file, site.span.line)
+    return Span(project.rendered.templates[0].file, 1)

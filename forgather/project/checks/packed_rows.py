@@ -1,0 +1,145 @@
+"""Packed rows, judged on what a config writes: the model that reads them, and the collator before it.
+
+Takes calls and a reader of signatures; gives findings. Keeps true: nothing is imported; a model whose class or family
+is not known is left to the run, which looks at it; what is an error here is refused there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from inspect import Parameter
+from typing import TYPE_CHECKING
+
+from forgather.config.graph import Call, CallKind, Node, Scalar
+from forgather.config.lint.call_check import Called
+from forgather.config.path import Key, format_path
+from forgather.config.traverse import walk
+from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.signatures.results import Callee
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+_TABLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "ml", "packing_models.json")
+_PACKS = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
+_LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
+_STACKS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding")
+_KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGeneration|Decoder|WithLMHeadModel)$")
+
+
+def judge_packed_rows(calls: Mapping[int, Called], reader: Reader) -> list[Diagnostic]:
+    """Returns what is wrong with the collators and models that rows of `tokenize` and `tokenize_examples` reach."""
+    findings: list[Diagnostic] = []
+    for called in calls.values():
+        given = arguments_of(called)
+        if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
+            findings += _of_trainer(called, given, calls, reader)
+    return findings
+
+
+def _of_trainer(
+    called: Called, given: Mapping[str, Node], calls: Mapping[int, Called], reader: Reader
+) -> Iterator[Diagnostic]:
+    made = [node for _, node in walk([((), given["train_dataset"])], unbuilt=False) if isinstance(node, Call)]
+    packs = [node for node in made if node.constructor in _PACKS]
+    apart = any(not _joins(node) for node in packs)
+    collator = given.get("data_collator")
+    if isinstance(collator, Call) and (packs or any(node.constructor in _LABELS for node in made)):
+        yield from _of_collator(called, collator, apart)
+        yield from _of_lengths(called, collator, next((node for node in made if node.constructor in _LABELS), None))
+    model = given.get("model") or given.get("model_init")
+    reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
+    if reason is not None and isinstance(model, Call):
+        yield Diagnostic(
+            code="FG848",
+            message=f"the rows hold several documents, and the model does not keep them apart: {reason}",
+            severity=Severity.WARNING,
+            span=packs[0].span,
+            path=format_path((*called.path, Key("train_dataset"))),
+            hint="set document_boundaries: false in tokenize to say that this is meant, or train another model",
+        )
+
+
+def _joins(packing: Call) -> bool:
+    values = (entry.value for entry in packing.kwargs if entry.key == "document_boundaries")
+    return any(not (isinstance(value, Scalar) and value.value is True) for value in values)
+
+
+def _of_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagnostic]:
+    name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
+    if not collator.constructor.startswith("transformers"):
+        return
+    if name == "DataCollatorForLanguageModeling" and _is_false(collator, "mlm"):
+        code, message = "FG846", f"the rows have labels, and {name} overwrites them with the inputs"
+        hint = (
+            "include 'collators/padded.yaml' in [data_collator] (forgather.ml.data:CausalLMCollator): it keeps labels"
+        )
+    elif name == "DataCollatorWithFlattening" and apart:
+        code, message = "FG858", f"the rows hold several documents, and {name} takes each row for one"
+        hint = "include 'collators/packed.yaml' in [data_collator]: packed rows have no padding"
+    else:
+        return
+    path = format_path((*called.path, Key("data_collator")))
+    # That of transformers does not look: nobody would refuse the run.
+    severity = Severity.WARNING if called.node.constructor.startswith("transformers") else Severity.ERROR
+    yield Diagnostic(code=code, message=message, severity=severity, span=collator.span, path=path, hint=hint)
+
+
+def _of_lengths(called: Called, collator: Call, examples: Call | None) -> Iterator[Diagnostic]:
+    name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
+    if examples is None or name not in _STACKS or not collator.constructor.startswith("transformers"):
+        return
+    yield Diagnostic(
+        code="FG849",
+        message=f"the rows of tokenize_examples differ in length, and {name} does not pad their labels",
+        severity=Severity.WARNING,
+        span=examples.span,
+        path=format_path((*called.path, Key("train_dataset"))),
+        hint="include 'collators/padded.yaml' in [data_collator] (forgather.ml.data:CausalLMCollator)",
+    )
+
+
+def _is_false(call: Call, name: str) -> bool:
+    values = [entry.value for entry in call.kwargs if entry.key == name]
+    return any(isinstance(value, Scalar) and value.value is False for value in values)
+
+
+def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str | None:
+    """Returns why a model mixes documents; None where it does not, or where that is not known."""
+    module, _, name = model.constructor.partition(":")
+    if model.constructor in ("forgather.ml.models:from_config", "transformers:AutoModelForCausalLM.from_config"):
+        called = calls.get(id(model))
+        config = arguments_of(called).get("config") if called else None
+        return _why_mixed(config, calls, reader) if isinstance(config, Call) else None
+    if module.split(".")[0] == "transformers":
+        kind = _KIND.sub("", name.partition(".")[0])
+        return f"{kind} takes no notice of position_ids for them" if kind in _mixed_kinds() else None
+    return _of_own(model, name, reader)
+
+
+@cache
+def _mixed_kinds() -> frozenset[str]:
+    """Returns the names that the configurations and models of families begin with that mix documents."""
+    with open(_TABLE, encoding="utf-8") as stream:
+        families = json.load(stream)["mixed"].values()
+    return frozenset(_KIND.sub("", name) for names in families for name in names)
+
+
+def _of_own(model: Call, name: str, reader: Reader) -> str | None:
+    if model.constructor.startswith("forgather.") or ":" not in model.constructor:
+        return None
+    try:
+        forward = reader.read(f"{model.constructor}.forward")
+    except ForgatherError:
+        return None
+    if not isinstance(forward, Callee) or not forward.signatures:
+        return None
+    parameters = forward.signatures[0].parameters.values()
+    if any(one.name == "position_ids" or one.kind is Parameter.VAR_KEYWORD for one in parameters):
+        return None
+    return f"the forward of {name} has no parameter position_ids"

@@ -1,0 +1,191 @@
+"""What a run would meet only when it starts: DeepSpeed's config, classes to wrap, packages that are not installed.
+
+Takes a config and its calls, gives findings. Keeps true: nothing is imported that the config names; what DeepSpeed's
+config may say is judged by the function that the run itself asks (`forgather.ml.strategy.deepspeed_config`, without
+torch); a class is looked up in the source of the model's own module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from forgather.config.graph import Call, CallKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.errors import Diagnostic, ForgatherError, ProjectError
+from forgather.project.checks.setting_rules import rules_about
+from forgather.project.literal import plain_value
+from forgather.project.targets import run_meta
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+_DEEPSPEED = "forgather.ml.strategy.deepspeed_config"
+_WRAP = "transformer_layer_cls_to_wrap"
+
+
+def judge_before_a_run(graph: Graph, calls: Mapping[int, Called], reader: Reader) -> Iterator[Diagnostic]:
+    """Yields what would keep a run from starting, as far as it is written out."""
+    for called in calls.values():
+        yield from _lacking(called)
+    arguments = trainer_arguments(graph)
+    if arguments is not None:
+        path = format_path((Key("main"), Key("args")))
+        yield from (replace(one, path=one.path or path) for one in _of_deepspeed(graph, arguments, calls))
+        yield from _of_wrapping(graph, arguments, reader)
+
+
+def _lacking(called: Called) -> Iterator[Diagnostic]:
+    """Yields a package that a call needs and that is not installed."""
+    for rules in rules_about(called):
+        if rules.needs and find_spec(rules.needs) is None:
+            yield Diagnostic(
+                code="FG882",
+                message=f"{called.node.constructor.rpartition(':')[2]} needs the package {rules.needs!r}, which is not "
+                "installed",
+                span=called.node.span,
+                path=format_path(called.path),
+                hint=f"pip install {rules.needs}",
+            )
+
+
+# DeepSpeed
+
+
+def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+    entry = arguments.entry("deepspeed")
+    if entry is None or (isinstance(entry.value, Scalar) and not entry.value.value):
+        return
+    try:
+        asked = plain_value(entry.value, "deepspeed")
+    except ProjectError:
+        return
+    judge: Any = import_module(_DEEPSPEED)
+    if not _is_ours(arguments, calls):
+        # transformers fills the config by rules of its own; which keys DeepSpeed has is the same.
+        for one in judge.unknown_settings(asked):
+            yield replace(one, span=one.span or _place_in(entry, one.message))
+        return
+    given = _settings(arguments, calls)
+    if given is None:
+        return
+    known = _processes(graph)
+    try:
+        judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
+    except ForgatherError as error:
+        for one in (error.diagnostic, *error.others):
+            # How many processes train may be known only where they start.
+            if known is not None or not one.message.startswith("train_batch_size"):
+                span = one.span or _place_in(entry, one.message)
+                yield replace(one, span=span)
+
+
+def _processes(graph: Graph) -> int | None:
+    """Returns how many processes a run starts; None where that is not known here, or wrong, which is told elsewhere."""
+    try:
+        processes = run_meta(graph).nproc_per_node
+    except ForgatherError:
+        return None
+    return processes if isinstance(processes, int) else None
+
+
+def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
+    called = calls.get(id(arguments.call))
+    return called is not None and any(
+        name.startswith("forgather.") for rules in rules_about(called) for name in rules.about
+    )
+
+
+def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> SimpleNamespace | None:
+    """Returns the arguments that DeepSpeed's config is held against; None where one of them is not written out."""
+    called = calls.get(id(arguments.call))
+    rules = rules_about(called) if called else ()
+    if not rules:
+        return None
+    written = {str(entry.key): entry.value for entry in arguments.call.kwargs}
+    values = {name: node.value if isinstance(node, Scalar) else None for name, node in written.items()}
+    whole = rules[0].complete({rules[0].renamed.get(name, name): value for name, value in values.items()})
+    numbers = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm")
+    if not all(isinstance(whole.get(name), int | float) for name in numbers):
+        return None
+    return SimpleNamespace(**{name.replace(".", "_"): value for name, value in whole.items()})
+
+
+def _place_in(entry: Entry, message: str) -> Any:
+    """Returns the line of the key that a message is about; that of the setting where it is about none."""
+    words = message.replace("'", " ").replace(".", " ").split()
+    inside, named = [entry], list[Entry]()
+    while inside:
+        one = inside.pop()
+        inside += one.value.entries if isinstance(one.value, Mapped) else ()
+        named += [one] if one is not entry and str(one.key) in words else []
+    found = min(named, key=lambda one: words.index(str(one.key)), default=entry)
+    return found.span or found.value.span
+
+
+# classes of layers
+
+
+def _of_wrapping(graph: Graph, arguments: TrainerArguments, reader: Reader) -> Iterator[Diagnostic]:
+    config = arguments.entry("fsdp_config")
+    module = _module_of_model(graph)
+    if config is None or module is None or not isinstance(config.value, Mapped):
+        return
+    for entry in config.value.entries:
+        if str(entry.key).removeprefix("fsdp_") != _WRAP:
+            continue
+        names = entry.value.items if isinstance(entry.value, Sequence) else (entry.value,)
+        for node in names:
+            name = node.value if isinstance(node, Scalar) else None
+            for word in str(name or "").replace(",", " ").split():
+                yield from _no_class(word, module, entry, node, reader)
+
+
+def _no_class(name: str, module: str, entry: Entry, node: Node, reader: Reader) -> Iterator[Diagnostic]:
+    try:
+        reader.read(f"{module}:{name}")
+    except ForgatherError as error:
+        if error.code == "FG321":
+            path: GraphPath = (Key("main"), Key("args"), Key("fsdp_config"), Key(entry.key))
+            yield Diagnostic(
+                code="FG883",
+                message=f"{module.rpartition('.')[2]} has no class {name!r} to wrap",
+                span=(entry.span if isinstance(entry.value, Scalar) else node.span) or entry.span,
+                path=format_path(path),
+                hint=error.hint or "leave it out: the repeated blocks of the model are wrapped",
+            )
+
+
+def _module_of_model(graph: Graph) -> str | None:
+    """Returns the module of the model's classes, where the config describes a model of transformers."""
+    main = graph.targets.get("main")
+    model = _keyword(main.value, "model") if main else None
+    config = _keyword(model, "config") if model else None
+    constructor = config.constructor if isinstance(config, Call) and config.kind is not CallKind.META else ""
+    library, _, name = constructor.rpartition(":")
+    if library != "transformers" or not name.endswith("Config"):
+        return None
+    found = _family(name)
+    return found and f"transformers.models.{found}.modeling_{found}"
+
+
+def _family(config: str) -> str | None:
+    """Returns the folder of transformers that has a config class, as "gpt_neox" for GPTNeoXConfig."""
+    spec = find_spec("transformers")
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    folder = os.path.join(spec.submodule_search_locations[0], "models")
+    wanted = config.removesuffix("Config").lower()
+    return next((name for name in sorted(os.listdir(folder)) if name.replace("_", "") == wanted), None)
+
+
+def _keyword(node: Node, name: str) -> Node | None:
+    entries = node.kwargs if isinstance(node, Call) else ()
+    return next((entry.value for entry in entries if entry.key == name), None)

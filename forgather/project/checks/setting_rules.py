@@ -1,0 +1,281 @@
+"""Rules about settings, judged on what a config writes.
+
+Takes calls and the rules that the ML side ships as data; gives findings. Keeps true: only
+literals and the defaults of signatures are judged; a rule that hangs on anything else is listed as unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from inspect import Parameter
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.call_check import Called, Judgement, Unchecked
+from forgather.config.lint.signature_match import binds
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.setting_precedence import Precedence
+from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
+from forgather.rules import Breach, Rules, shipped_rules
+from forgather.signatures.results import Callee, Default
+
+if TYPE_CHECKING:
+    from forgather.signatures.reader import Reader
+
+
+def judge_settings(
+    graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, *, processes: int | None = None
+) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
+    """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for.
+
+    Args:
+        graph: the config.
+        judgement: its calls.
+        reader: reads signatures.
+        precedence: who wrote what.
+        processes: how many a run starts on one machine; None where that is not known.
+    """
+    judge = _Settings(graph, judgement, reader, precedence, processes)
+    findings: list[Diagnostic] = []
+    for called in judgement.calls.values():
+        if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
+            findings += judge.of(called)
+    return findings, judge.unchecked, judge.texts
+
+
+class _Settings:
+    def __init__(
+        self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, processes: int | None
+    ) -> None:
+        main = graph.targets.get("main")
+        self._main = main.value if main else None
+        self._calls = judgement.calls
+        self._reader = reader
+        self._precedence = precedence
+        self._around = {"nproc_per_node": processes}
+        self.unchecked: list[Unchecked] = []
+        self.texts: list[Scalar] = []
+
+    def of(self, called: Called) -> Iterator[Diagnostic]:
+        """Yields what is wrong with the settings of one call."""
+        for rules in rules_about(called):
+            given, settings, found = self._settings(called, rules)
+            facts = {**settings, **self._inner(called, rules)}
+            # What a derived class computes by itself is not known.
+            facts["derived"] = called.node.constructor not in rules.about
+            judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
+            found += rules.values({name: self._names_known(name, facts[name], called, rules) for name in judged})
+            self.texts += _asked_for(called, rules)
+            # What is wrong by itself is no part of a contradiction.
+            wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
+            facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
+            stands = partial(self._stands, called.node, rules)
+            found += rules.broken(facts, given, main=called.node is self._main, stands=stands)
+            for breach in found:
+                yield _finding(breach, called, rules)
+            undecided = rules.undecided(facts)
+            if undecided:
+                reason = f"rules about {', '.join(undecided)}: known only when it is built"
+                self._leave(called, reason)
+
+    def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
+        """Returns the value of a setting; of a mapping that holds what is not known, what is known of it."""
+        _, entry = _written(called.node, name, rules) if value is SOMETHING else ((), None)
+        return value if entry is None else self._partly(entry.value)
+
+    def _partly(self, node: Node) -> Any:
+        if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
+            return {str(entry.key): self._partly(entry.value) for entry in node.entries}
+        return self._value(node)
+
+    def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
+        """Returns whether the user wrote the setting of a rule, and nothing nearer to the config the other one."""
+        argument = rule["argument"]
+        _, setting = _written(node, argument, rules)
+        if setting is None or setting.key != argument.rpartition(".")[2]:
+            return False
+        _, other = _written(node, str(rule.get("after") or rule["beside"]), rules)
+        return self._precedence.stands(setting, other, given_only="beside" in rule)
+
+    def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Breach]]:
+        """Returns which settings are given, all of them by present names, and what is wrong with the names."""
+        written = {name: self._value(node) for name, node in arguments_of(called).items()}
+        given, found = written, list[Breach]()
+        if rules.closed:
+            given, found = rules.names(written, self._elsewhere(called, rules, written))
+        whole = rules.complete({**self._around, **_defaults(called.callee), **given})
+        return frozenset(given), whole, found
+
+    def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
+        """Returns the settings of calls that are given as arguments, as `args.lr`, as far as rules speak of them."""
+        facts: dict[str, Any] = {}
+        for name, node in arguments_of(called).items():
+            inner = self._calls.get(id(node))
+            if inner is None or not rules.reads(name) or inner.node.kind is CallKind.META:
+                continue
+            if inner.node.kind is CallKind.PARTIAL:
+                facts |= {f"{name}.{fact}": value for fact, value in self._of_partial(inner).items()}
+                continue
+            theirs = rules_about(inner) or (Rules(about=(inner.node.constructor,)),)
+            _, settings, _ = self._settings(inner, theirs[0])
+            facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
+            facts[f"{name}.calls"] = inner.node.constructor.lower()
+        return facts
+
+    def _of_partial(self, called: Called) -> dict[str, Any]:
+        """Returns what a partial `calls`, `takes` and `sets`, and the values that it sets."""
+        values = {name: self._value(node) for name, node in arguments_of(called).items()}
+        facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
+        if called.callee is not None and len(called.callee.signatures) == 1:
+            parameters = called.callee.signatures[0].parameters.values()
+            if any(p.kind is not Parameter.VAR_KEYWORD for p in parameters):
+                facts["takes"] = tuple(p.name for p in parameters)
+        return facts
+
+    def _elsewhere(self, called: Called, rules: Rules, written: Iterable[str]) -> Mapping[str, Any] | None:
+        known_names = {*rules.settings, *rules.renamed, *rules.without_effect}
+        if rules.elsewhere is None or known_names.issuperset(written):
+            return {}
+        try:
+            callee = self._reader.read(rules.elsewhere)
+        except ForgatherError:
+            callee = None
+        if isinstance(callee, Callee):
+            return _defaults(callee)
+        self._leave(called, f"settings that are those of {rules.elsewhere}, which is not known")
+        return None
+
+    def _leave(self, called: Called, reason: str) -> None:
+        node = called.node
+        self.unchecked.append(
+            Unchecked(path=format_path(called.path), constructor=node.constructor, reason=reason, span=node.span)
+        )
+
+    def _value(self, node: Node) -> Any:
+        """Returns a value that is written out; else `SOMETHING` for what cannot be None, and `UNKNOWN`."""
+        if isinstance(node, Scalar):
+            return node.value
+        if isinstance(node, Sequence):
+            items = [self._value(item) for item in node.items]
+            return SOMETHING if _unknown(items) else items
+        if isinstance(node, Mapped):
+            pairs = {entry.key: self._value(entry.value) for entry in node.entries}
+            if _unknown(pairs.values()):
+                return SOMETHING
+            return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
+        if not isinstance(node, Call) or node.kind is CallKind.META:
+            return UNKNOWN
+        called = self._calls.get(id(node))
+        if node.kind is CallKind.PARTIAL or (called and called.callee and _gives_something(called.callee)):
+            return SOMETHING
+        return UNKNOWN
+
+
+def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
+    """Yields the texts among the arguments that are one of the words of their setting, or stand for such a text."""
+    for name, node in arguments_of(called).items():
+        present = rules.renamed.get(name, name)
+        rule = rules.settings.get(present)
+        if rule is None or not isinstance(node, Scalar) or not isinstance(node.value, str):
+            continue
+        is_word = rule["type"] == "word" or isinstance(rules.defaults.get(present), str)
+        if is_word and misfit(node.value, rule) is None:
+            yield node
+
+
+def _gives_something(callee: Callee) -> bool:
+    return callee.kind == "class" or (callee.gives.accepts is not None and "none" not in callee.gives.accepts)
+
+
+def _unknown(values: Iterable[Any]) -> bool:
+    return any(value is UNKNOWN or value is SOMETHING for value in values)
+
+
+def rules_about(called: Called) -> tuple[Rules, ...]:
+    """Returns the rules about what is called, or about the class that it derives from."""
+    rules = shipped_rules()
+    if called.node.constructor in rules:
+        return rules[called.node.constructor]
+    gives = called.callee.gives.accepts if called.callee and called.callee.kind == "class" else None
+    return next((rules[word[9:]] for word in gives or () if word.removeprefix("instance:") in rules), ())
+
+
+def arguments_of(called: Called) -> dict[str, Node]:
+    """Returns the arguments of a call by the names of its parameters."""
+    values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.named_latent_args)}
+    for signature in called.callee.signatures if called.callee else ():
+        bound = binds(signature, called.node.args, {}, partial=True)
+        if bound is not None:
+            return {**{name: node for name, node in bound.arguments.items() if isinstance(node, Node)}, **values}
+    return values
+
+
+def _defaults(callee: Callee | None) -> dict[str, Any]:
+    """Returns the defaults of a call's parameters: the literals, `UNKNOWN` where the default is none."""
+    found: dict[str, Any] = {}
+    for parameter in callee.signatures[0].parameters.values() if callee and callee.signatures else ():
+        default = parameter.default
+        if isinstance(default, Default):
+            found[parameter.name] = default.value if type(default.value) in _LITERALS else UNKNOWN
+    return found
+
+
+_LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
+
+
+def _finding(breach: Breach, called: Called, rules: Rules) -> Diagnostic:
+    path, entry = _written(called.node, breach.argument, rules)
+    # What an alias names was written elsewhere: that is the place to mend.
+    span = (entry.value.span if entry.alias else entry.span) if entry else None
+    return Diagnostic(
+        code=breach.code,
+        message=breach.message,
+        severity=breach.severity,
+        span=span or called.node.span,
+        path=format_path((*called.path, *path)),
+        hint=breach.hint,
+    )
+
+
+def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
+    """Returns where a setting is written, an older spelling of it included; the argument that holds it at least."""
+    first, _, inner = argument.partition(".")
+    at = _entries_of(node)
+    spellings = {first, *(old for old, present in rules.renamed.items() if present == first)}
+    _, entry = min((at[name] for name in spellings if name in at), key=itemgetter(0), default=(0, None))
+    if entry is None:
+        return (), None
+    if inner and isinstance(entry.value, Mapped):
+        inside = _within(entry.value, inner)
+        return (Key(entry.key), *inside[0]), inside[1] or entry
+    if inner and isinstance(entry.value, Call):
+        theirs = shipped_rules().get(entry.value.constructor, (rules,))[0]
+        path, nested = _written(entry.value, inner, theirs)
+        return (Key(entry.key), *path), nested or entry
+    return (Key(entry.key),), entry
+
+
+@lru_cache(maxsize=4)
+def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
+    """Returns the keywords of a call with their places: each of many findings asks for one of them."""
+    found: dict[object, tuple[int, Entry]] = {}
+    for position, entry in enumerate((*node.kwargs, *node.named_latent_args)):
+        found.setdefault(entry.key, (position, entry))
+    return found
+
+
+def _within(mapping: Mapped, setting: str) -> tuple[GraphPath, Entry | None]:
+    """Returns where a setting inside a mapping is written; None where it is not."""
+    # A name may have dots of its own, as that of a module.
+    entry = next((one for one in mapping.entries if setting == one.key), None)
+    if entry is not None:
+        return (Key(entry.key),), entry
+    first, _, inner = setting.partition(".")
+    entry = next((one for one in mapping.entries if first == one.key), None)
+    if entry is None or not isinstance(entry.value, Mapped):
+        return ((Key(entry.key),), entry) if entry else ((), None)
+    path, nested = _within(entry.value, inner)
+    return (Key(entry.key), *path), nested or entry

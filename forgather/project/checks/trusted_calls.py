@@ -1,0 +1,101 @@
+"""What a config would run, by its names alone: what no config may call, and what the user has to trust first.
+
+Takes a graph and its project, gives findings and `Needs`. Keeps true: nothing is imported; a name says less than the
+object behind it, which construction judges again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from forgather.config.builtin_names import SHORT
+from forgather.config.callables import Standing, judge_name
+from forgather.config.graph import Call
+from forgather.config.graph import Scalar as ScalarNode
+from forgather.config.graph import Sequence as SequenceNode
+from forgather.config.path import Key, format_path
+from forgather.config.traverse import all_nodes, roots, walk
+from forgather.errors import Diagnostic, Severity
+from forgather.project.checks.cross_project import projects_named
+from forgather.project.project import Project
+from forgather.project.trust import current_trust
+from forgather.project.untrusted import Needs, Places, denied, said, to_trust, way
+
+
+def judge_callables(project: Project) -> Iterator[Diagnostic]:
+    """Yields an error for each call that no config may make, and a note where the user has to trust something first."""
+    places = Places(project.meta.project_dir, project.meta.system_path)
+    for path, node in all_nodes(project.graph):
+        if isinstance(node, Call):
+            module, symbol = _parts(node.constructor)
+            own = _own_folders(node, places) is not None
+            verdict = judge_name("own" if own else module, symbol)
+            if verdict.standing is Standing.DENIED:
+                found = denied(verdict).diagnostic
+                yield Diagnostic(
+                    code=found.code,
+                    message=f"no config may call {node.constructor!r}: {verdict.why}",
+                    span=node.span,
+                    path=format_path(path),
+                    hint=found.hint,
+                )
+    needs = needs_of(project)
+    missing = needs.beyond(current_trust()) if needs else needs
+    if missing:
+        yield Diagnostic(code="FG440", message=said(missing), severity=Severity.NOTE, hint=way(missing))
+
+
+def needs_of(project: Project, targets: Sequence[str] | None = None) -> Needs:
+    """Returns the folders and packages that the user has to trust before targets can be built; None means all."""
+    return _needs(project, targets, set())
+
+
+def _needs(project: Project, targets: Sequence[str] | None, seen: set[tuple[str, str]]) -> Needs:
+    seen.add((project.meta.project_dir, project.config_name))
+    places = Places(project.meta.project_dir, project.meta.system_path)
+    needs = Needs(folders=tuple(places.owner(folder) for folder in project.meta.system_path if os.path.isdir(folder)))
+    tops = [top for top in roots(project.graph) if targets is None or top[0] in [(Key(name),) for name in targets]]
+    # Each kind once: joining them one by one would take the square of their number.
+    kinds = {_needs_of_call(node, places): None for _, node in walk(tops) if isinstance(node, Call)}
+    folders = tuple(folder for kind in kinds for folder in kind.folders)
+    packages = tuple(package for kind in kinds for package in kind.packages)
+    needs = needs.plus(Needs(folders=folders, packages=packages))
+    for other in projects_named(project.graph, project):
+        if (other.meta.project_dir, other.config_name) not in seen:
+            needs = needs.plus(_needs(other, None, seen))
+    return needs
+
+
+def _needs_of_call(node: Call, places: Places) -> Needs:
+    own = _own_folders(node, places)
+    if own is not None:
+        return Needs(folders=tuple(own))
+    module, symbol = _parts(node.constructor)
+    unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(to_trust(module))
+    return Needs(packages=(to_trust(module),)) if unlisted else Needs()
+
+
+def _own_folders(node: Call, places: Places) -> list[str] | None:
+    """Returns the folders to be trusted for a call of code that is not installed; None for what is."""
+    module, _ = _parts(node.constructor)
+    is_file = module.endswith(".py") or "/" in module
+    if not is_file and not module.startswith("."):
+        home = places.home(module.partition(".")[0])
+        return None if home is None else [home]
+    folders = [os.path.dirname(module)] if is_file else []
+    folders += _written(node.submodule_searchpath)
+    absolute = (os.path.join(places.project_dir, os.path.expanduser(folder)) for folder in folders)
+    return list(dict.fromkeys(places.owner(folder) for folder in absolute))
+
+
+def _written(node: object) -> list[str]:
+    items = node.items if isinstance(node, SequenceNode) else (node,)
+    return [item.value for item in items if isinstance(item, ScalarNode) and isinstance(item.value, str)]
+
+
+def _parts(constructor: str) -> tuple[str, str]:
+    module, colon, symbol = constructor.rpartition(":")
+    if colon:
+        return module, symbol
+    return ("forgather.config.builtin_names" if constructor in SHORT else "builtins"), constructor

@@ -1,0 +1,154 @@
+"""What `diff` compares: a config, a config of a Git revision, or the folder of a past run.
+
+Takes the words of the command line, gives a `Compared`: a graph, and how its places are called. Keeps true: both sides
+of one comparison see one instant, so that clocks are no difference; nothing is imported or constructed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from forgather.cache_file import Digests
+from forgather.config.graph import Call, Graph, Node
+from forgather.config.insight.change import Change, Difference, Side
+from forgather.config.insight.diff import diff
+from forgather.config.traverse import all_nodes
+from forgather.errors import Diagnostic, ForgatherError, ProjectError
+from forgather.project.configs import choose_config, config_files
+from forgather.project.defaults import Defaults, changed_defaults
+from forgather.project.metadata import ProjectMeta
+from forgather.project.metadata_cache import load_meta
+from forgather.project.path_display import Display
+from forgather.project.project import Project
+from forgather.project.template_environment import surroundings
+from forgather.project.workspace import META_FILE, find_project, project_above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One side of a comparison.
+
+    Args:
+        title: how the user would call it.
+        graph: what it would build, or has built.
+        place: short name of a file of this side.
+        config: the config's name.
+        code: digest of each Python file of the project that the graph names, by the name it has in constructors.
+        defaults: defaults of the constructors, where they are known and to be compared.
+        notes: what is to be told of this side.
+        declared: a graph that declares the options of the config; None where it is not known.
+    """
+
+    title: str
+    graph: Graph
+    place: Callable[[str], str]
+    config: str
+    code: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=dict)
+    notes: tuple[Diagnostic, ...] = ()
+    declared: Graph | None = None
+
+
+def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
+    """Returns the differences of two sides: those of the graphs, then source files and defaults that are others."""
+    found = [*diff(old.graph, new.graph), *_changed_code(old, new)]
+    if old.defaults and new.defaults:
+        found += changed_defaults(old.graph, new.graph, old.defaults, new.defaults)
+    return tuple(found)
+
+
+def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
+    """Returns the digest of each Python file of the project that constructors of the graph name."""
+    digest, found = Digests(), {}
+    for _, node in all_nodes(graph):
+        file = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+        if file.endswith(".py") and file not in found:
+            known = digest(os.path.normpath(os.path.join(project_dir, file)))
+            if known is not None:
+                found[file] = known
+    return found
+
+
+def _changed_code(old: Compared, new: Compared) -> Iterator[Difference]:
+    changed = {file for file, digest in new.code.items() if old.code.get(file, digest) != digest}
+    first = {_file_of(node): (path, node) for path, node in reversed(all_nodes(old.graph))}
+    for path, node in all_nodes(new.graph):
+        file = _file_of(node)
+        if file in changed and file in first:
+            changed.discard(file)
+            before, earlier = first[file]
+            sides = Side(file, earlier.origin, before, earlier), Side("has changed", node.origin, path, node)
+            yield Difference(Change.CODE, *sides)
+
+
+def _file_of(node: Node) -> str:
+    return node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+
+
+def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
+    """Returns a config of the working tree."""
+    environment = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
+    project = Project.placed(meta, config, environment=replace(environment, now=now))
+    display = Display(meta.project_dir, meta.workspace_root)
+    graph = project.graph
+    code = code_digests(graph, meta.project_dir)
+    return Compared(title=config, graph=graph, place=display, config=config, code=code, declared=graph)
+
+
+def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
+    """Returns the project and the config that a word means.
+
+    Args:
+        word: a config's name, the path of its file, the folder of a project, or "" for the default config.
+        folder: the project that names are relative to; None for the nearest above the working folder.
+
+    Raises:
+        ProjectError: there is no such config.
+    """
+    if os.path.isfile(os.path.join(word, META_FILE)) and word:
+        meta = load_meta(os.path.abspath(word))
+        return meta, choose_config(meta)
+    by_path = _config_of_file(word)
+    if by_path is not None:
+        return by_path
+    folder = folder or project_of_path(word)
+    try:
+        meta = load_meta(find_project(folder))
+        return meta, choose_config(meta, word or None)
+    except ForgatherError as error:
+        if os.path.isfile(word):
+            raise _no_side(word) from error
+        raise
+
+
+def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
+    """Returns the config whose file is named; the project is the nearest above that has it."""
+    if not word.endswith(".yaml") or not os.path.isfile(word):
+        return None
+    folder = os.path.dirname(os.path.abspath(word))
+    while folder != os.path.dirname(folder):
+        if os.path.isfile(os.path.join(folder, META_FILE)):
+            meta = load_meta(folder)
+            for name, file in config_files(meta.searchdir, meta.config_prefix).items():
+                if os.path.samefile(file, word):
+                    return meta, name
+        folder = os.path.dirname(folder)
+    return None
+
+
+def project_of_path(word: str) -> str | None:
+    """Returns the project that a path of no existing file would be in."""
+    if os.sep not in word or os.path.isfile(META_FILE):
+        return None
+    return project_above(os.path.dirname(word))
+
+
+def _no_side(word: str) -> ProjectError:
+    return ProjectError(
+        f"{word!r} is a file, but no config",
+        code="FG430",
+        hint="name a config (tiny), its file, CONFIG@REVISION, or <output folder>/runs/<run>",
+    )

@@ -1,0 +1,337 @@
+"""The command-line options that a config declares in its target `dynamic_args`.
+
+Takes a graph, gives `DeclaredOption` records, and the records that cannot be read. Keeps true: the declaration is plain
+data, read from a render without options, and nothing in it is constructed; the default stays with the template and is
+shown as help only; a wrong record takes its own option away, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from forgather.aliases import suggest
+from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.errors import Diagnostic, ProjectError, Severity, nearest
+from forgather.project.literal import plain_value
+from forgather.project.template_environment import STANDARD_VARIABLES
+from forgather.source import Span
+from forgather.spelling import close_matches
+
+TARGET = "dynamic_args"
+FIELDS = ("names", "type", "action", "choices", "default", "help")
+TYPES = {"str": str, "string": str, "path": str, "int": int, "integer": int, "float": float, "number": float,
+         "bool": bool, "boolean": bool, "flag": bool}  # fmt: skip
+FLAG = "flag"
+FAULTS = frozenset({"FG408", "FG409"})
+"""Codes of records that cannot be read, or whose name is taken."""
+
+
+class Action(StrEnum):
+    """What an option does where it is given."""
+
+    STORE = "store"
+    STORE_TRUE = "store_true"
+    STORE_FALSE = "store_false"
+    APPEND = "append"
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the option has no value of its own."""
+        return self in (Action.STORE_TRUE, Action.STORE_FALSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredOption:
+    """One option of a config.
+
+    Args:
+        names: spellings on the command line, dashes included.
+        variable: the Jinja variable that the option sets.
+        type: what the text is read as; `bool` that is stored makes a pair of flags, `--x` and `--no-x`.
+        action: what the option does where it is given.
+        choices: accepted values; () for any.
+        default: what the template uses without the option, for the help.
+        help: one line.
+        span: where it is declared.
+    """
+
+    names: tuple[str, ...]
+    variable: str
+    type: type[str] | type[int] | type[float] | type[bool]
+    action: Action
+    choices: tuple[object, ...]
+    default: object
+    help: str
+    span: Span | None
+
+
+class Misdeclared(NamedTuple):
+    """A record that declares no option.
+
+    Args:
+        names: spellings that it has and that are its own, as far as they can be read.
+        error: what is wrong with it.
+    """
+
+    names: tuple[str, ...]
+    error: ProjectError
+
+
+class Declared(NamedTuple):
+    """What a config declares.
+
+    Args:
+        options: its options, in order.
+        faults: the records that declare none.
+    """
+
+    options: list[DeclaredOption]
+    faults: list[Misdeclared]
+
+    def fault_of(self, words: Iterable[str], *, unknown: bool) -> ProjectError | None:
+        """Returns what is wrong with an option that a command line gives.
+
+        Args:
+            words: what was given.
+            unknown: whether one of them means nothing, so that it may be meant for any of the faulty ones.
+        """
+        given = {_variable((word.split("=")[0],)) for word in words if word.startswith("-")}
+        found = [
+            fault.error
+            for fault in self.faults
+            if not given.isdisjoint(map(_variable, ((name,) for name in fault.names)))
+        ]
+        found += [fault.error for fault in self.faults] if unknown else []
+        return next(iter(found), None)
+
+
+def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Declared:
+    """Returns the options that a config declares, and the declarations that are wrong.
+
+    Args:
+        graph: the config, rendered without options.
+        reserved: spellings that a config cannot have, because the command line itself has them.
+    """
+    declared = Declared([], [])
+    entry = graph.targets.get(TARGET)
+    if entry is None:
+        return declared
+    if fault := _no_records(entry.value):
+        declared.faults.append(Misdeclared((), fault))
+    taken: dict[str, str] = dict.fromkeys(reserved, "the command line")
+    for key, node, span in _records(entry):
+        try:
+            option = _option(key, node)
+            _refuse_taken(option, taken)
+        except ProjectError as fault:
+            names = tuple(name for name in _spelled(key, node) if name not in reserved)
+            declared.faults.append(Misdeclared(names, fault))
+            continue
+        taken.update(dict.fromkeys((*_spellings(option), option.variable), "another option of this config"))
+        declared.options.append(replace(option, span=span))
+    return declared
+
+
+def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> list[DeclaredOption]:
+    """Returns the options that a config declares, in order; arguments as for `read_options`.
+
+    Raises:
+        ProjectError: a declaration is malformed, or its name is taken.
+    """
+    options, faults = read_options(graph, reserved=reserved)
+    if faults:
+        first, *rest = [fault.error for fault in faults]
+        first.others = (*first.others, *(fault.diagnostic for fault in rest))
+        raise first
+    return options
+
+
+def without_options(graph: Graph) -> Graph:
+    """Returns a graph without the options of the command line, which did their work in the templates."""
+    return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != TARGET})
+
+
+def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterator[Diagnostic]:
+    """Yields a lint for each option whose variable is not among the names that the templates of the config read."""
+    for option in options:
+        if option.variable in reads:
+            continue
+        near = close_matches(option.variable, sorted(reads), n=1, cutoff=0.6)
+        yield Diagnostic(
+            code="FG246",
+            message=f"the option {option.names[0]!r} has no effect: no template of this config reads "
+            f"{option.variable!r}",
+            severity=Severity.LINT,
+            span=option.span,
+            hint=f"did you mean {near[0]!r}?"
+            if near
+            else f"read it, as in {{{{ {option.variable} | default(...) }}}}, or remove the option",
+        )
+
+
+def _records(entry: Entry) -> Iterator[tuple[str | None, Node, Span | None]]:
+    node = entry.value
+    if isinstance(node, Sequence):
+        yield from ((None, item, item.span) for item in node.items)
+    elif isinstance(node, Mapped):
+        for item in node.entries:
+            if not (isinstance(item.value, Scalar) and item.value.value is None):
+                # An alias is declared where it stands.
+                span = item.value.span if item.alias is not None or item.value.span is None else item.span
+                yield (item.key if isinstance(item.key, str) else None), item.value, span
+
+
+def _no_records(node: Node) -> ProjectError | None:
+    """Returns the error for a target that holds no records at all; none for one that holds some, or nothing."""
+    if isinstance(node, Sequence | Mapped) or (isinstance(node, Scalar) and node.value is None):
+        return None
+    return _malformed(f"{TARGET!r} is neither a list nor a mapping of options", node)
+
+
+def _spelled(key: str | None, node: Node) -> tuple[str, ...]:
+    """Returns the spellings of a record that is wrong in other ways."""
+    fields = {entry.key: entry.value for entry in node.entries} if isinstance(node, Mapped) else {}
+    given = fields.get("names")
+    names = [
+        item.value for item in (given.items if isinstance(given, Sequence) else (given,)) if isinstance(item, Scalar)
+    ]
+    return tuple(_spelling(name) for name in (names if given is not None else [key]) if isinstance(name, str))
+
+
+def _option(key: str | None, node: Node) -> DeclaredOption:
+    if not isinstance(node, Mapped):
+        raise _malformed(f"an option in {TARGET!r} is not a mapping", node)
+    fields = plain_value(node, f"{TARGET!r}", code="FG408")
+    fields = fields if isinstance(fields, dict) else {}
+    for field in fields:
+        if field not in FIELDS:
+            where = _field(node, field)
+            raise _malformed(
+                f"an option in {TARGET!r} has no field {field!r}", where, suggest("field", str(field), FIELDS)
+            )
+    names = _names(fields.get("names", key), node)
+    kind = fields.get("type") or "str"
+    if not isinstance(kind, str) or kind not in TYPES:
+        hint = nearest(str(kind), list(TYPES)) or f"one of: {', '.join(TYPES)}"
+        raise _malformed(f"option {names[0]!r} has the unknown type {kind!r}", _field(node, "type"), hint)
+    action = _action(fields, kind, names[0], node)
+    choices, default = _values_of(fields, kind, action, names[0], node)
+    return DeclaredOption(
+        names=names,
+        variable=_variable(names),
+        type=bool if action.is_flag else TYPES[kind],
+        action=action,
+        choices=choices,
+        default=default,
+        help=str(fields.get("help") or ""),
+        span=node.span,
+    )
+
+
+def _action(fields: Mapping[str, object], kind: str, name: str, node: Mapped) -> Action:
+    given = fields.get("action")
+    if given is None:
+        return Action.STORE_TRUE if kind == FLAG else Action.STORE
+    if given not in [*Action]:
+        hint = nearest(str(given), [*Action]) or f"one of: {', '.join(Action)}"
+        raise _malformed(f"option {name!r} has the unknown action {given!r}", _field(node, "action"), hint)
+    action = Action(str(given))
+    if action.is_flag and fields.get("type") is not None and TYPES[kind] is not bool:
+        message = f"option {name!r} has the action {action.value!r} and the type {kind!r}, and takes no value"
+        raise _malformed(message, _field(node, "type"), "leave 'type' out")
+    if not action.is_flag and (kind == FLAG or (action is Action.APPEND and TYPES[kind] is bool)):
+        message = f"option {name!r} has the type {kind!r} and the action {action.value!r}, which takes a value"
+        raise _malformed(message, _field(node, "action"), "leave 'action' out, or give another type")
+    return action
+
+
+def _values_of(
+    fields: Mapping[str, object], kind: str, action: Action, name: str, node: Mapped
+) -> tuple[tuple[object, ...], object]:
+    """Returns the choices and the default of a record, both of its type."""
+    choices, default = fields.get("choices"), fields.get("default")
+    if choices is not None and (not isinstance(choices, list) or action.is_flag):
+        where = _field(node, "choices")
+        if action.is_flag:
+            raise _malformed(f"option {name!r} takes no value, and has 'choices'", where, "leave 'choices' out")
+        raise _malformed(f"'choices' of option {name!r} is not a list", where, "write choices: [a, b]")
+    accepted = tuple(choices) if isinstance(choices, list) else ()
+    _refuse_unreadable("choice", accepted, kind, name, _field(node, "choices"))
+    defaults = () if default is None else (default,)
+    if action.is_flag and not isinstance(default, bool | None):
+        hint = "write true or false; the template has the value that counts without the option"
+        raise _malformed(f"the default {default!r} of option {name!r} is no boolean", _field(node, "default"), hint)
+    if action is Action.APPEND and isinstance(default, list):
+        defaults = tuple(default)
+    _refuse_unreadable("default", () if action.is_flag else defaults, kind, name, _field(node, "default"))
+    return accepted, default
+
+
+def _field(node: Mapped, field: object) -> Node:
+    """The value of a field, which stands where the field does; the whole option where there is none."""
+    return next((entry.value for entry in node.entries if entry.key == field), node)
+
+
+def _refuse_unreadable(what: str, values: Iterable[object], kind: str, name: str, where: Node) -> None:
+    for value in values:
+        try:
+            TYPES[kind](value)
+        except (TypeError, ValueError):
+            hint = f"give a {what} that is of type {kind}, or another type"
+            raise _malformed(f"the {what} {value!r} of option {name!r} is no {kind}", where, hint) from None
+
+
+def _names(value: object, node: Node) -> tuple[str, ...]:
+    given = value if isinstance(value, list) else [value]
+    names = [name for name in given if isinstance(name, str) and name.strip("-")]
+    if not names or len(names) != len(given):
+        raise _malformed(
+            f"an option in {TARGET!r} has no 'names'", node, "write names: --steps, or a list of spellings"
+        )
+    spelled = tuple(map(_spelling, names))
+    for name in spelled:
+        if not _variable((name,)).isidentifier() or (not name.startswith("--") and len(name) > 2):
+            raise _malformed(f"{name!r} cannot be the name of an option", node, "write it as --max-steps or -n")
+    return spelled
+
+
+def _spelling(name: str) -> str:
+    return name if name.startswith("-") else "--" + name.replace("_", "-")
+
+
+def _variable(names: tuple[str, ...]) -> str:
+    long_names = [name for name in names if name.startswith("--")]
+    return (long_names or list(names))[0].lstrip("-").replace("-", "_")
+
+
+def _spellings(option: DeclaredOption) -> tuple[str, ...]:
+    if option.type is not bool or option.action.is_flag:
+        return option.names
+    return (*option.names, *("--no-" + name[2:] for name in option.names if name.startswith("--")))
+
+
+def _refuse_taken(option: DeclaredOption, taken: dict[str, str]) -> None:
+    for name in (*_spellings(option), option.variable):
+        if name in taken:
+            raise ProjectError(
+                f"option {name!r} of this config is taken by {taken[name]}",
+                code="FG409",
+                span=option.span,
+                hint="give it another name in 'dynamic_args'",
+            )
+    if option.variable in STANDARD_VARIABLES:
+        raise ProjectError(
+            f"option {option.names[0]!r} would replace the standard variable {option.variable!r}",
+            code="FG409",
+            span=option.span,
+            hint="give it another name in 'dynamic_args'",
+        )
+
+
+def _malformed(message: str, node: Node, hint: str | None = None) -> ProjectError:
+    return ProjectError(
+        message, code="FG408", span=node.span, hint=hint or f"the fields of an option: {', '.join(FIELDS)}"
+    )

@@ -1,0 +1,127 @@
+"""Where the user wrote a value that a line of somebody else's template prints.
+
+Takes places and paths of one project's graph, gives the line of the project, or the option, that the value came from.
+Keeps true: a place inside the project stays; so does one whose value has no such writer, or several.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forgather.config.graph import Call, Entry, Graph
+from forgather.config.insight.path_lookup import follow, read_path
+from forgather.config.path import GraphPath, Key, format_path, parse_path
+from forgather.config.traverse import walk
+from forgather.errors import BuildNote, Diagnostic, ForgatherError, GraphError, UnknownTargetError
+from forgather.project.dynamic_args import read_options
+from forgather.source import Origin, Site, Span, option_place, variable_of
+
+if TYPE_CHECKING:
+    from forgather.project.project import Project
+
+
+class Writers:
+    """Finds who wrote values.
+
+    Args:
+        project: whose graph and files they are.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._own = os.path.join(project.meta.project_dir, "")
+
+    def placed(self, found: Diagnostic) -> Diagnostic:
+        """Returns a finding about a value at the line that wrote it, with the line that prints it as its context."""
+        span = self.span(found.span, found.path)
+        if span is None or span == found.span:
+            return found
+        return replace(found, span=span, context=(*found.context, f"printed at {found.span}"))
+
+    def span(self, span: Span | None, path: str | None) -> Span | None:
+        """Returns the place of a `set` in the project, or of an option; `span` where the value came from neither."""
+        if span is None or path is None or not os.path.isabs(span.file) or span.file.startswith(self._own):
+            return span
+        sites = {site.span: site for origin in self._origins(path) if origin.span.line == span.line
+                 and origin.span.file == span.file for site in self._writers(origin)}  # fmt: skip
+        if len(sites) != 1:
+            return span
+        return self._shown(next(iter(sites.values())))
+
+    def _origins(self, path: str) -> Iterable[Origin]:
+        try:
+            steps = read_path(path)
+        except ForgatherError:
+            return ()
+        stops = follow(self._project.graph, steps)
+        if len(stops) < len(steps):
+            return ()
+        entry = stops[-1].entry
+        return [origin for origin in (stops[-1].node.origin, entry.origin if entry else None) if origin is not None]
+
+    def _writers(self, origin: Origin) -> Iterable[Site]:
+        for site in origin.sets:
+            if variable_of(site) is not None or site.span.file.startswith(self._own):
+                yield site
+
+    def _shown(self, site: Site) -> Span:
+        variable = variable_of(site)
+        # A config that cannot be read is a finding of its own.
+        with suppress(ForgatherError):
+            for option in read_options(self._project.declared_graph).options:
+                if option.variable == variable:
+                    return Span(option_place(option.names[0]), 1)
+        return site.span
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def pinpoint(error: ForgatherError, project: Project) -> None:
+    """Gives an error without a place that of the setting that it names.
+
+    An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
+    all keywords of `main`, where only names with an underscore count: a bare word may be prose. The argument that an
+    error says it is about comes first.
+    """
+    if error.span is not None or isinstance(error, UnknownTargetError):
+        return
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
+    settings = dict(_settings(project.graph, notes[0].path if notes else None))
+    told = (error.argument or "").rpartition(".")[2]
+    for word in (told, *_WORD.findall(error.message)):
+        if word in settings and (notes or "_" in word or word == told):
+            path, entry = settings[word]
+            error.path = format_path(path)
+            # What an alias names was written elsewhere: that is the place to mend.
+            written = entry.value.span if entry.alias and entry.value.span is not None else entry.span
+            error.span = Writers(project).span(written, error.path)
+            return
+
+
+def _settings(graph: Graph, call: str | None) -> Iterator[tuple[str, tuple[GraphPath, Entry]]]:
+    main = graph.targets.get("main")
+    if call is not None:
+        top = _root(call)
+        main = graph.targets.get(top) if top else None
+    if main is None:
+        return
+    found: dict[str, tuple[GraphPath, Entry]] = {}
+    for path, node in walk([((Key(main.key),), main.value)]):
+        if isinstance(node, Call) and call in (None, format_path(path)):
+            for entry in node.kwargs:
+                found.setdefault(str(entry.key), ((*path, Key(entry.key)), entry))
+    yield from found.items()
+
+
+def _root(call: str) -> str | None:
+    try:
+        first = parse_path(call)[0]
+    except GraphError:
+        return None
+    return first.name if isinstance(first, Key) and isinstance(first.name, str) else None

@@ -1,0 +1,192 @@
+"""What a config says of a run that fails: how often it is started again, and what it goes on from.
+
+Takes a graph; gives `FaultTolerance`, and assignments as `--set` takes them. Keeps true: what it changes are values of
+the graph like any other, so they are checked, and kept in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forgather.config.graph import Graph, Mapped, Node, Scalar
+from forgather.config.yaml.node_builders import describe
+from forgather.errors import CheckpointError, ProjectError, nearest
+from forgather.project.literal import string_entries
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.rule_conditions import misfit
+
+KEY = "fault_tolerance"
+_RULES: dict[str, Mapping[str, Any]] = {
+    "auto_resume": {"type": "flag"},
+    "max_retry_attempts": {"type": "whole", "minimum": 0, "maximum": 1000},
+    "checkpoint_interval": {
+        "type": "whole",
+        "minimum": 1,
+        "maximum": 10**12,
+        "optional": True,
+        "expected": "a whole number from 1",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultTolerance:
+    """What happens to a run that fails.
+
+    Args:
+        auto_resume: whether it goes on from its newest intact checkpoint when it is started again.
+        max_retry_attempts: how often it is started again.
+        checkpoint_interval: steps between checkpoints where the arguments of the trainer save none; None leaves that.
+    """
+
+    auto_resume: bool = True
+    max_retry_attempts: int = 3
+    checkpoint_interval: int | None = None
+
+
+def fault_tolerance(graph: Graph) -> FaultTolerance | None:
+    """Returns `fault_tolerance` of the target `meta`; None where there is none.
+
+    Raises:
+        ProjectError: FG640, it is not what it may be.
+    """
+    meta = graph.targets.get("meta")
+    entry = next((entry for entry in string_entries(meta.value) if entry.key == KEY), None) if meta else None
+    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+        return None
+    if not isinstance(entry.value, Mapped):
+        raise _wrong(f"is {_shown(entry.value)}", entry.span, "write a mapping, as in {max_retry_attempts: 3}")
+    values: dict[str, Any] = {}
+    for one in entry.value.entries:
+        name = str(one.key)
+        if one.key not in _RULES:
+            raise _wrong(f"has no setting {one.key!r}", one.span, nearest(name, list(_RULES)))
+        values[name] = one.value.value if isinstance(one.value, Scalar) else one.value
+        if expected := misfit(values[name], _RULES[name]):
+            raise _wrong(f"has {name}: {_shown(one.value)}", one.span, f"write {expected}")
+    return FaultTolerance(**values)
+
+
+def _shown(node: Node) -> str:
+    return repr(node.value)[:80] if isinstance(node, Scalar) else describe(node)
+
+
+def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
+    return ProjectError(f"{KEY!r} of target 'meta' {found}", code="FG640", span=span, path=f"meta.{KEY}", hint=hint)
+
+
+def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of path and YAML text for the arguments of the trainer.
+
+    Args:
+        graph: of the config.
+        tolerance: of the config; None where it says nothing.
+        goes_on: whether this is a further attempt, which goes on from the newest checkpoint.
+    """
+    arguments = trainer_arguments(graph)
+    if arguments is None:
+        return ()
+    interval = None if tolerance is None else tolerance.checkpoint_interval
+    wanted = {} if interval is None else _missing(arguments, interval)
+    if goes_on:
+        wanted["resume_from_checkpoint"] = '"auto"'
+    return tuple((arguments.path(name), text) for name, text in wanted.items())
+
+
+def _missing(arguments: TrainerArguments, interval: int) -> dict[str, str]:
+    strategy = arguments.get("save_strategy")
+    says = strategy.value if isinstance(strategy, Scalar) else "no" if strategy is None else "steps"
+    if says in ("no", None):
+        return {"save_strategy": '"steps"', "save_steps": str(interval)}
+    return {"save_steps": str(interval)} if says == "steps" and arguments.get("save_steps") is None else {}
+
+
+RESUME, ALLOW_MISSING, ALLOW_CHANGED = "resume_from_checkpoint", "allow_missing", "allow_changed"
+
+_SAYS = {
+    ALLOW_MISSING: "what a checkpoint may lack",
+    ALLOW_CHANGED: "what may have changed since a checkpoint",
+}
+
+
+def takes_resume(graph: Graph) -> bool:
+    """Tells whether `main` is called with arguments that say what a run goes on from."""
+    return trainer_arguments(graph) is not None
+
+
+def resumes_from(graph: Graph) -> object:
+    """Returns what the arguments of `main` say that the run goes on from; None where they say nothing."""
+    arguments = trainer_arguments(graph)
+    return arguments.plain(RESUME) if arguments else None
+
+
+def resume_assignments(
+    graph: Graph, resume: str | None, allowed: Mapping[str, Sequence[str] | None]
+) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of path and YAML text.
+
+    Args:
+        graph: of the config.
+        resume: "auto", "never", or a folder; None leaves what the config says.
+        allowed: parts of a checkpoint that a run may do without (`ALLOW_MISSING`), and what may have changed since it
+            (`ALLOW_CHANGED`); None leaves what the config says.
+
+    Raises:
+        ProjectError: FG676, the config has no such arguments, or the run goes on from no checkpoint that could lack
+            a part, neither now nor after a failure.
+        CheckpointError: FG601, the folder does not exist.
+    """
+    wanted: dict[str, str] = {}
+    if resume is not None:
+        wanted[RESUME] = {"auto": '"auto"', "never": "false"}.get(resume) or _folder(resume, graph)
+    wanted |= {name: json.dumps(list(words)) for name, words in allowed.items() if words is not None}
+    if not wanted:
+        return ()
+    arguments = trainer_arguments(graph)
+    if arguments is None:
+        raise ProjectError(
+            "'main' is called without arguments ('args') that could say what the run goes on from",
+            code="FG676",
+            hint="--resume, --allow-missing and --allow-changed are for trainers; give the callable an option of its "
+            "own",
+            path="main",
+        )
+    for name, says in _SAYS.items():
+        if allowed.get(name) and resume is None and _begins_anew(arguments):
+            option = f"--{name.replace('_', '-')}"
+            raise ProjectError(
+                f"{option} says {says}, and the run goes on from none",
+                code="FG676",
+                hint=f"add --resume, or leave {option} out to begin anew",
+                path="main",
+            )
+    return tuple((arguments.path(name), text) for name, text in wanted.items())
+
+
+def _begins_anew(arguments: TrainerArguments) -> bool:
+    tolerance = fault_tolerance(arguments.graph)
+    said = arguments.get(RESUME)
+    says_none = said is None or (isinstance(said, Scalar) and said.value in (None, False))
+    return says_none and (tolerance is None or not tolerance.auto_resume)
+
+
+def _folder(text: str, graph: Graph) -> str:
+    # An empty text, as of a variable of a shell that is not set, is not the working folder.
+    named = os.path.expanduser(text)
+    if not os.path.exists(named):
+        what = "is a link to nothing" if os.path.islink(named) else "does not exist"
+        arguments = trainer_arguments(graph)
+        inside = os.path.join(os.path.expanduser(str(arguments.plain("output_dir"))), text) if arguments else text
+        raise CheckpointError(
+            f"the checkpoint {text!r} {what}",
+            code="FG601",
+            hint=f"did you mean {inside!r}?"
+            if text and os.path.isdir(inside)
+            else "give a folder named checkpoint-<step>, 'auto' for the newest intact one of the output folder, or "
+            "'never'; 'fgcli ckpt ls' lists them",
+        )
+    return json.dumps(os.path.abspath(named))

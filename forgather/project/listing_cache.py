@@ -1,0 +1,104 @@
+"""What `fgcli ls` shows of a project, kept between commands.
+
+Takes a project folder, gives a `ProjectListing`. Keeps true: a description is known only after rendering, so it is
+kept with what it was made from; broken configs are never kept. What a description takes from the clock is as it was
+when the config last changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from forgather.cache_file import Digests
+from forgather.project.fact_cache import Dependencies, holds, keep_entry, read_entry, restore_dependencies
+
+_PART = "listings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigListing:
+    """One config of a project, for a list.
+
+    Args:
+        name: what `-t` takes.
+        title: `config_name` of its `meta`.
+        description: `config_description` of its `meta`.
+        config_class: `config_class` of its `meta`.
+        output_dir: where its trainer saves; "" where that is not written out.
+        error: one line that says why it is broken; None for a sound config.
+        dependencies: None where the listing must not be kept.
+    """
+
+    name: str
+    title: str = ""
+    description: str = ""
+    config_class: str = ""
+    output_dir: str = ""
+    error: str | None = None
+    dependencies: Dependencies | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectListing:
+    """A project and its configs.
+
+    Args:
+        project_dir: absolute folder.
+        name: the project's name.
+        description: one line.
+        default_config: name of the config that is meant when none is named.
+        searchdir: absolute folders of its configs.
+        config_prefix: folder of the configs inside each.
+        error: one line that says why the project cannot be read; None for a sound one.
+        warnings: one line each.
+        configs: the configs, in order.
+        dependencies: None where the listing must not be kept.
+    """
+
+    project_dir: str
+    name: str = ""
+    description: str = ""
+    default_config: str | None = None
+    searchdir: tuple[str, ...] = ()
+    config_prefix: str = "configs"
+    error: str | None = None
+    warnings: tuple[str, ...] = ()
+    configs: tuple[ConfigListing, ...] = ()
+    dependencies: Dependencies | None = None
+
+
+def cached_listing(project_dir: str) -> ProjectListing | None:
+    """Returns the kept listing of a project with the configs that still hold; None without a sound entry."""
+    facts = read_entry(_PART, project_dir)
+    if facts is None:
+        return None
+    try:
+        listing = _restore(facts)
+    except (TypeError, ValueError, KeyError):
+        return None
+    digest = Digests()
+    if listing.project_dir != project_dir or not holds(listing.dependencies, digest):
+        return None
+    return replace(listing, configs=tuple(one for one in listing.configs if holds(one.dependencies, digest)))
+
+
+def keep_listing(listing: ProjectListing) -> None:
+    """Keeps a listing for the next time, where there is a cache folder."""
+    if listing.error is None and listing.dependencies is not None:
+        sound = tuple(one for one in listing.configs if one.error is None and one.dependencies is not None)
+        keep_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))
+
+
+def _restore(facts: dict[str, Any]) -> ProjectListing:
+    configs = tuple(
+        ConfigListing(**{**config, "dependencies": restore_dependencies(config["dependencies"])})
+        for config in facts["configs"]
+    )
+    changes = {
+        "configs": configs,
+        "searchdir": tuple(facts["searchdir"]),
+        "warnings": tuple(facts["warnings"]),
+        "dependencies": restore_dependencies(facts["dependencies"]),
+    }
+    return ProjectListing(**{**facts, **changes})

@@ -1,0 +1,62 @@
+"""The facts of projects, kept between commands.
+
+Takes a project folder, gives `ProjectMeta`. Keeps true: a project that was read before and has not changed is not
+rendered again, and costs no import of the stages.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from forgather.cache_file import Digests
+from forgather.project.fact_cache import holds, keep_entry, read_entry, restore_dependencies
+from forgather.project.locations import library_dir
+from forgather.project.metadata import ProjectMeta
+from forgather.project.metadata_file import is_allowed_root
+from forgather.source import Span
+
+_PART = "projects"
+_TUPLES = ("searchdir", "system_path", "searchpath", "files", "diagnostics")
+
+
+def load_meta(project_dir: str) -> ProjectMeta:
+    """Returns what the `meta.yaml` of a project says.
+
+    Args:
+        project_dir: absolute folder that holds `meta.yaml`.
+
+    Raises:
+        ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
+    """
+    facts = read_entry(_PART, project_dir)
+    kept = _restore(facts) if facts is not None else None
+    if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
+        if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)) and _is_allowed(kept):
+            return kept
+    # The stages are loaded for what is not known yet, and for nothing else.
+    from forgather.project.metadata_file import read_meta
+
+    meta = read_meta(project_dir)
+    if meta.dependencies is not None:
+        keep_entry(_PART, project_dir, asdict(meta))
+    return meta
+
+
+def _is_allowed(meta: ProjectMeta) -> bool:
+    """Returns whether its roots are still its own or trusted: the user's list may have changed."""
+    around = (meta.workspace_root, library_dir())
+    return all(is_allowed_root(folder, meta.project_dir, around) for folder in meta.searchdir)
+
+
+def _restore(facts: dict[str, Any]) -> ProjectMeta | None:
+    try:
+        span = facts["default_config_span"]
+        changes = {name: tuple(facts[name]) for name in _TUPLES} | {
+            "default_config_span": Span(**span) if span else None,
+            "dependencies": restore_dependencies(facts["dependencies"]),
+        }
+        return ProjectMeta(**{**facts, **changes})
+    except (TypeError, ValueError, KeyError):
+        return None

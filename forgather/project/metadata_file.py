@@ -1,0 +1,285 @@
+"""Which folders a project may take templates from without its user's word.
+
+Takes folders, gives whether each is inside the project, its workspace, the library, the user's own templates or the
+user's Git repository around the project, or is trusted. Keeps true: links are followed first; what a config names is
+not what its user allows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from forgather.bounded import read_bytes
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.graph import Entry, Graph, Sequence
+from forgather.config.load import load
+from forgather.config.render import render
+from forgather.config.rendered import RenderedText
+from forgather.errors import Diagnostic, ProjectError, Severity, nearest
+from forgather.process_limits import reading
+from forgather.project.fact_cache import Dependencies, made_from
+from forgather.project.literal import plain_value
+from forgather.project.locations import config_dir, library_dir
+from forgather.project.metadata import ProjectMeta
+from forgather.project.template_environment import surroundings
+from forgather.project.trust import current_trust
+from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
+from forgather.source import SourceFile, SourceMap, Span
+
+
+def is_allowed_root(folder: str, project_dir: str, around: tuple[str | None, ...]) -> bool:
+    """Returns whether templates of a folder may be loaded for a project.
+
+    Args:
+        folder: absolute folder.
+        project_dir: absolute folder of the project.
+        around: further folders whose templates are the project's: workspace, library.
+    """
+    real = os.path.realpath(folder)
+    if any(_is_in(real, os.path.realpath(root)) for root in _roots(project_dir, around)):
+        return True
+    return current_trust().has_folder(real)
+
+
+def _roots(project_dir: str, around: tuple[str | None, ...]) -> Iterator[str]:
+    yield project_dir
+    yield from (folder for folder in around if folder is not None)
+    yield os.path.join(config_dir(), "templates")
+    repository = _own_repository(project_dir)
+    if repository is not None:
+        yield repository
+
+
+def _own_repository(folder: str) -> str | None:
+    """Returns the nearest Git repository at or above a folder, where it belongs to this user."""
+    current = os.path.realpath(folder)
+    while not os.path.lexists(os.path.join(current, ".git")):
+        if current == os.path.dirname(current):
+            return None
+        current = os.path.dirname(current)
+    is_own = not hasattr(os, "geteuid") or os.stat(current).st_uid == os.geteuid()
+    return current if is_own else None
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+
+
+_MAX_BLANK = 100_000
+KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
+# What these give changes without any file changing.
+_MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(?:user|site|forgather)_\w+)\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbors:
+    """What lies around a project that is not where it is worked on.
+
+    Args:
+        workspace: absolute folder of its workspace; None outside any.
+        library: absolute folder of the library of templates.
+        repository: absolute folder whose templates are the project's, too; None looks for the user's repository.
+        is_folder: tells whether a search folder exists.
+    """
+
+    workspace: str | None
+    library: str
+    repository: str | None = None
+    is_folder: Callable[[str], bool] = os.path.isdir
+
+
+def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMeta:
+    """Returns what the `meta.yaml` of a project says, without looking at what is kept.
+
+    Args:
+        project_dir: absolute folder that holds it.
+        neighbors: what lies around it; None looks for it.
+
+    Raises:
+        ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
+    """
+    around = neighbors or Neighbors(workspace=find_workspace(project_dir), library=library_dir())
+    workspace = around.workspace
+    shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
+    candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), around.library)
+    path = tuple(folder for folder in candidates if os.path.isdir(folder))
+    with reading(META_FILE, lambda: os.path.join(project_dir, META_FILE)):
+        rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
+        graph = load(rendered) if rendered.text.strip() else Graph(targets={})
+    _refuse_unknown_keys(graph)
+    entries = graph.targets
+    searchdir, warnings = _search_folders(entries.get("searchdir"), project_dir, around.is_folder)
+    _refuse_foreign_roots(entries.get("searchdir"), (*searchdir, *shared), project_dir, around)
+    system_path = _folders(entries.get("system_path"), project_dir)
+    missing = [item for item in system_path if not around.is_folder(item[1])]
+    warnings += [_missing_folder("folder", "system_path", *item) for item in missing]
+    default = entries.get("default_config")
+    meta = ProjectMeta(
+        project_dir=project_dir,
+        workspace_root=workspace,
+        name=_text(entries.get("name")) or os.path.basename(project_dir),
+        description=_text(entries.get("description")) or "",
+        searchdir=searchdir,
+        config_prefix=_prefix(entries.get("config_prefix")),
+        default_config=_text(default),
+        default_config_span=default.value.span if default else None,
+        system_path=tuple(folder for _, folder, _ in system_path),
+        searchpath=tuple(dict.fromkeys([*searchdir, *shared, around.library])),
+        diagnostics=(*rendered.diagnostics, *graph.diagnostics, *warnings),
+        files=tuple(rendered.sources),
+        env_reads=dict(rendered.env_reads),
+        dependencies=None,
+    )
+    return replace(meta, dependencies=_dependencies(meta, rendered, candidates))
+
+
+def _dependencies(meta: ProjectMeta, rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
+    if meta.diagnostics or any(_MOVING.search(source.text) for source in rendered.sources.values()):
+        return None
+    found = made_from(rendered, searchpath)
+    if found is None:
+        return None
+    appearing = _nearer_workspaces(meta)
+    if not meta.searchdir:
+        appearing.append(os.path.join(meta.project_dir, "templates"))
+    return replace(found, absent=(*found.absent, *appearing))
+
+
+def _nearer_workspaces(meta: ProjectMeta) -> list[str]:
+    nearer: list[str] = []
+    folder = meta.project_dir
+    while folder != meta.workspace_root:
+        nearer.append(os.path.join(folder, WORKSPACE_FOLDER))
+        if folder == os.path.dirname(folder):
+            break
+        folder = os.path.dirname(folder)
+    return nearer
+
+
+def _render(project_dir: str, environment: ConfigEnvironment) -> RenderedText:
+    file = os.path.join(project_dir, META_FILE)
+    # An empty meta.yaml is a project with every default, where an empty config would be a mistake.
+    if os.path.getsize(file) <= _MAX_BLANK and not read_bytes(file, _MAX_BLANK).strip():
+        sources = {file: SourceFile(file, "")}
+        return RenderedText(name=META_FILE, file=file, text="", source_map=SourceMap("", (), ()), sources=sources)
+    return render(environment, META_FILE)
+
+
+def _refuse_unknown_keys(graph: Graph) -> None:
+    unknown = [entry for name, entry in graph.targets.items() if name not in KEYS]
+    if unknown:
+        first, *rest = [_unknown_key(entry) for entry in unknown]
+        raise ProjectError(first.message, code=first.code, span=first.span, hint=first.hint, others=rest)
+
+
+def _unknown_key(entry: Entry) -> Diagnostic:
+    return Diagnostic(
+        code="FG402",
+        message=f"{META_FILE} has no key {entry.key!r}",
+        span=entry.span,
+        hint=nearest(str(entry.key), KEYS),
+    )
+
+
+def _search_folders(
+    entry: Entry | None, project_dir: str, is_folder: Callable[[str], bool]
+) -> tuple[tuple[str, ...], list[Diagnostic]]:
+    if entry is None:
+        default = os.path.join(project_dir, "templates")
+        return ((default,) if is_folder(default) else ()), []
+    folders: list[str] = []
+    warnings: list[Diagnostic] = []
+    for item, folder, span in _folders(entry, project_dir):
+        if is_folder(folder):
+            folders.append(folder)
+        else:
+            warnings.append(_missing_folder("search folder", "searchdir", item, folder, span))
+    return tuple(dict.fromkeys(folders)), warnings
+
+
+def _refuse_foreign_roots(entry: Entry | None, folders: tuple[str, ...], project_dir: str, around: Neighbors) -> None:
+    own = (around.workspace, around.library, around.repository)
+    places = {folder: (item, span) for item, folder, span in _folders(entry, project_dir)}
+    for folder in folders:
+        if not is_allowed_root(folder, project_dir, own):
+            item, span = places.get(folder, (os.path.relpath(folder, project_dir), None))
+            real = os.path.realpath(folder)
+            way = f"fgcli trust {shlex.quote(real)}"
+            raise ProjectError(
+                f"search folder {item!r} leads out of the project, to {real!r}",
+                code="FG444",
+                span=span,
+                hint=f"copy what you need into the project; or, where you trust that folder: {way}",
+            )
+
+
+def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span | None]]:
+    """Returns the folders of a key: as written, absolute, and where."""
+    if entry is None:
+        return []
+    nodes = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+    places = zip(_texts(entry), nodes, strict=False)
+    return [(item, os.path.normpath(os.path.join(project_dir, item)), node.span) for item, node in places]
+
+
+def _missing_folder(kind: str, key: str, item: str, folder: str, span: Span | None) -> Diagnostic:
+    return Diagnostic(
+        code="FG404",
+        message=f"{kind} {item!r} does not exist",
+        severity=Severity.WARNING,
+        span=span,
+        hint=f"make {folder!r}, or take it out of {key!r}",
+    )
+
+
+def _prefix(entry: Entry | None) -> str:
+    prefix = _text(entry)
+    if prefix is None:
+        return "configs"
+    clean = os.path.normpath(prefix).replace(os.sep, "/")
+    if os.path.isabs(prefix) or clean.split("/")[0] == "..":
+        raise ProjectError(
+            f"'config_prefix' {prefix!r} leads out of the search folders",
+            code="FG407",
+            span=entry.value.span if entry else None,
+            hint="name a folder inside the search folders, as in 'configs'",
+        )
+    return "" if clean == "." else clean
+
+
+def _text(entry: Entry | None) -> str | None:
+    value = _value(entry)
+    if value is None or isinstance(value, str):
+        return value
+    raise _wrong_type(entry, "a text", value)
+
+
+def _texts(entry: Entry | None) -> list[str]:
+    value = _value(entry)
+    if value is None:
+        return []
+    items = value if isinstance(value, list) else [value]
+    folders = [item for item in items if isinstance(item, str)]
+    if len(folders) == len(items):
+        return folders
+    raise _wrong_type(entry, "a folder or a list of folders", value)
+
+
+def _value(entry: Entry | None) -> object:
+    return None if entry is None else plain_value(entry.value, f"{str(entry.key)!r} in {META_FILE}")
+
+
+def _wrong_type(entry: Entry | None, expected: str, value: object) -> ProjectError:
+    key, span = (str(entry.key), entry.value.span) if entry else ("", None)
+    return ProjectError(
+        f"{key!r} in {META_FILE} is {repr(value)[:80]}, and must be {expected}",
+        code="FG403",
+        span=span,
+        hint=f"write {key}: followed by {expected}",
+        expected=expected,
+        found=value,
+    )

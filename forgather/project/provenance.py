@@ -1,0 +1,215 @@
+"""What a past run depended on, then and now.
+
+Takes a `PastRun`, gives rows: each thing that is another one now, with what becomes of it, and how many are the same.
+Keeps true: nothing is imported or constructed; a value of the environment is never compared, because none was kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from forgather.cache_file import Digests
+from forgather.config.graph import Call, Entry, Scalar
+from forgather.config.path import format_path
+from forgather.config.traverse import all_nodes, entries
+from forgather.errors import ForgatherError
+from forgather.project.defaults import changed_defaults, read_defaults
+from forgather.project.dependencies import changed_data
+from forgather.project.git_state import git_state
+from forgather.project.metadata import ProjectMeta
+from forgather.project.reader import reader_for
+from forgather.project.run_reader import PastRun
+from forgather.project.run_writer import environment_needed, runtime_facts
+from forgather.project.versions import installed_versions
+from forgather.redaction import HIDDEN
+
+
+class Fate(StrEnum):
+    """What becomes of a thing that a run depended on: lost things change the result for certain."""
+
+    SAME = "same"
+    RESTORED = "restored"
+    DIFFERS = "differs"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing that a run depended on.
+
+    Args:
+        fate: what becomes of it.
+        what: the kind of thing: "version", "data", "code" and so on.
+        name: which one.
+        then: what it was.
+        now: what it is.
+    """
+
+    fate: Fate
+    what: str
+    name: str
+    then: str
+    now: str
+
+
+def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
+    """Returns a row for each thing that the run depended on, what is lost first.
+
+    Args:
+        run: the run.
+        meta: the project as the run will be repeated in.
+    """
+    rows = [
+        *_record(run),
+        *_sources(run),
+        *_versions(run),
+        *_git(run),
+        *_data(run),
+        *_environment(run),
+        *_secrets(run),
+        *_processors(run),
+        *_checkpoint(run),
+        *_constructors(run, meta),
+    ]
+    order = [Fate.LOST, Fate.DIFFERS, Fate.RESTORED, Fate.SAME]
+    return sorted(rows, key=lambda row: order.index(row.fate))
+
+
+def code_is_as_then(run: PastRun) -> bool:
+    """Whether the project is there and its Python files are those that the run kept."""
+    if not os.path.isdir(run.project_dir):
+        return False
+    return all(row.fate is Fate.SAME for row in _sources(run) if row.what == "code")
+
+
+def _row(what: str, name: str, then: object, now: object, otherwise: Fate = Fate.DIFFERS) -> Row:
+    fate = Fate.SAME if then == now else otherwise
+    return Row(fate=fate, what=what, name=name, then=_text(then), now=_text(now))
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _record(run: PastRun) -> Iterator[Row]:
+    digest = Digests()
+    for name, then in sorted(run.table("files").items()):
+        now = digest(os.path.join(run.folder, *name.split("/")))
+        words = "gone" if now is None else "as written" if now == then else "another one"
+        yield _row("record", name, "as written", words, Fate.LOST)
+
+
+def _sources(run: PastRun) -> Iterator[Row]:
+    digest = Digests()
+    for here, folders, files in os.walk(os.path.join(run.folder, "templates")):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            copy = os.path.join(here, name)
+            now = digest(run.original(copy))
+            words = "gone; the run's copy is used" if now is None else "changed; the run's copy is used"
+            what = "code" if name.endswith(".py") else "template"
+            then = run.table("redacted").get(os.path.relpath(copy, run.folder).replace(os.sep, "/"))
+            same = now is not None and now == (then or digest(copy))
+            if then is not None and not same:
+                words = f"{words.partition(';')[0]}; the run's copy lacks its secrets"
+            yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.LOST if then else Fate.RESTORED)
+
+
+def _secrets(run: PastRun) -> Iterator[Row]:
+    for path, node in all_nodes(run.built):
+        if isinstance(node, Scalar) and isinstance(node.value, str) and HIDDEN in node.value:
+            yield _row("secret", format_path(path), "given", "not kept; write !env NAME in the config", Fate.LOST)
+
+
+def _versions(run: PastRun) -> Iterator[Row]:
+    then = run.table("versions")
+    now = installed_versions([name for name in then if name != "python"])
+    for name, version in then.items():
+        lost = version is not None and now.get(name) is None
+        yield _row("version", name, version, now.get(name), Fate.LOST if lost else Fate.DIFFERS)
+
+
+def _git(run: PastRun) -> Iterator[Row]:
+    then = run.table("git")
+    if then:
+        now = git_state(run.project_dir, run.output_dir) if os.path.isdir(run.project_dir) else None
+        yield _row("git", "project", _commit(then), _commit(now or {}))
+
+
+def _commit(state: dict[str, Any]) -> str:
+    words = {True: " with changes", None: ", changes unknown"}.get(state.get("dirty", False), "")
+    return f"{str(state.get('commit', 'none'))[:10]}{words}"
+
+
+def _data(run: PastRun) -> Iterator[Row]:
+    recorded = run.listed("data")
+    changes = {name: (then, now) for name, then, now in changed_data(recorded, run.project_dir)}
+    for item in recorded:
+        then, now = changes.get(item["named"], ("", ""))
+        yield _row("data", item["named"], then, now, Fate.LOST)
+
+
+def _environment(run: PastRun) -> Iterator[Row]:
+    now = environment_needed(run.built)
+    for name, was_set in run.table("environment_needed").items():
+        is_set = now.get(name, name in os.environ)
+        lost = bool(was_set) and not is_set
+        yield _row("environment", name, _set(was_set), _set(is_set), Fate.LOST if lost else Fate.DIFFERS)
+    for name, value in run.table("environment_read").items():
+        here = os.environ.get(name)
+        if here is not None:
+            yield _row(
+                "environment", name, value, here if here == value else "another; the run's is used", Fate.RESTORED
+            )
+
+
+def _set(value: object) -> str:
+    return "set" if value else "not set"
+
+
+def _processors(run: PastRun) -> Iterator[Row]:
+    now = runtime_facts()
+    for name, value in run.table("processors").items():
+        yield _row("processors", name, value, now.get(name))
+
+
+def _checkpoint(run: PastRun) -> Iterator[Row]:
+    """A run that went on from a checkpoint cannot begin there again, unless the checkpoint is a path that exists."""
+    for path, node in all_nodes(run.built):
+        for entry in entries(node) if isinstance(node, Call) else ():
+            if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):
+                value = str(entry.value.value) if isinstance(entry.value, Scalar) else ""
+                now = value if os.path.isdir(value) else "not there" if value not in ("auto", "True") else "begins anew"
+                lost = Fate.DIFFERS if now == "begins anew" else Fate.LOST
+                yield _row("checkpoint", format_path(path), value, now, lost)
+
+
+def _names_a_checkpoint(entry: Entry) -> bool:
+    return isinstance(entry.value, Scalar) and bool(entry.value.value)
+
+
+def _constructors(run: PastRun, meta: ProjectMeta) -> Iterator[Row]:
+    reader = reader_for(meta)
+    names = dict.fromkeys(
+        node.constructor
+        for _, node in all_nodes(run.built)
+        if isinstance(node, Call) and node.submodule_searchpath is None
+    )
+    for name in names:
+        try:
+            reader.read(name)
+        except ForgatherError as error:
+            yield Row(fate=Fate.LOST, what="constructor", name=name, then="called", now=error.message)
+    now = read_defaults(run.built, meta)
+    for item in changed_defaults(run.built, run.built, run.defaults, now):
+        yield Row(
+            fate=Fate.DIFFERS,
+            what="default",
+            name=format_path(item.path),
+            then=item.old.text.rstrip(","),
+            now=item.new.text,
+        )

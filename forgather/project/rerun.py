@@ -1,0 +1,184 @@
+"""A past run, made ready to run again.
+
+Takes a `PastRun` and an output folder, gives a `Project` that builds what the run built, with its output elsewhere; and
+makes the record of the repeated run a full one. Keeps true: nothing is written into the folders of the first run;
+the project's own code is used only where it is what it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from forgather.cache_file import Digests
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.graph import Scalar
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.traverse import all_nodes
+from forgather.errors import ProjectError
+from forgather.project.locations import cache_dir, library_dir
+from forgather.project.metadata import ProjectMeta
+from forgather.project.project import Project
+from forgather.project.provenance import code_is_as_then
+from forgather.project.run_facts import FACTS, GRAPH
+from forgather.project.run_reader import PastRun
+from forgather.project.run_writer import OVERRIDES, overrides_text
+from forgather.redaction import hidden, hide
+
+LOSS = "loss.jsonl"
+_FOLDERS = ("output_dir", "logging_dir", "log_dir", "run_dir")
+_OF_THEN = ("project", "project_dir", "workspace_root", "library", "config", "template", "instant", "hostname", "uname",
+            "environment_read", "search_path", "system_path")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """The loss files of two runs beside one another.
+
+    Args:
+        same: whether the bytes are the same.
+        lines: lines of the first run; None where it kept no such file.
+        first: the first line, from 1, that is another one; None where all that both have is the same.
+        goes_on: True where the second run wrote all that the first did, and more.
+    """
+
+    same: bool
+    lines: int | None
+    first: int | None = None
+    goes_on: bool = False
+
+    @property
+    def differ(self) -> bool:
+        """True where the second run is not the first one once more; a first run that ended early has only a part."""
+        return self.lines is not None and not (self.same or self.goes_on)
+
+
+def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
+    """Returns the output folder of the repeated run: the one that is given, or `<output folder>/reruns/<time>`.
+
+    Raises:
+        ProjectError: FG439, it is that of the first run.
+    """
+    folder = os.path.abspath(os.path.expanduser(given)) if given else None
+    if folder is None:
+        return os.path.join(run.output_dir, "reruns", f"{now:%Y%m%dT%H%M%SZ}")
+    real = os.path.realpath(folder)
+    if real == os.path.realpath(run.output_dir) or os.path.join(real, "").startswith(os.path.join(run.folder, "")):
+        what = "in the folder" if real != os.path.realpath(run.output_dir) else "the output folder"
+        raise ProjectError(
+            f"{given!r} is {what} of the first run, which would be written over",
+            code="FG439",
+            hint="name another folder, or leave --output-dir out",
+        )
+    return folder
+
+
+def place_of(run: PastRun) -> ProjectMeta:
+    """Returns the project that the run is repeated in: the real one, or the copy that the run has kept."""
+    real = code_is_as_then(run)
+    system = [str(folder) for folder in run.listed("system_path")]
+    return ProjectMeta(
+        project_dir=run.project_dir if real else run.archive,
+        workspace_root=None,
+        name=str(run.facts.get("project", "")),
+        description="",
+        searchdir=(),
+        config_prefix="",
+        default_config=None,
+        default_config_span=None,
+        system_path=tuple(system if real else map(run.archived, system)),
+        searchpath=(run.folder, library_dir()),
+        diagnostics=(),
+        files=(),
+        env_reads={},
+        dependencies=None,
+    )
+
+
+def again(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
+    """Returns what builds the graph of the run, with its output in another folder."""
+    environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
+    overrides = redirected(run, output_dir)
+    return Project.placed(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
+
+
+def redirected(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
+    """Returns what sends the output elsewhere, as `--set` takes it: each value that is the run's output folder."""
+    old = {str(run.facts.get("output_dir", run.output_dir)), run.output_dir}
+    found: list[tuple[str, str]] = []
+    for path, node in all_nodes(run.built):
+        text = node.value if isinstance(node, Scalar) else None
+        if isinstance(text, str) and text and path:
+            new = _moved(os.path.abspath(os.path.expanduser(text)), path, old, output_dir)
+            if new is not None:
+                found.append((format_path(path), json.dumps(new)))
+    return found
+
+
+def _moved(folder: str, path: GraphPath, old: set[str], new: str) -> str | None:
+    if folder in old:
+        return new
+    key = path[-1].name if isinstance(path[-1], Key) else None
+    inside = next((folder[len(top) + 1 :] for top in old if folder.startswith(top + os.sep)), None)
+    return os.path.join(new, inside) if inside is not None and key in _FOLDERS else None
+
+
+def complete_record(folder: str, run: PastRun, project: Project) -> None:
+    """Makes the folder of a repeated run one that can be compared and repeated as the first one can."""
+    variables, overrides = run.changes
+    kept = os.path.join(folder, "templates")
+    shutil.rmtree(kept, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        # A link is kept as one: what it leads to was never a part of the record.
+        shutil.copytree(os.path.join(run.folder, "templates"), kept, symlinks=True, ignore=_pipes)
+    with open(os.path.join(folder, OVERRIDES), "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(hide(overrides_text(variables, [*overrides, *project.overrides]), is_document=True))
+    with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
+        facts = json.load(stream)
+    host = facts.get("hostname")
+    facts |= {name: run.facts[name] for name in _OF_THEN if name in run.facts}
+    facts |= {"rerun_of": run.folder, "ran_on": host, "files": _digests(folder)}
+    with open(os.path.join(folder, FACTS), "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(json.dumps(hidden(facts), indent=2) + "\n")
+
+
+def _pipes(folder: str, names: list[str]) -> list[str]:
+    """Returns what cannot be copied: neither file nor folder nor link."""
+    kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+    return [name for name, mode in modes if not any(kind(mode) for kind in kinds)]
+
+
+def _digests(folder: str) -> dict[str, str]:
+    digest, found = Digests(), {}
+    for here, _, files in os.walk(folder):
+        for name in sorted(files):
+            file = os.path.join(here, name)
+            known = digest(file) if name != FACTS else None
+            if known is not None:
+                found[os.path.relpath(file, folder).replace(os.sep, "/")] = known
+    return dict(sorted(found.items()))
+
+
+def compare_losses(first: str, second: str) -> Losses:
+    """Returns how the loss files of two run folders lie beside one another."""
+    ours, theirs = (_lines(os.path.join(folder, LOSS)) for folder in (first, second))
+    if ours is None:
+        return Losses(same=False, lines=None)
+    theirs = theirs or []
+    differ = (number for number, pair in enumerate(zip(ours, theirs, strict=False), start=1) if pair[0] != pair[1])
+    line = next(differ, None)
+    return Losses(same=ours == theirs, lines=len(ours), first=line, goes_on=line is None and len(theirs) > len(ours))
+
+
+def _lines(file: str) -> list[bytes] | None:
+    try:
+        with open(file, "rb") as stream:
+            return stream.read().splitlines(keepends=True)
+    except OSError:
+        return None

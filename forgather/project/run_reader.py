@@ -1,0 +1,321 @@
+"""The folder of a past run, read back.
+
+Takes a folder that `record` has written, gives a `PastRun`: the graph that was built, and what the run knew of its
+surroundings. Keeps true: the graph is that of `graph.yaml`; its places are lines of the templates as they were then,
+where rendering those again gives that very graph, else lines of `graph.yaml`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from forgather.bounded import read_bytes
+from forgather.config.environment import ConfigEnvironment
+from forgather.config.equality import same_graph
+from forgather.config.graph import Graph
+from forgather.config.load import load, load_value
+from forgather.config.override import override
+from forgather.config.render import render
+from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.project.dynamic_args import without_options
+from forgather.project.literal import plain_value
+from forgather.project.locations import cache_dir, library_dir
+from forgather.project.path_display import Display
+from forgather.project.run_facts import FACTS, GRAPH, is_run_folder, read_facts
+from forgather.project.run_writer import FORM, OVERRIDES, SIGNATURES
+from forgather.source import Span
+
+_LISTED = 5
+# What callbacks write into the folder of any run.
+_MEASURED = ("summary.json", "metrics.jsonl", "loss.jsonl")
+_MAX_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run that was.
+
+    Args:
+        folder: absolute folder of the run.
+        facts: what `run.json` says.
+    """
+
+    folder: str
+    facts: Mapping[str, Any]
+
+    @property
+    def form(self) -> int | None:
+        """The form of the folder; None for one that was written before forms had numbers."""
+        form = self.facts.get("form")
+        return form if isinstance(form, int) else None
+
+    @property
+    def config(self) -> str:
+        """Name of the config."""
+        return str(self.facts.get("config", GRAPH))
+
+    @property
+    def project_dir(self) -> str:
+        """Absolute folder of the project, as it was called then."""
+        return str(self.facts.get("project_dir", self.folder))
+
+    @property
+    def output_dir(self) -> str:
+        """Absolute folder of the run's model, where it lies now."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
+    @property
+    def processes(self) -> int:
+        """How many processes the run had, on all machines; 1 where it does not tell."""
+        total = self.table("processes").get("total")
+        return total if isinstance(total, int) and total > 0 else 1
+
+    @property
+    def archive(self) -> str:
+        """Folder of the kept copy of the project."""
+        return os.path.join(self.folder, "templates", "project")
+
+    def listed(self, key: str) -> list[Any]:
+        """Returns a list of `run.json`, empty where there is none."""
+        found = self.facts.get(key)
+        return found if isinstance(found, list) else []
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Returns a mapping of `run.json`, empty where there is none."""
+        found = self.facts.get(key)
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def built(self) -> Graph:
+        """The graph that was built, each value at its line of `graph.yaml`."""
+        try:
+            return load(render(ConfigEnvironment(searchpath=(self.folder,)), GRAPH))
+        except ForgatherError as error:
+            raise _damaged(self.folder, GRAPH, error.message, error.span) from error
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph that was built, each value at the line of the template that wrote it, where that is known."""
+        if self.rendered_again is None:
+            return self.built
+        again = without_options(self.rendered_again)
+        return again if same_graph(again, self.built) else self.built
+
+    @cached_property
+    def changes(self) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+        """Variables of the templates, and pairs of path and YAML text, as the command line gave them."""
+        if self.form is None and not os.path.lexists(os.path.join(self.folder, OVERRIDES)):
+            return {}, ()
+        try:
+            text = _read(self.folder, OVERRIDES)
+            kept = plain_value(load_value(text, os.path.join(self.folder, OVERRIDES)), OVERRIDES)
+            if not isinstance(kept, dict):
+                raise TypeError("it is no mapping")
+            pairs = tuple((str(item["path"]), str(item["value"])) for item in kept.get("overrides") or ())
+            return dict(kept.get("variables") or {}), pairs
+        except (ForgatherError, OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(self.folder, OVERRIDES, _words(error)) from error
+
+    @cached_property
+    def defaults(self) -> dict[str, dict[str, str | None]]:
+        """Defaults of the constructors that were called; empty where they are not known."""
+        kept = self._signatures or {}
+        return {str(name): dict(table) for name, table in kept.items() if isinstance(table, dict)}
+
+    @cached_property
+    def _signatures(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(_read(self.folder, SIGNATURES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    @property
+    def notes(self) -> tuple[Diagnostic, ...]:
+        """What is to be told of the folder's form."""
+        if self.form == FORM:
+            return () if self._signatures is not None else (self._no_defaults(),)
+        if self.form is None:
+            message = f"{os.path.basename(self.folder)!r} is a run folder of an older format: it has no form number"
+            hint = "defaults of signatures, code and data of that run are not known, and are not compared"
+        else:
+            age = "a newer" if self.form > FORM else "an older"
+            message = f"{os.path.basename(self.folder)!r} is a run folder of {age} format: form {self.form}"
+            hint = f"this version writes form {FORM}; what it does not know is not compared"
+        span = Span(os.path.join(self.folder, FACTS), 1)
+        return (Diagnostic(code="FG435", message=message, severity=Severity.WARNING, span=span, hint=hint),)
+
+    def _no_defaults(self) -> Diagnostic:
+        return Diagnostic(
+            code="FG438",
+            message=f"the record of the run {os.path.basename(self.folder)!r} is damaged: {SIGNATURES} cannot be read",
+            severity=Severity.WARNING,
+            span=Span(os.path.join(self.folder, SIGNATURES), 1),
+            hint="defaults of signatures are not compared",
+        )
+
+    def environment(self) -> ConfigEnvironment:
+        """What the templates of the run saw, all from its folder."""
+        read = self.table("environment_read")
+
+        def env(name: str, default: object = None) -> object:
+            return read.get(name, default)
+
+        recorded = self.facts.get("instant")
+        variables = {
+            "project_dir": self.project_dir,
+            "workspace_root": self.facts.get("workspace_root") or self.project_dir,
+            "hostname": self.facts.get("hostname"),
+            "uname": self.table("uname"),
+            "versions": self.table("versions"),
+            "env": env,
+        }
+        return ConfigEnvironment(
+            searchpath=tuple(map(self.archived, map(str, self.listed("search_path")))),
+            variables=variables,
+            now=datetime.fromisoformat(str(recorded)) if recorded else None,
+            cache_dir=cache_dir("templates"),
+        )
+
+    def archived(self, path: str) -> str:
+        """Returns where the copy of a file or folder lies."""
+        if path == self._library:
+            return os.path.join(self.folder, "templates", "lib")
+        if path == self.project_dir:
+            return self.archive
+        return os.path.join(self.folder, "templates", *self._display.archive_name(path).split("/"))
+
+    def original(self, file: str) -> str:
+        """Returns the file that an archived copy was made of; other files stay."""
+        inside = os.path.relpath(file, os.path.join(self.folder, "templates")).replace(os.sep, "/")
+        label, _, rest = inside.partition("/")
+        workspace = str(self.facts.get("workspace_root") or "")
+        tops = {"lib": library_dir(), "project": self.project_dir, "workspace": workspace, "other": os.sep}
+        return os.path.join(tops[label], rest) if label in tops and rest else file
+
+    def place(self, file: str) -> str:
+        """Returns the short name of a file, archived copies under the names of what they are copies of."""
+        return Display(self.project_dir, self.facts.get("workspace_root"))(self.original(file))
+
+    @property
+    def _library(self) -> str:
+        search = self.listed("search_path")
+        return str(self.facts.get("library") or (search[-1] if search else library_dir()))
+
+    @property
+    def _display(self) -> Display:
+        workspace = self.facts.get("workspace_root")
+        return Display(self.project_dir, workspace, relative_to_cwd=False, library=self._library)
+
+    @cached_property
+    def rendered_again(self) -> Graph | None:
+        """What the kept templates give, the declaration of options included; None where that fails."""
+        try:
+            variables, overrides = self.changes
+            template = str(self.facts.get("template") or f"configs/{self.config}")
+            return override(load(render(self.environment(), template, variables)), list(overrides))
+        except (ForgatherError, ValueError, TypeError, KeyError):
+            return None
+
+
+def runs_of(project_dir: str) -> list[str]:
+    """Returns the folders of the runs below a project's usual output folders, newest first."""
+    models = _listed(os.path.join(project_dir, "output_models"))
+    found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
+    return sorted(found, key=os.path.basename, reverse=True)
+
+
+def open_run(folder: str) -> PastRun:
+    """Returns the run of a folder.
+
+    Raises:
+        ProjectError: FG437, it is no folder of a run; FG438, it is damaged.
+    """
+    # Of a link, too, the output folder is the one that the run is in.
+    path = os.path.realpath(folder)
+    if not is_run_folder(path):
+        raise _no_run(folder, path)
+    try:
+        return PastRun(path, read_facts(_read(path, FACTS)))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, FACTS, _words(error)) from error
+
+
+def _no_run(folder: str, path: str) -> ProjectError:
+    if not os.path.isdir(path):
+        what = "is a file" if os.path.exists(path) else "does not exist"
+    else:
+        missing = [name for name in (FACTS, GRAPH) if not os.path.isfile(os.path.join(path, name))]
+        what = f"is no folder of a run: it holds no {' and no '.join(map(repr, missing))}"
+        if len(missing) > 1 and any(os.path.isfile(os.path.join(path, name)) for name in _MEASURED):
+            return _unrecorded(folder)
+    near = sorted(_runs_near(path), reverse=True)
+    more = f" and {len(near) - _LISTED} more" if len(near) > _LISTED else ""
+    return ProjectError(
+        f"{folder!r} {what}",
+        code="FG437",
+        hint=f"runs there, newest first: {', '.join(near[:_LISTED])}{more}" if near
+        else "a run's folder is <output folder>/runs/<time>-<config>",
+    )  # fmt: skip
+
+
+def _unrecorded(folder: str) -> ProjectError:
+    return ProjectError(
+        f"{folder!r} is the folder of a run that nothing was recorded of: it was not started by 'fgcli train'",
+        code="FG437",
+        hint="a script, or what 'fgcli code' wrote, measures its run and keeps no config; compare the configs instead",
+    )
+
+
+def _runs_near(path: str) -> Iterable[str]:
+    """Yields the folders of runs in, below, beside and around a path that is none, as one would type them."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    for folder in (path, os.path.join(path, "runs"), os.path.dirname(path)):
+        runs = _folders(folder)
+        if runs:
+            return [os.path.relpath(run) for run in runs]
+    return [os.path.relpath(run) for model in _listed(path) for run in _folders(os.path.join(model, "runs"))]
+
+
+def _folders(folder: str) -> list[str]:
+    return [path for path in _listed(folder) if is_run_folder(path)]
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _read(folder: str, name: str) -> str:
+    """Returns the text of a file of the record.
+
+    Raises:
+        OSError: it is gone, or cannot be read.
+        ValueError: it is no text, or too much.
+    """
+    try:
+        return read_bytes(os.path.join(folder, name), _MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+
+
+def _words(error: Exception) -> str:
+    return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error)
+
+
+def _damaged(folder: str, name: str, problem: str, span: Span | None = None) -> ProjectError:
+    return ProjectError(
+        f"the record of the run {os.path.basename(folder)!r} is damaged: {name}: {problem}",
+        code="FG438",
+        span=span or Span(os.path.join(folder, name), 1),
+        hint="the files of a run folder are not meant to be edited; take it from a backup",
+    )

@@ -1,0 +1,228 @@
+"""The folder of a run: what repeats it, written before anything is constructed.
+
+Takes a project and the command line, gives a folder with `config.yaml` (as rendered), `graph.yaml` (what was built; a
+config by itself), `templates/` with the project's code, `overrides.yaml`, `signatures.json` (defaults of what is
+called) and `run.json`. Keeps true: the folder is new and this run's alone, and no secret is in it:
+neither a value of `!env` nor what stands under a name that looks secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from forgather.bounded import MAX_CODE_BYTES, read_text
+from forgather.cache_file import digest_of
+from forgather.codegen.emit_yaml import emit_yaml
+from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
+from forgather.config.path import Key, format_path
+from forgather.config.traverse import all_nodes
+from forgather.errors import ProjectError
+from forgather.launcher_env import ProcessFacts, is_worker, process_facts
+from forgather.project.configs import template_name
+from forgather.project.defaults import read_defaults
+from forgather.project.dependencies import code_files, data_facts
+from forgather.project.dynamic_args import without_options
+from forgather.project.git_state import git_state
+from forgather.project.locations import library_dir
+from forgather.project.path_display import Display
+from forgather.project.project import Project
+from forgather.project.rendered_variable import with_rendered
+from forgather.project.run_facts import FACTS, GRAPH
+from forgather.project.template_environment import host_facts
+from forgather.project.versions import installed_versions
+from forgather.redaction import hidden, hide, note_secrets
+
+FORM = 2
+OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
+_RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
+
+
+def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
+    """Makes and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added when it exists already.
+
+    Raises:
+        ProjectError: the folder cannot be made.
+    """
+    return new_folder(run_folder_name(output_dir, config_name, now))
+
+
+def new_folder(folder: str) -> str:
+    """Makes and returns a new folder of this name, with a number where there is one already.
+
+    Raises:
+        ProjectError: it cannot be made.
+    """
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        for unique in (folder, *(f"{folder}-{attempt}" for attempt in range(2, 1000))):
+            with suppress(FileExistsError):
+                os.mkdir(unique)
+                return unique
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    raise ProjectError(f"{folder!r} and 998 more of its name exist", code="FG413", hint="remove old runs")
+
+
+def run_folder_name(output_dir: str, config_name: str, now: datetime) -> str:
+    """Returns the path that `make_run_folder` makes when it is free."""
+    stem = config_name.removesuffix(".yaml").replace("/", "-")
+    return os.path.join(output_dir, "runs", f"{now:%Y%m%dT%H%M%SZ}-{stem}")
+
+
+def write_record(folder: str, project: Project, *, command: Sequence[str], started: datetime) -> None:
+    """Writes into a run folder everything that repeats the run.
+
+    Raises:
+        ProjectError: a file cannot be written.
+    """
+    defaults = read_defaults(project.graph, project.meta)
+    files = {
+        "config.yaml": project.rendered.text,
+        GRAPH: _graph_text(with_rendered(project.graph, project.rendered.text)),
+        OVERRIDES: overrides_text(project.variables, project.overrides),
+        SIGNATURES: json.dumps(defaults, indent=1) + "\n",
+        **_template_files(project),
+        **_code_files(project),
+    }
+    for name, text in files.items():
+        note_secrets(text, is_code=name.endswith(".py"))
+    shown = {name: hide(text, is_code=name.endswith(".py"), is_document=True) for name, text in files.items()}
+    redacted = {name: _digest(text) for name, text in files.items() if shown[name] != text}
+    files = shown
+    digests = {name: _digest(text) for name, text in files.items()}
+    output_dir = os.path.dirname(os.path.dirname(folder))
+    facts = {
+        **_facts(project, command, started, output_dir),
+        "output_dir": output_dir,
+        "files": digests,
+        "redacted": redacted,
+    }
+    files[FACTS] = json.dumps(hidden(facts), indent=2, default=str) + "\n"
+    try:
+        for name, text in files.items():
+            file = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            with open(file, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def _digest(text: str) -> str:
+    return digest_of(text.encode("utf-8", "surrogatepass"))
+
+
+def _template_files(project: Project) -> dict[str, str]:
+    display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
+    texts = {file: _text(file) for file in project.meta.files}
+    texts |= {file: source.text for file, source in project.rendered.sources.items()}
+    return {f"templates/{display.archive_name(file)}": text for file, text in texts.items()}
+
+
+def _graph_text(graph: Graph) -> str:
+    text = emit_yaml(without_options(graph))
+    head = "# What was built, overrides included: a config by itself, without templates. {% raw %}"
+    return f"{head}\n{text}# {{% endraw %}}\n"
+
+
+def _code_files(project: Project) -> dict[str, str]:
+    """Returns the project's Python files that the config needs, beside its templates."""
+    display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
+    texts: dict[str, str] = {}
+    for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
+        with suppress(OSError, UnicodeDecodeError):
+            texts[f"templates/{display.archive_name(file)}"] = _text(file)
+    return texts
+
+
+def _text(file: str) -> str:
+    return read_text(file, MAX_CODE_BYTES)
+
+
+def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[str, str]]) -> str:
+    """Returns what `overrides.yaml` holds."""
+    lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
+    lines.append(f"variables: {json.dumps(dict(variables), default=str)}")
+    if not overrides:
+        return "\n".join([*lines, "overrides: []", ""])
+    lines.append("overrides:")
+    for path, text in overrides:
+        lines += [f"- path: {json.dumps(path)}", f"  value: {json.dumps(text)}"]
+    return "\n".join([*lines, ""])
+
+
+def _facts(project: Project, command: Sequence[str], started: datetime, output_dir: str) -> dict[str, object]:
+    return {
+        "form": FORM,
+        "project": project.meta.name,
+        "project_dir": project.meta.project_dir,
+        "workspace_root": project.meta.workspace_root,
+        "library": library_dir(),
+        "config": project.config_name,
+        "template": template_name(project.meta, project.config_name),
+        "instant": project.instant.isoformat(),
+        "started": started.isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "working_dir": os.getcwd(),
+        "hostname": platform.node(),
+        "uname": host_facts(),
+        "platform": platform.platform(),
+        "processors": runtime_facts(),
+        "processes": _processes(),
+        "versions": installed_versions(),
+        "git": git_state(project.meta.project_dir, output_dir),
+        "environment_read": dict(sorted({**project.meta.env_reads, **project.rendered.env_reads}.items())),
+        "environment_needed": environment_needed(project.graph),
+        "search_path": list(project.meta.searchpath),
+        "system_path": list(project.meta.system_path),
+        "data": data_facts(project.graph, project.meta.project_dir),
+        "seeds": _seeds(project.graph),
+    }
+
+
+def environment_needed(graph: Graph) -> dict[str, bool]:
+    """Returns which variables of the environment construction reads, and whether each is set; never a value."""
+    names = {node.variable for _, node in all_nodes(graph) if isinstance(node, Env)}
+    return {name: name in os.environ for name in sorted(names)}
+
+
+def runtime_facts() -> dict[str, object]:
+    """Returns what sums may depend on: processors, and the variables that choose among them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"count": count} | {name: os.environ.get(name) for name in _RUNTIME}
+
+
+def _processes() -> dict[str, int]:
+    """Returns how many processes the run has, in all and on this machine."""
+    facts = process_facts(os.environ) if is_worker(os.environ) else ProcessFacts()
+    return {"total": facts.world_size, "per_node": facts.local_world_size}
+
+
+def _seeds(graph: Graph) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for path, node in all_nodes(graph):
+        for entry in _keywords(node):
+            if isinstance(entry.key, str) and entry.key.endswith("seed") and isinstance(entry.value, Scalar):
+                found[format_path((*path, Key(entry.key)))] = entry.value.value
+    return found
+
+
+def _keywords(node: object) -> tuple[Entry, ...]:
+    if isinstance(node, Call):
+        return node.kwargs
+    return node.entries if isinstance(node, Mapped) else ()
+
+
+def unwritable(folder: str, error: OSError) -> ProjectError:
+    """Returns the error that tells of a run folder that cannot be written."""
+    return ProjectError(
+        f"the run folder {folder!r} cannot be written: {error.strerror or error}",
+        code="FG413",
+        hint="set 'output_dir' of the trainer's arguments (or of 'meta') to a folder that you can write to",
+    )

@@ -1,0 +1,142 @@
+"""Which of two settings was written nearer to the config.
+
+Takes the templates of a config, gives whether a setting stands although another one takes its effect. Keeps true: what
+the library writes is a default, and what a parent writes is one for a child that decides otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from forgather.config.graph import Call, Entry, Graph, Node
+from forgather.config.insight.path_lookup import follow, path_text, read_path
+from forgather.config.path import Key
+from forgather.config.traverse import all_nodes, rebuild, with_value
+from forgather.config.yaml.merge import overriding
+from forgather.errors import ForgatherError
+from forgather.rules import Rules, shipped_rules
+from forgather.source import Origin
+
+_GIVEN = -1
+_UNKNOWN = 1_000_000
+
+
+class Precedence:
+    """The templates of a config, nearest first.
+
+    Args:
+        project_dir: folder of the user's own templates.
+        files: files of the templates in the order in which they were loaded, the config first.
+    """
+
+    def __init__(self, project_dir: str, files: Iterable[str]) -> None:
+        self._own = os.path.join(project_dir, "")
+        self._ranks: dict[str, int] = {}
+        for rank, file in enumerate(files):
+            self._ranks.setdefault(file, rank)
+
+    def stands(self, setting: Entry, other: Entry | None, *, given_only: bool = False) -> bool:
+        """Returns whether the user wrote a setting, and nothing nearer to the config what goes against it.
+
+        Args:
+            setting: the setting that may be without effect.
+            other: what takes its effect; None for a default.
+            given_only: True where only what an option of the command line gives counts as nearer.
+        """
+        if setting.origin is None or not setting.origin.span.file.startswith((self._own, "<")):
+            return False
+        theirs = self._rank(other)
+        return theirs != _GIVEN if given_only else self._rank(setting) <= theirs
+
+    def is_nearer(self, setting: Entry, other: Entry) -> bool:
+        """Returns whether a setting was written nearer to the config than another one."""
+        return self._rank(setting) < self._rank(other)
+
+    def _rank(self, entry: Entry | None) -> int:
+        if entry is None:
+            return _UNKNOWN
+        return min(self._rank_of(entry.origin), self._rank_of(entry.value.origin))
+
+    def _rank_of(self, origin: Origin | None) -> int:
+        if origin is None:
+            return _UNKNOWN
+        if any(site.span.file.startswith("<") for site in (*origin.sites, *origin.sets)):
+            return _GIVEN
+        return min(self._ranks.get(site.span.file, _UNKNOWN) for site in origin.sites)
+
+
+def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
+    """Returns a graph whose settings have one name each, where templates differ in what they call them."""
+    swaps: dict[int, Node] = {}
+    for _, node in all_nodes(graph):
+        if isinstance(node, Call) and (rules := _rules(node)) is not None:
+            kept = _each_once(node.kwargs, rules, precedence)
+            if len(kept) < len(node.kwargs):
+                swaps[id(node)] = replace(node, kwargs=kept)
+    return _exchanged(graph, swaps) if swaps else graph
+
+
+def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the assignments of `--set`; one of an older name is added where the newer one is written."""
+    return [(_settable_path(graph, path), value) for path, value in assignments]
+
+
+def _settable_path(graph: Graph, text: str) -> str:
+    try:
+        path = read_path(text.removeprefix("+"))
+    except ForgatherError:
+        return text
+    last = path[-1]
+    stops = follow(graph, path[:-1]) if len(path) > 1 else []
+    if len(stops) < len(path) - 1 or not stops or not isinstance(last, Key):
+        return text
+    holder = stops[-1].node
+    rules = _rules(holder) if isinstance(holder, Call) else None
+    present = rules.renamed.get(str(last.name)) if rules is not None else None
+    written = {entry.key for entry in holder.kwargs} if isinstance(holder, Call) else set()
+    if present is None or last.name in written or present not in written:
+        return text
+    # The older name keeps its own rules, and is told where the call is judged.
+    return f"+{path_text(path)}"
+
+
+def _rules(node: Call) -> Rules | None:
+    known = shipped_rules().get(node.constructor)
+    return known[0] if known and known[0].renamed else None
+
+
+def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence) -> tuple[Entry, ...]:
+    kept: dict[object, Entry] = {}
+    for entry in entries:
+        name = rules.renamed.get(str(entry.key), entry.key)
+        earlier = kept.get(name)
+        if earlier is None:
+            kept[name] = entry
+        elif precedence.is_nearer(entry, earlier):
+            kept[name] = overriding(entry, earlier)
+        elif precedence.is_nearer(earlier, entry):
+            kept[name] = overriding(earlier, entry)
+        else:
+            kept[entry.key if entry.key != name else earlier.key] = entry
+    return tuple(kept.values())
+
+
+def _exchanged(graph: Graph, swaps: dict[int, Node]) -> Graph:
+    """Returns the graph with each node of `swaps` exchanged wherever it stands; sharing stays as it was."""
+    made: dict[int, Node] = {}
+    anchors: dict[int, str] = {}
+
+    def change(node: Node) -> Node:
+        if id(node) not in made:
+            made[id(node)] = rebuild(swaps.get(id(node), node), change)
+            if id(node) in graph.anchors:
+                anchors[id(made[id(node)])] = graph.anchors[id(node)]
+        return made[id(node)]
+
+    def changed(entries: Iterable[Entry]) -> Iterator[Entry]:
+        return (with_value(entry, change(entry.value)) for entry in entries)
+
+    targets = dict(zip(graph.targets, changed(graph.targets.values()), strict=True))
+    return replace(graph, targets=targets, definitions=tuple(changed(graph.definitions)), anchors=anchors)
