@@ -18,7 +18,7 @@ from forgather.codegen.python.ir import pieces, quoted, width
 from forgather.codegen.python.names import identifier
 from forgather.config.graph import Entry, Graph, Scalar
 from forgather.errors import ForgatherError
-from forgather.proof.prove import prove
+from forgather.verification.prove import prove
 from tests.golden import check_golden
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.yaml"))

@@ -13,7 +13,7 @@ from forgather.config.equality import same_graph
 from forgather.config.load import load
 from forgather.config.render import render_text
 from forgather.project.project import Project
-from forgather.proof.prove import prove
+from forgather.verification.prove import prove
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "projects").glob("*/templates/configs/**/*.yaml"))

@@ -12,7 +12,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.config.load import load
 from forgather.config.render import render_text
 from forgather.errors import ForgatherError
-from forgather.proof.prove import prove
+from forgather.verification.prove import prove
 
 CONFIG = """\
 block: &block !factory:models:Block [&norm !singleton:models:Norm [1e-6]]

@@ -11,7 +11,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
 from forgather.config.load import load
 from forgather.config.render import render_text
-from forgather.proof.prove import prove
+from forgather.verification.prove import prove
 
 LIBRARY = Path(__file__).parents[2] / "templatelib"
 FRAGMENTS = sorted(file for file in LIBRARY.rglob("*.yaml") if re.match(r"## For \[\w+\]", file.read_text()))

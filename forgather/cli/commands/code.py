@@ -93,7 +93,7 @@ def _verdict(calls: int) -> str:
 
 
 def _verified(project: Project, graph: Graph, code: PythonCode, folder: str) -> int:
-    from forgather.proof.prove import prove
+    from forgather.verification.prove import prove
 
     place = os.path.join(folder, "generated.py")
     return prove(graph, code.text, code.targets, code.parameters, project_dir=project.meta.project_dir, file=place)

@@ -19,7 +19,7 @@ from typing import Any
 
 from forgather.config.builtin_names import SHORT
 from forgather.config.resolve import Resolver
-from forgather.proof.recording import Log, Recorded, StandIn
+from forgather.verification.recording import Log, Recorded, StandIn
 
 # Builtins that compute and do nothing else.
 PURE = frozenset(

@@ -18,9 +18,9 @@ from forgather.config.graph import Calc, Call, Env, Graph, Var
 from forgather.config.materialize import materialize
 from forgather.config.traverse import all_nodes
 from forgather.errors import ForgatherError, GraphError
-from forgather.proof.comparison import Comparison, Unequal
-from forgather.proof.recording import Log
-from forgather.proof.worlds import Barred, RecordingResolver, grows, is_inner, module_globals
+from forgather.verification.backends import Barred, RecordingResolver, grows, is_inner, module_globals
+from forgather.verification.comparison import Comparison, Unequal
+from forgather.verification.recording import Log
 
 
 @dataclass(frozen=True, slots=True)

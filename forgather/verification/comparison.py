@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from forgather.config.partials import PartialObject
-from forgather.proof.recording import Event, Log, Recorded, StandIn
+from forgather.verification.recording import Event, Log, Recorded, StandIn
 
 _CALLABLE = (PartialObject, functools.partial, FunctionType)
 _MAX_PROBES = 10_000
