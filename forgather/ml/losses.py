@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
-from forgather.ml.loss_check import DivisorCheck, PairCheck
-from forgather.ml.loss_sums import (
+from forgather.ml.loss_reduction import (
+    DivisorCheck,
+    PairCheck,
     as_sum,
     is_cross_entropy,
     no_labels,

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from forgather.errors import ForgatherError, TrainingError, nearest
 from forgather.ml.hub import hub_access, no_folder, where_to_look
+from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
-from forgather.ml.quiet import without_progress_bars
 from forgather.ml.random_state import forked_random
 
 _log = get_logger(__name__)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from forgather import redaction
 from forgather.ml.report import write_report
-from forgather.ml.report.chart import Look, chart, smoothed, thinned
-from forgather.ml.report.facts import ReportError, Series, read_facts
-from forgather.ml.report.scale import Scale, axis
+from forgather.ml.report.chart import Look, Scale, axis, chart, smoothed, thinned
+from forgather.ml.report.run_data import ReportError, Series, read_facts
 
 VOID = {"meta", "circle", "line", "path", "br"}
 

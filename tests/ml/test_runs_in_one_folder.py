@@ -13,12 +13,12 @@ from forgather.ml.callbacks import JsonLogger, RunSummaryCallback, TBLogger
 from forgather.ml.checkpoint import checkpoint_folder, list_checkpoints, write_checkpoint
 from forgather.ml.checkpoint.lineage import in_order, next_origin, origin_of
 from forgather.ml.metrics import read_records
-from forgather.ml.run_place import own_run_folder
+from forgather.ml.run_dir import own_run_folder
 from tests.ml.fixtures import rows, tiny_llama
 
 
 def test_a_run_folder_has_a_number_only_where_another_run_has_its_second(tmp_path, monkeypatch):
-    monkeypatch.setattr("forgather.ml.run_place.datetime", Noon)
+    monkeypatch.setattr("forgather.ml.run_dir.datetime", Noon)
     (tmp_path / "runs/20260101T120000Z").mkdir(parents=True)
     named = [own_run_folder(tmp_path).name for _ in range(2)]
     assert ["20260101T120000Z-2", "20260101T120000Z-3"] == named

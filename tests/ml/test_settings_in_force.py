@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import StepLR
 from transformers import get_cosine_schedule_with_warmup
 
 from forgather.ml.callbacks import RunSummaryCallback
-from forgather.ml.callbacks.in_force import optimizer_facts, schedule_facts
+from forgather.ml.callbacks.effective_settings import optimizer_facts, schedule_facts
 from tests.ml.callback_scene import tiny_model, trainer
 
 

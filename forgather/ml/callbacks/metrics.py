@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
-from forgather.ml.callbacks.place import cosmetic, passes, run_folder
+from forgather.ml.callbacks.output_target import cosmetic, passes, run_folder
 from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, go_on, repeatable
 
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.place import cosmetic, terminal
-from forgather.ml.figures import count, duration, evaluation_losses, figure
+from forgather.ml.callbacks.output_target import cosmetic, terminal
+from forgather.ml.number_format import count, duration, evaluation_losses, figure
 
 _REFRESH_SECONDS = 0.1
 # From this width of the terminal on, a bar is this wide; narrower than that there is none, and no time passed.

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.place import cosmetic
+from forgather.ml.callbacks.output_target import cosmetic
 from forgather.ml.memory import memory_facts
 
 

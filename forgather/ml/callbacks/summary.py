@@ -17,14 +17,14 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.in_force import settings_in_force
-from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
+from forgather.ml.callbacks.effective_settings import settings_in_force
+from forgather.ml.callbacks.output_target import cosmetic, run_folder, terminal
 from forgather.ml.callbacks.text_sample import unwrapped
-from forgather.ml.figures import count, duration, evaluation_losses, perplexity
 from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.model_class import class_name
+from forgather.ml.number_format import count, duration, evaluation_losses, perplexity
 from forgather.ml.report import REPORT_FILE, write_report
-from forgather.ml.report.facts import SAMPLES_FILE, SUMMARY_FILE
+from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
 
 _UNITS = ("tokens", "samples")

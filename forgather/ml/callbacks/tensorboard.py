@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.in_force import settings_in_force
-from forgather.ml.callbacks.place import cosmetic, passes, run_folder
+from forgather.ml.callbacks.effective_settings import settings_in_force
+from forgather.ml.callbacks.output_target import cosmetic, passes, run_folder
 from forgather.ml.metrics import plain
 from forgather.redaction import hidden, hide
 

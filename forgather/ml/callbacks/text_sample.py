@@ -18,11 +18,11 @@ from torch import nn
 from transformers import GenerationConfig
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
-from forgather.ml.callbacks.place import cosmetic, run_folder, terminal
+from forgather.ml.callbacks.output_target import cosmetic, run_folder, terminal
 from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
 from forgather.ml.model_class import class_name
-from forgather.ml.modes import modes_kept
-from forgather.ml.report.facts import SAMPLES_FILE
+from forgather.ml.report.run_data import SAMPLES_FILE
+from forgather.ml.train_mode import modes_kept
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.faults import DataError
+from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import check_inputs, encode_texts, encoded, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
 

@@ -28,9 +28,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
-from forgather.ml.data.advance import advance
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.faults import DataError, left_out, missing_column
+from forgather.ml.data.data_errors import DataError, left_out, missing_column
+from forgather.ml.data.progress_bar import advance
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 logger = logging.getLogger(__name__)

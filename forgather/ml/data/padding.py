@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgather.ml.data.faults import DataError
+from forgather.ml.data.data_errors import DataError
 
 _IGNORED = -100
 _IDS, _MASK, _LABELS = "input_ids", "attention_mask", "labels"

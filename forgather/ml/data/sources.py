@@ -26,7 +26,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from forgather.ml.data.faults import DataError, DataFileError, left_out, missing_column
+from forgather.ml.data.data_errors import DataError, DataFileError, left_out, missing_column
 from forgather.ml.hub import hub_access, no_folder, where_to_look
 from forgather.rules import is_path
 

@@ -21,9 +21,9 @@ from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from forgather.ml.data.advance import advance
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.faults import DataError, DataFileError, missing_column
+from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
+from forgather.ml.data.progress_bar import advance
 from forgather.ml.hub import hub_access, no_folder, where_to_look
 
 logger = logging.getLogger(__name__)

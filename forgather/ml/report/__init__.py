@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forgather.ml.report.facts import read_facts
 from forgather.ml.report.page import page
+from forgather.ml.report.run_data import read_facts
 
 REPORT_FILE = "report.html"
 

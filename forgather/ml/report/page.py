@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from forgather.ml.figures import count, duration, evaluation_losses, figure, perplexity, size
+from forgather.ml.number_format import count, duration, evaluation_losses, figure, perplexity, size
 from forgather.ml.report.chart import Look, chart
-from forgather.ml.report.facts import RunFacts
 from forgather.ml.report.html_text import html_text
+from forgather.ml.report.run_data import RunFacts
 from forgather.redaction import hidden, hide, hide_known
 
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")

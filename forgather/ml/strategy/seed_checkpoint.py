@@ -23,9 +23,9 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
-from forgather.ml.figures import size
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
+from forgather.ml.number_format import size
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.skeleton import emptied, is_plain, skeleton, tensors_of, without_memory
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from forgather.ml.distributed.env import process_facts
-from forgather.ml.run_place import own_run_folder
+from forgather.ml.run_dir import own_run_folder
 from forgather.ml.trainer import arguments_check as door
 from forgather.rules import Rules
 

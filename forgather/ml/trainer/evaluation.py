@@ -16,8 +16,8 @@ import torch
 
 from forgather.errors import TrainingError
 from forgather.ml.distributed import agreement
-from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.train_mode import modes_kept
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.batches import OwnBatches, is_iterable, loader_options
 from forgather.ml.trainer.session import Session

@@ -26,11 +26,11 @@ from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import agreement
+from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule, num_rows, smoothing_without_token_loss
 from forgather.ml.model_inputs import ModelInputs
-from forgather.ml.quiet import without_progress_bars
-from forgather.ml.run_place import own_run_folder
+from forgather.ml.run_dir import own_run_folder
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.columns import keeping_rows, tell_mixed_rows

@@ -25,8 +25,8 @@ from forgather.ml.checkpoint.manifest import read_manifest, small_file, verify
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_told_to_libraries
+from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
-from forgather.ml.quiet import without_progress_bars
 from forgather.ml.trainer.parts import Spared, explained, used
 from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
 

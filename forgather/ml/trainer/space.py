@@ -16,7 +16,7 @@ from pathlib import Path
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.retention import Retention
-from forgather.ml.figures import size
+from forgather.ml.number_format import size
 from forgather.ml.trainer.args import TrainingArguments
 
 

@@ -27,7 +27,7 @@ from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
-from forgather.ml.made_from import model_key
+from forgather.ml.model_fingerprint import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.described import description
 from forgather.ml.strategy.single import SingleDevice

@@ -15,7 +15,7 @@ from forgather.config.render import render_text
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import default_cache_dir
 from forgather.ml.losses import loss_rule
-from forgather.ml.made_from import model_key
+from forgather.ml.model_fingerprint import model_key
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.strategy import seed_checkpoint as ours
 from forgather.ml.strategy.base import Recipe

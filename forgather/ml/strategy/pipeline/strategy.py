@@ -27,7 +27,6 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.model_class import class_name
-from forgather.ml.modes import modes_kept
 from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import clip, norm_of
@@ -49,6 +48,7 @@ from forgather.ml.strategy.state import held_optimizer, held_state, restore_opti
 from forgather.ml.strategy.sums import sum_gradients
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
 from forgather.ml.strategy.wrapping import move_buffers, recompute, shard, units_of
+from forgather.ml.train_mode import modes_kept
 from forgather.ml.types import Topology, Update, Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datasets import Dataset, DatasetDict
 
-from forgather.ml.data.faults import DataError
+from forgather.ml.data.data_errors import DataError
 
 
 def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
