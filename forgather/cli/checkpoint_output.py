@@ -1,6 +1,6 @@
 """Checkpoints in words: tables and paragraphs for people, facts for tools.
 
-Takes what `forgather.ml.checkpoint.survey` found; gives text and plain data. Keeps true: nothing is read here.
+Takes what `forgather.ml.checkpoint.inspect` found; gives text and plain data. Keeps true: nothing is read here.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from forgather.ml import Trainer, TrainingArguments  # noqa: E402
 from forgather.ml.checkpoint import LocalStorage  # noqa: E402
-from forgather.ml.checkpoint.folders import Draft  # noqa: E402
+from forgather.ml.checkpoint.checkpoint_dir import Draft  # noqa: E402
 from forgather.ml.checkpoint.manifest import MANIFEST  # noqa: E402
 from forgather.ml.checkpoint.storage import write_file  # noqa: E402
 from forgather.ml.checkpoint.tensor_file import file_chunks  # noqa: E402

@@ -4,8 +4,8 @@ import json
 
 import xxhash
 
+from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folders import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.checkpoint.manifest import MANIFEST
 

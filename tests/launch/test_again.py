@@ -9,7 +9,7 @@ import pytest
 from forgather.interrupt import Interrupt, of_process
 from forgather.launch.in_process import Outcome
 from forgather.launch.restart import GOES_ON, Again, goes_on, requeued
-from forgather.ml.checkpoint.folders import write_checkpoint
+from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.failure import Kind, Record
 from forgather.ml.distributed.launcher import Failure, _passed_on

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgather.ml.checkpoint.boxes import Box, fault_of
+from forgather.ml.checkpoint.reader import Box, fault_of
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 

@@ -27,8 +27,8 @@ from forgather.ml.checkpoint import (
     LocalStorage,
     Retention,
     capture_rng,
+    checkpoint_dir,
     checkpoint_folder,
-    folders,
     list_checkpoints,
     newest_verified,
     prune,
@@ -38,8 +38,8 @@ from forgather.ml.checkpoint import (
     write_checkpoint,
     write_state,
 )
+from forgather.ml.checkpoint.checkpoint_dir import Draft, own_mark, step_of
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folders import Draft, own_mark, step_of
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.trainer.beginning import begin_from
@@ -363,10 +363,10 @@ def test_what_another_machine_writes_into_a_shared_folder_is_left_alone_for_a_da
     write_model(LocalStorage(), tmp_path, lambda draft: draft.write("README.md", [b"x"]))
     assert [True, True, False, True] == [draft.exists() for draft in drafts] and model.exists()
     now = time.time()
-    monkeypatch.setattr(folders.time, "time", lambda: now + 100)
+    monkeypatch.setattr(checkpoint_dir.time, "time", lambda: now + 100)
     assert tmp_path / "checkpoint-7" == newest_verified(tmp_path)[0] and own.exists()
     assert drafts[0].exists()
-    monkeypatch.setattr(folders.time, "time", lambda: now + 86500)
+    monkeypatch.setattr(checkpoint_dir.time, "time", lambda: now + 86500)
     write_checkpoint(tmp_path, 8, fill)
     write_model(LocalStorage(), tmp_path, lambda draft: draft.write("README.md", [b"y"]))
     assert not any(draft.exists() for draft in (*drafts, model))

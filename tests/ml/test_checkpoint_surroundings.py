@@ -14,8 +14,8 @@ from forgather.interrupt import Terminated
 from forgather.ml import Trainer
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
+from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.retention import Retention
-from forgather.ml.checkpoint.saved import Saved
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
 from forgather.ml.trainer.saving import check_writable

@@ -16,7 +16,7 @@ import torch
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
-from forgather.ml.checkpoint.folders import checkpoint_folder
+from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.tensor_file import read_tensors
 from tests.ml.fixtures import Regression, regression_rows

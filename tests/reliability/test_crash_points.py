@@ -9,7 +9,7 @@ import pytest
 
 from forgather.errors import ForgatherError
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from tests.reliability import faults, job
 from tests.reliability.forks import in_child, spread
 

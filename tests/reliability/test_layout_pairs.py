@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.save_plan import Held
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import read, write
 from tests.reliability.layouts import LAYOUTS, largest_differences, leave, take_up

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import (
+from forgather.ml.checkpoint.checkpoint_dir import (
     bring_back,
     discard_folder,
     half_replaced,

@@ -11,7 +11,7 @@ import pytest
 
 from forgather.errors import ForgatherError
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.storage import LocalFile, LocalStorage
 from tests.reliability import job
 from tests.reliability.forks import in_child

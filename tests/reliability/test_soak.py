@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forgather.errors import ForgatherError
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.manifest import MANIFEST
 from tests.patience import patience
 from tests.reliability import command, faults, job

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from forgather.ml.checkpoint import verify
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from tests.patience import patience
 from tests.reliability import faults, job, two_ranks
 from tests.reliability.forks import spread

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forgather.ml.checkpoint.folders import checkpoint_folder, list_checkpoints, write_checkpoint
+    from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, list_checkpoints, write_checkpoint
     from forgather.ml.checkpoint.lineage import newest_verified
     from forgather.ml.checkpoint.manifest import verify
     from forgather.ml.checkpoint.retention import Retention, prune

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.claims import other_names, without_memory
 from forgather.ml.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -35,7 +36,6 @@ from forgather.ml.checkpoint.files import (
     TRAINING_ARGS,
     TRAINING_STATE,
 )
-from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, split
 from forgather.ml.checkpoint.manifest import (
     MANIFEST,
@@ -46,7 +46,7 @@ from forgather.ml.checkpoint.manifest import (
     unlike_a_run,
 )
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.checkpoint.saved import Saved, whole_weights
+from forgather.ml.checkpoint.reader import Saved, whole_weights
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
 from forgather.ml.model_class import class_name
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import ADAPTER, WEIGHTS, WEIGHTS_INDEX
-from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.tensor_file import file_chunks
 
 SHARD_SIZE = "50GB"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.folders import bring_back, half_replaced, list_checkpoints, step_of
+from forgather.ml.checkpoint.checkpoint_dir import bring_back, half_replaced, list_checkpoints, step_of
 from forgather.ml.checkpoint.manifest import first_intact, read_manifest
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 

@@ -18,7 +18,7 @@ import xxhash
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.foreign import not_ours, refuse_no_folder
+from forgather.ml.checkpoint.folder_checks import not_ours, refuse_no_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from forgather.ml.checkpoint.checkpoint_dir import Draft, drop_draft, is_left, own_mark
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, WEIGHTS, WEIGHTS_INDEX
-from forgather.ml.checkpoint.folders import Draft, drop_draft, is_left, own_mark
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forgather.ml.checkpoint.folders import discard_folder, step_of
+from forgather.ml.checkpoint.checkpoint_dir import discard_folder, step_of
 from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import LocalStorage, Storage

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.manifest import missing_file, small_file, unlike_a_run
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF, DTYPES, file_chunks, read_tensors
 

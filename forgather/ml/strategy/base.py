@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgather.ml.checkpoint.saved import Saved
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.losses import LossRule
 from forgather.ml.types import Topology, Update, Window
 

@@ -29,8 +29,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.saved import Saved
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout

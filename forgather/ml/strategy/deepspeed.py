@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, nearest
-from forgather.ml.checkpoint.saved import Saved
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.distributed.agreement import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgather.ml.checkpoint.saved import Saved, Stored
+from forgather.ml.checkpoint.reader import Saved, Stored
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.state import (
     OF_THE_LAYOUT,

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.storage import LocalStorage

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.saved import Saved
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh

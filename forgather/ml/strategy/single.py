@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.saved import Saved
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.autocast import Precision

@@ -20,8 +20,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, nearest
-from forgather.ml.checkpoint.saved import Saved, Stored
-from forgather.ml.checkpoint.shards import Held
+from forgather.ml.checkpoint.reader import Saved, Stored
+from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.autocast import Precision

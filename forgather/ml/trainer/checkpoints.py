@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgather.ml.checkpoint.folders import Draft, begin_draft, drop_draft, finish_draft, told_by_step
+from forgather.ml.checkpoint.checkpoint_dir import Draft, begin_draft, drop_draft, finish_draft, told_by_step
 from forgather.ml.checkpoint.lineage import new_run, next_origin
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.retention import Retention, prune

@@ -15,8 +15,8 @@ from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.rng import try_rng
-from forgather.ml.checkpoint.saved import Saved
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import resumed, saving

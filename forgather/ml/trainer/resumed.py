@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.folders import list_checkpoints
+from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest
 from forgather.ml.distributed import agreement

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forgather.errors import TrainingError
 from forgather.interrupt import Interrupt
-from forgather.ml.checkpoint.folders import checkpoint_folder
+from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.storage import Storage

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgather.ml.checkpoint.folders import checkpoint_folder, step_of
+from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import agreement, whereabouts

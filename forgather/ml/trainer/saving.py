@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.callbacks.base import TrainerState
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.files import PROGRESS, TRAINER_STATE
-from forgather.ml.checkpoint.folders import Draft
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, passed_over
 from forgather.ml.checkpoint.manifest import read_manifest, small_file, verify

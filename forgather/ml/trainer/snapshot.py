@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import EXTRA_STATE, TRAINING_STATE, WEIGHTS, as_json
-from forgather.ml.checkpoint.folders import Draft
-from forgather.ml.checkpoint.shards import Shards
+from forgather.ml.checkpoint.save_plan import Shards
 from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement

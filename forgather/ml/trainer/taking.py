@@ -13,7 +13,7 @@ from typing import Any
 
 from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.files import MODEL, SLICES, TRAINER_STATE, TRAINING_ARGS
-from forgather.ml.checkpoint.shards import Planning
+from forgather.ml.checkpoint.save_plan import Planning
 from forgather.ml.distributed import agreement
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy

@@ -22,7 +22,7 @@ from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
-from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import agreement, whereabouts
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables

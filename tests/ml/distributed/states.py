@@ -6,10 +6,10 @@ Every process calls each function.
 import tempfile
 from pathlib import Path
 
-from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
-from forgather.ml.checkpoint.saved import Saved, Stored
-from forgather.ml.checkpoint.shards import Held, Planning
+from forgather.ml.checkpoint.reader import Saved, Stored
+from forgather.ml.checkpoint.save_plan import Held, Planning
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import agreement

@@ -14,7 +14,7 @@ from forgather.ml import (
     Trainer,
     TrainingArguments,
 )
-from forgather.ml.checkpoint.saved import whole_weights
+from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.sharded import sharded
 from tests.matrix import thinned

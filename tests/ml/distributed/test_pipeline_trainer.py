@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import ForgatherError
 from forgather.ml import PipelineTrainer, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import RunSummaryCallback, TextSampleCallback
-from forgather.ml.checkpoint.saved import whole_weights
+from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import VOCAB, make_gpt2, make_llama, make_tied_llama

@@ -13,11 +13,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError, ForgatherError
+from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folders import Draft
+from forgather.ml.checkpoint.reader import Saved, whole_weights
 from forgather.ml.checkpoint.retention import Retention
-from forgather.ml.checkpoint.saved import Saved, whole_weights
-from forgather.ml.checkpoint.shards import Held, Planning, merged_optimizers
+from forgather.ml.checkpoint.save_plan import Held, Planning, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import agreement
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from forgather.ml.checkpoint.saved import Saved
+from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer
 from tests.ml.distributed.states import write
 

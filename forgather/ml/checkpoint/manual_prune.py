@@ -8,11 +8,11 @@ is not looked at; no torch is imported.
 from __future__ import annotations
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.folders import discard_folder
+from forgather.ml.checkpoint.checkpoint_dir import discard_folder
+from forgather.ml.checkpoint.inspect import Survey, Surveyed
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
-from forgather.ml.checkpoint.survey import Survey, Surveyed
 
 
 def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int | None) -> list[Surveyed]:
