@@ -82,7 +82,7 @@ def joined() -> Iterator[Any]:
     """
     refuse_two_launchers(os.environ)
     _tell_libraries(process_facts(os.environ))
-    member = import_module("forgather.ml.distributed.member").join()
+    member = import_module("forgather.ml.distributed.peer").join()
     member.watch()
     try:
         yield member

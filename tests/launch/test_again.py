@@ -11,8 +11,8 @@ from forgather.launch.in_process import Outcome
 from forgather.launch.restart import GOES_ON, Again, goes_on, requeued
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
-from forgather.ml.distributed.failure import Kind, Record
 from forgather.ml.distributed.launcher import Failure, _passed_on
+from forgather.ml.distributed.root_cause import Kind, Record
 from forgather.project.fault_tolerance import FaultTolerance
 
 

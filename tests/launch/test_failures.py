@@ -126,8 +126,8 @@ def test_a_failure_under_torchrun_is_told_once(bench):
 
 
 def test_torchruns_table_shows_the_stack_of_a_program_and_the_words_of_an_error_of_ours(tmp_path):
-    failure = pytest.importorskip("forgather.ml.distributed.failure")
-    whereabouts = pytest.importorskip("forgather.ml.distributed.whereabouts")
+    failure = pytest.importorskip("forgather.ml.distributed.root_cause")
+    whereabouts = pytest.importorskip("forgather.ml.distributed.phase")
 
     def shown(error):
         try:
@@ -163,6 +163,6 @@ def test_a_config_with_a_mistake_is_told_once_before_anything_starts(bench):
     ],
 )
 def test_a_slip_in_what_is_constructed_would_end_each_attempt(error, phase, lasts):
-    failure = pytest.importorskip("forgather.ml.distributed.failure")
-    whereabouts = pytest.importorskip("forgather.ml.distributed.whereabouts")
+    failure = pytest.importorskip("forgather.ml.distributed.root_cause")
+    whereabouts = pytest.importorskip("forgather.ml.distributed.phase")
     assert lasts is failure.record_of(error, whereabouts.Whereabouts(phase), told=True).lasts

@@ -15,7 +15,7 @@ from forgather.ml import Trainer
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.checkpoint import LocalStorage, list_checkpoints, verify
 from forgather.ml.checkpoint.manifest import MANIFEST
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.trainer.snapshot import Snapshot
 from forgather.ml.trainer.staging import Staging
 from tests.ml.distributed.gang import run_ranks
@@ -181,17 +181,17 @@ def test_the_memory_of_copies_is_used_again():
 
 
 def _talks_on_both_channels():
-    channel = agreement.second_channel()
-    assert channel is agreement.second_channel()
+    channel = collectives.second_channel()
+    assert channel is collectives.second_channel()
     heard = []
 
     def beside():
-        with agreement.through(channel):
-            heard.extend(agreement.gathered(("beside", dist.get_rank(), number)) for number in range(50))
+        with collectives.through(channel):
+            heard.extend(collectives.gathered(("beside", dist.get_rank(), number)) for number in range(50))
 
     thread = threading.Thread(target=beside)
     thread.start()
-    own = [agreement.gathered(("run", dist.get_rank(), number)) for number in range(50)]
+    own = [collectives.gathered(("run", dist.get_rank(), number)) for number in range(50)]
     thread.join()
     return own, heard
 

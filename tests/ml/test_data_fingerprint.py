@@ -16,7 +16,7 @@ from forgather.ml import Trainer
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import capture_rng
 from forgather.ml.data import tokenize
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.trainer import fingerprint as module
 from forgather.ml.trainer.fingerprint import SAMPLED, Fingerprint, fingerprint, refuse_other_data, sampled_rows
 from forgather.ml.trainer.row_digest import row_digest
@@ -311,7 +311,7 @@ def test_many_columns_are_few_digests():
 
 def test_processes_that_hold_other_rows_are_refused(monkeypatch):
     one, other = (fingerprint(rows(12, seed=seed), ALONE) for seed in range(2))
-    monkeypatch.setattr(agreement, "gathered", lambda own: [one, own])
+    monkeypatch.setattr(collectives, "gathered", lambda own: [one, own])
     refuse_other_data("the training data", one)
     with pytest.raises(DistributedError, match="FG855.*rank 0 to rank 1, 12 of 12 compared rows differ"):
         refuse_other_data("the training data", other)

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, as_json
 from forgather.ml.checkpoint.state import packed
 from forgather.ml.checkpoint.tensor_file import DTYPES, refuse_unknown_type
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +106,15 @@ class Planning:
         Raises:
             CheckpointError: FG606, on every process, where one of them holds a value that no file can.
         """
-        planner, local, trees = agreement.together(lambda: _taken_apart(held))
+        planner, local, trees = collectives.together(lambda: _taken_apart(held))
         digest = xxhash.xxh3_128_hexdigest(trees)
-        told = agreement.gathered(_Part(None if local == self._local else local, held.aliases, digest))
+        told = collectives.gathered(_Part(None if local == self._local else local, held.aliases, digest))
         if self._decided is None or any(part.plan is not None for part in told):
             self._of_all = [part.plan or earlier for part, earlier in zip_longest(told, self._of_all)]
             self._decided = planner.create_global_plan(self._of_all)
             self._local = local
         plans, metadata = self._decided
-        names, rank = _file_names(plans, metadata), agreement.rank()
+        names, rank = _file_names(plans, metadata), collectives.rank()
         mine: dict[str, dict[str, Tensor]] = {}
         for item in plans[rank].items:
             section, name = item.index.fqn.split("/", 1)
@@ -122,7 +122,7 @@ class Planning:
             assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
             mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
         first = digest not in [part.digest for part in told[:rank]]
-        every = [json.loads(sent) for sent in agreement.gathered(trees if first else b"") if sent]
+        every = [json.loads(sent) for sent in collectives.gathered(trees if first else b"") if sent]
         aliases = {name: of for part in told for name, of in part.aliases.items()}
         return Shards(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
 

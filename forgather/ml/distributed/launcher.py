@@ -32,8 +32,8 @@ from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
-from forgather.ml.distributed.failure import Kind, Record, read_crash, read_record
-from forgather.ml.distributed.whereabouts import shown_in
+from forgather.ml.distributed.phase import shown_in
+from forgather.ml.distributed.root_cause import Kind, Record, read_crash, read_record
 
 
 @dataclass(frozen=True)

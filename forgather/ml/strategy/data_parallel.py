@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from forgather.errors import DistributedError
 from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.save_plan import Held
-from forgather.ml.distributed.agreement import refuse_other_weights
+from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from forgather.errors import DistributedError, TrainingError, nearest
 from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.save_plan import Held
-from forgather.ml.distributed.agreement import refuse_other_weights
+from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger

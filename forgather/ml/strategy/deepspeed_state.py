@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forgather.ml.checkpoint.reader import Saved, Stored
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import (
     OF_THE_LAYOUT,
     refuse_other_groups,
@@ -125,7 +125,7 @@ class EngineState:
         """
         present = self._model.state_dict(keep_vars=True)
         kind = type(self._model).__name__
-        agreement.together(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
+        collectives.together(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
         done: set[int] = set()
         for name, held in present.items():
             if id(held) in done:
@@ -204,8 +204,8 @@ class EngineState:
         """
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
-        agreement.together(lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree))
-        agreement.together(lambda: refuse_other_groups(kind, self._groups, tree))
+        collectives.together(lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree))
+        collectives.together(lambda: refuse_other_groups(kind, self._groups, tree))
         group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
         for group, own in zip(self._settings, self._groups, strict=True):
             group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *OF_THE_LAYOUT)}

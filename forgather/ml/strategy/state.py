@@ -23,7 +23,7 @@ from forgather.errors import CheckpointError, nearest
 from forgather.ml.checkpoint.reader import Saved, Stored
 from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.checkpoint.state import identity_of, split_tensors
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.autocast import Precision
 
 
@@ -160,8 +160,8 @@ def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module
     states = [module.state_dict(keep_vars=True) for module in modules]
     here = {name: value for state in states for name, value in state.items()}
     shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
-    agreement.together(lambda: refuse_other_model(kind, names, shapes, saved))
-    agreement.together(lambda: _read_weights(modules, states, saved))
+    collectives.together(lambda: refuse_other_model(kind, names, shapes, saved))
+    collectives.together(lambda: _read_weights(modules, states, saved))
 
 
 def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, Any]], saved: Saved) -> None:
@@ -248,10 +248,10 @@ def restore_optimizer(
         return
     names = names_of(model)
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    every = {name for rank in agreement.gathered(sum(groups, [])) for name in rank}
-    agreement.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
-    agreement.together(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
-    agreement.together(lambda: _read_optimizer(names, optimizer, tree, saved))
+    every = {name for rank in collectives.gathered(sum(groups, [])) for name in rank}
+    collectives.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
+    collectives.together(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
+    collectives.together(lambda: _read_optimizer(names, optimizer, tree, saved))
     if precision is not None:
         precision.load_state_dict(tree.get("scaler") or {})
 

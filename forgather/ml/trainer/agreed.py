@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forgather.interrupt import Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.later import Later
 from forgather.ml.types import Window
@@ -41,7 +41,7 @@ class Agreed:
         # host can be read without waiting.
         self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
         self._counts: Later | None = None
-        self._wishes: agreement.Total | None = None
+        self._wishes: collectives.Total | None = None
         self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
@@ -50,7 +50,7 @@ class Agreed:
         Raises:
             DistributedError: FG855 for data without a length that ends at different places.
         """
-        for window in own if has_length else agreement.in_step(own):
+        for window in own if has_length else collectives.in_step(own):
             if self._counts_differ:
                 self._add_counts(window)
             yield window
@@ -97,12 +97,12 @@ class Agreed:
         clock.
         """
         if self.several and any(_is_foreign(callback) for callback in callbacks):
-            agreed = agreement.of_writer([getattr(control, name) for name in _SWITCHES])
+            agreed = collectives.of_writer([getattr(control, name) for name in _SWITCHES])
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
 
     def _send(self) -> None:
-        self._wishes = agreement.Total(self.interrupt.wish)
+        self._wishes = collectives.Total(self.interrupt.wish)
 
     def _hear(self, wishes: float) -> None:
         self._stop = self._stop or self.interrupt.told(wishes)

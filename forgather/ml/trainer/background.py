@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from forgather.errors import CheckpointError
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.snapshot import Snapshot
 from forgather.ml.trainer.staging import Staging
@@ -29,7 +29,7 @@ class Background:
 
     def __init__(self) -> None:
         self._staging = Staging()
-        self._channel = agreement.second_channel()
+        self._channel = collectives.second_channel()
         self._pending: _Act | None = None
         self._has_waited = False
 
@@ -44,7 +44,7 @@ class Background:
         self._pending = _Act(snapshot.step, functools.partial(self._write, write, copy))
 
     def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
-        with agreement.through(self._channel):
+        with collectives.through(self._channel):
             write(snapshot)
 
     def settled(self, *, wait: bool) -> bool:
@@ -61,8 +61,8 @@ class Background:
             return False
         told = 0.0
         if not wait:
-            told = agreement.total(act.status)
-            if told < agreement.size():  # as many as there are processes: all are done
+            told = collectives.total(act.status)
+            if told < collectives.size():  # as many as there are processes: all are done
                 return False
         elif not act.is_done and not self._has_waited:
             self._has_waited = True

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forgather.errors import TrainingError
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.finite import FiniteGuard, not_finite
 from forgather.ml.trainer.spikes import NormWindow
@@ -82,7 +82,7 @@ class BadSteps:
             TrainingError: FG818 where bad steps stop the run.
         """
         value = loss.item()
-        if math.isinf(agreement.largest(_or_infinite(value))):
+        if math.isinf(collectives.largest(_or_infinite(value))):
             self._found(_told("the loss", value), step)
         return value
 
@@ -95,7 +95,7 @@ class BadSteps:
         if norm is None:
             return False
         value = norm.item()
-        largest = agreement.largest(_or_infinite(value))
+        largest = collectives.largest(_or_infinite(value))
         if math.isinf(largest):
             self._found(_told("the norm of the gradients", value), step)
         elif self._window is not None:

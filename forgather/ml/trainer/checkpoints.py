@@ -17,7 +17,7 @@ from forgather.ml.checkpoint.lineage import new_run, next_origin
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.retention import Retention, prune
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.trainer.args import TrainingArguments
 from forgather.ml.trainer.snapshot import Snapshot
 
@@ -62,15 +62,15 @@ class Checkpoints:
         Raises:
             CheckpointError: FG609 where the disk refuses, on every process; earlier checkpoints are untouched.
         """
-        folder = agreement.by_writer(functools.partial(self._begin, snapshot.step))
+        folder = collectives.by_writer(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
         try:
-            parts = agreement.by_all(functools.partial(self._fill, draft, snapshot))
+            parts = collectives.by_all(functools.partial(self._fill, draft, snapshot))
         except Exception:  # of any process: all are here
-            agreement.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
+            collectives.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
-        return agreement.by_writer(functools.partial(self._finish, draft, snapshot.step, files, ranked))
+        return collectives.by_writer(functools.partial(self._finish, draft, snapshot.step, files, ranked))
 
     def _begin(self, step: int) -> Path:
         with told_by_step(self.output_dir, step):

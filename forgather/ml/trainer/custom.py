@@ -21,7 +21,7 @@ from torch import nn
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.checkpoint.files import CUSTOM
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 
 _ACTS = [name for name in vars(Storage) if not name.startswith("_")]
 
@@ -60,11 +60,11 @@ def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
     path = scratch / CUSTOM
     try:
-        agreement.together(functools.partial(_call, function, model, step, path))
+        collectives.together(functools.partial(_call, function, model, step, path))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    own = f"{CUSTOM}/rank-{agreement.rank()}" if agreement.several() else CUSTOM
+    own = f"{CUSTOM}/rank-{collectives.rank()}" if collectives.several() else CUSTOM
     left = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     names = [own if file == path else f"{own}/{file.relative_to(path).as_posix()}" for file in left]
     return Scratch(dict(zip(names, left, strict=True)), scratch)

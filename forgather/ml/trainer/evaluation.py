@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forgather.errors import TrainingError
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.train_mode import modes_kept
 from forgather.ml.trainer.args import TrainingArguments
@@ -65,7 +65,7 @@ def evaluate(
                 return None
             metrics |= found
     # Whichever of them is to decide, a time included, decides the same on every process.
-    metrics = agreement.by_writer(lambda: metrics)
+    metrics = collectives.by_writer(lambda: metrics)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
@@ -76,13 +76,13 @@ def _evaluate_one(
     session: Session, strategy: Strategy, own: OwnBatches, prefix: str, wants_end: Callable[[], bool] | None
 ) -> dict[str, float] | None:
     began = time.perf_counter()
-    agreement.refuse_differences({"the number of evaluation rows": own.num_rows})
+    collectives.refuse_differences({"the number of evaluation rows": own.num_rows})
     device = strategy.topology.device
     # Sums of many batches lose digits in float32, and then depend on how rows were batched.
     sums = torch.zeros(3, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     rows = batches = 0
     batches_of_all = own.read(strategy.rule)
-    for ready in batches_of_all if own.num_rows is not None else agreement.in_step(batches_of_all):
+    for ready in batches_of_all if own.num_rows is not None else collectives.in_step(batches_of_all):
         if wants_end is not None and wants_end():
             return None
         loss, targets = strategy.evaluate(ready.batch)

@@ -21,7 +21,7 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from forgather.errors import DistributedError
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.trainer.draws import Apart, seed_of
 from forgather.ml.trainer.row_digest import row_digest
 
@@ -230,7 +230,7 @@ def refuse_other_data(what: str, own: Fingerprint) -> None:
     Raises:
         DistributedError: FG855, on every process, where one has other rows than rank 0.
     """
-    every: Sequence[Fingerprint] = agreement.gathered(own)
+    every: Sequence[Fingerprint] = collectives.gathered(own)
     for rank, other in enumerate(every):
         if differences := every[0].differences(other):
             raise DistributedError(

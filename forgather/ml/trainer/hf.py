@@ -25,7 +25,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm, loss_rule, num_rows, smoothing_without_token_loss
@@ -301,5 +301,5 @@ class _StopAfterStep(TrainerCallback):
 
     def asked(self) -> KeyboardInterrupt | None:
         """Returns what to raise where a process was asked to stop; all of them ask after the same steps."""
-        self._asked = self._asked or self._interrupt.told(agreement.total(self._interrupt.wish))
+        self._asked = self._asked or self._interrupt.told(collectives.total(self._interrupt.wish))
         return self._asked

@@ -17,7 +17,7 @@ from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.rng import try_rng
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer import resumed, saving
 from forgather.ml.trainer.args import TrainingArguments
@@ -75,7 +75,7 @@ def put_back(
             that may not be; FG613 where tokens, labels or the model's settings are others; FG675 where one is not as a
             run writes it.
     """
-    with agreement.together(lambda: Saved(folder)) as saved:
+    with collectives.together(lambda: Saved(folder)) as saved:
         return _put_back(folder, saved, args, strategy, schedule, data, meter, meanings)
 
 
@@ -89,18 +89,18 @@ def _put_back(
     meter: Meter,
     meanings: Meanings | None,
 ) -> Loaded:
-    progress = agreement.together(lambda: saving.read_progress(folder))
+    progress = collectives.together(lambda: saving.read_progress(folder))
     held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
-    parts = agreement.together(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
+    parts = collectives.together(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
     present = {"groups": getattr(strategy.optimizer, "param_groups", ()), "schedule": schedule.state_dict()}
-    agreement.together(
+    collectives.together(
         lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts, **present)
     )
     if meanings is not None:
         with used("meanings", folder):
             recorded = parts.get("meanings", {})
-            agreement.by_writer(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
+            collectives.by_writer(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
     with used(SCHEDULE, folder):
         resumed.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
     configured = resumed.settings(strategy.optimizer, schedule)
@@ -115,7 +115,7 @@ def _put_back(
     resumed.mention(configured, resumed.settings(strategy.optimizer, schedule))
     if DATA in parts:
         with used(DATA, folder):
-            agreement.together(functools.partial(data.load_state_dict, parts[DATA]))
+            collectives.together(functools.partial(data.load_state_dict, parts[DATA]))
             numbers({"epoch": data.epoch, "row": data.row}, whole=True)
     if METER in parts:
         with used(METER, folder):

@@ -12,7 +12,7 @@ import hashlib
 from typing import Any
 
 from forgather.ml.checkpoint.rng import capture_rng, seed_everything
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.types import Topology
 
@@ -39,7 +39,7 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
 def rng_of_all() -> dict[str, Any]:
     """Returns the random states of this process, or those of all where there are several."""
     own = capture_rng()
-    return {_OF_ALL: agreement.gathered(own)} if agreement.several() else own
+    return {_OF_ALL: collectives.gathered(own)} if collectives.several() else own
 
 
 def own_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -49,7 +49,7 @@ def refuse_unseen(folder: Path) -> None:
     Raises:
         CheckpointError: FG856.
     """
-    blind = [rank for rank, is_seen in enumerate(agreement.gathered((folder / MANIFEST).is_file())) if not is_seen]
+    blind = [rank for rank, is_seen in enumerate(collectives.gathered((folder / MANIFEST).is_file())) if not is_seen]
     if blind:
         ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
         raise CheckpointError(

@@ -17,7 +17,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import Storage, make_folders, write_file
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.skip_list import LeftOut, SkipList
 
@@ -74,7 +74,7 @@ class WayBack:
         """
         self._behind = [folder]
         places = dict.fromkeys((folder.parent, self.output_dir))
-        return agreement.by_writer(functools.partial(read_skipped, places, run))
+        return collectives.by_writer(functools.partial(read_skipped, places, run))
 
     def passed(self, folder: Path) -> None:
         """Remembers a checkpoint that was written."""
@@ -98,7 +98,7 @@ class WayBack:
             write_skipped(self.storage, self.output_dir, run, skips)
             return place
 
-        del self._behind[agreement.by_writer(act) + 1 :]
+        del self._behind[collectives.by_writer(act) + 1 :]
         return self._behind[-1]
 
 

@@ -19,7 +19,7 @@ from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import whereabouts
+from forgather.ml.distributed import phase
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
@@ -166,7 +166,7 @@ class Run:
 
     def _note(self, phase: str) -> None:
         """Notes what is done for the step that is not finished yet, for whoever asks when something goes wrong."""
-        whereabouts.at(phase, self.session.state.global_step + 1)
+        phase.at(phase, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
         """Tells the callbacks that a micro-batch is done and more follow."""
@@ -194,7 +194,7 @@ class Run:
             KeyboardInterrupt: as in `finish_step`.
         """
         bad = self.session.state.global_step + 1
-        whereabouts.at("going back to a checkpoint", bad)
+        phase.at("going back to a checkpoint", bad)
         self.agreed.settle(window)
         with self.meter.paused():
             self.saves.settle(wait=True)
@@ -308,7 +308,7 @@ class Run:
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
-        whereabouts.at("evaluation", self.session.state.global_step)
+        phase.at("evaluation", self.session.state.global_step)
         with self.meter.paused():
             metrics = self._evaluate(self.agreed.wants_end)
         if metrics is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 
 
 class SaveClock:
@@ -36,10 +36,10 @@ class SaveClock:
         """Tells whether the time has passed; every process asks after every step."""
         if self._seconds is None or step < self._ask_at:
             return False
-        passed = agreement.by_writer(lambda: self._now() - self._since)
+        passed = collectives.by_writer(lambda: self._now() - self._since)
         if passed >= self._seconds:
             return True
-        if agreement.several():
+        if collectives.several():
             # Half of what is left, at the pace so far: steps that get slower do not carry it far beyond the moment.
             pace = passed / (step - self._from_step)
             self._ask_at = step + max(1, int((self._seconds - passed) / max(pace, 1e-6) / 2))

@@ -15,7 +15,7 @@ from typing import Any
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import agreement, whereabouts
+from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.agreed import Agreed
 from forgather.ml.trainer.background import Background
@@ -93,7 +93,7 @@ class Saves:
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
             return None
-        parts = agreement.gathered((*self._camera.sizes(self._training), self._camera.optimizer_size()))
+        parts = collectives.gathered((*self._camera.sizes(self._training), self._camera.optimizer_size()))
         run_id = self.checkpoints.run_id
         later = {name: size for *_, by_name in parts for name, size in by_name.items()}
         return Need(
@@ -115,7 +115,7 @@ class Saves:
             if not self.best.is_followed:
                 retention = dataclasses.replace(retention, best=0)
             free = functools.partial(storage.free_bytes, self.output_dir)
-            agreement.by_writer(lambda: refuse_too_much(need, retention, self.output_dir, free()))
+            collectives.by_writer(lambda: refuse_too_much(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
         """Begins to count the minutes: the first step comes now, also the first one after the run went back."""
@@ -141,7 +141,7 @@ class Saves:
         state = self._session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
         if self.written_step != state.global_step:
-            whereabouts.at("saving", state.global_step)
+            phase.at("saving", state.global_step)
             self.settle(wait=True)
             self._write(folder)
             self.written_step = self.held_step = state.global_step

@@ -27,7 +27,7 @@ from forgather.ml.checkpoint.files import EXTRA_STATE, TRAINING_STATE, WEIGHTS, 
 from forgather.ml.checkpoint.save_plan import Shards
 from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
 from forgather.redaction import hide_known, known_hidden
@@ -88,7 +88,7 @@ def snapshot(
     if training is None:
         return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
     # Packed by all, though one writes it: what cannot be held is told on each of them.
-    plain, beside = agreement.together(lambda: packed(training, TRAINING_STATE))
+    plain, beside = collectives.together(lambda: packed(training, TRAINING_STATE))
     if not is_writer:
         return Snapshot(step=step, tensors=shards.tensors, texts={})
     return Snapshot(

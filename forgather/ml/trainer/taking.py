@@ -14,7 +14,7 @@ from typing import Any
 from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.files import MODEL, SLICES, TRAINER_STATE, TRAINING_ARGS
 from forgather.ml.checkpoint.save_plan import Planning
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.callback_states import export_states
@@ -90,7 +90,7 @@ class Camera:
     def described(self) -> dict[str, bytes]:
         """Returns the files that tell what model and tokenizer are, on the process that writes; every process asks."""
         if self._described is None:  # configuration and tokenizer stay what they are
-            self._described = agreement.together(self._describe)
+            self._described = collectives.together(self._describe)
         return self._described
 
     def _describe(self) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
-from forgather.ml.distributed import agreement, whereabouts
+from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.model_fingerprint import model_key
@@ -225,7 +225,7 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = agreement.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))
+        folder = collectives.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))
         if folder is not None:
             resumed.refuse_unseen(folder)
         seed_process(args.seed, topology)
@@ -252,7 +252,7 @@ class Trainer(WithOwnLoss):
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
         steps, epochs = beginning.extent(self.args, data)
-        agreement.refuse_differences(
+        collectives.refuse_differences(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
         refuse_other_data("the training data", data.fingerprint)
@@ -316,8 +316,8 @@ class Trainer(WithOwnLoss):
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saves.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            agreement.by_writer(functools.partial(verify, run.saves.best_folder))
-            with agreement.together(functools.partial(Saved, run.saves.best_folder)) as saved:
+            collectives.by_writer(functools.partial(verify, run.saves.best_folder))
+            with collectives.together(functools.partial(Saved, run.saves.best_folder)) as saved:
                 self.strategy.restore(saved)
         run.complete = True
         if self.args.save_strategy != "no":
@@ -387,10 +387,10 @@ class Trainer(WithOwnLoss):
         Raises:
             TrainingError: FG817 where nothing can be written into the folder.
         """
-        whereabouts.at("saving the model", self.state.global_step)
+        phase.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
         write = functools.partial(saving.export_model, self.storage, self.model, weights, folder, self.processing_class)
-        agreement.by_writer(write)
+        collectives.by_writer(write)
         self.saved_to = folder
         return folder

@@ -12,21 +12,21 @@ from forgather.ml.checkpoint.reader import Saved, Stored
 from forgather.ml.checkpoint.save_plan import Held, Planning
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.checkpoint.tensor_file import file_chunks
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 
 
 def write(held, folder):
     """Writes what the processes hold into a folder; returns the files of this one."""
-    agreement.by_writer(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
+    collectives.by_writer(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
     shards = Planning().shards(held)
     draft = Draft(LocalStorage(), Path(folder))
     for name, tensors in shards.tensors.items():
         draft.write(name, file_chunks(tensors))
     for name, content in shards.texts.items():
         draft.write(name, [content])
-    files = {name: fact for part in agreement.gathered(draft.files) for name, fact in part.items()}
+    files = {name: fact for part in collectives.gathered(draft.files) for name, fact in part.items()}
     manifest = Manifest(0, files).to_bytes()
-    agreement.by_writer(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
+    collectives.by_writer(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
     return draft.files
 
 
@@ -49,11 +49,11 @@ def read(folder):
 
 
 def _in_a_folder(act):
-    folder = agreement.by_writer(tempfile.mkdtemp)
+    folder = collectives.by_writer(tempfile.mkdtemp)
     try:
         return act(folder)
     finally:
-        agreement.gathered(None)
+        collectives.gathered(None)
 
 
 def state_of(strategy):

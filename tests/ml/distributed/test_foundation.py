@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from forgather.errors import DistributedError
-from forgather.ml.distributed import stacks
-from forgather.ml.distributed.agreement import refuse_other_weights
+from forgather.ml.distributed import stack_dump
+from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout, Position
 from forgather.ml.distributed.mesh import Mesh
@@ -103,11 +103,11 @@ def test_ranks_that_wait_in_different_exchanges_are_told_apart():
         collective = {"name": name, "number": 20, "shapes": [shape], "group": "default_pg"}
         return {"step": 2, "phase": "update", "collective": collective, "stack": []}
 
-    assert {0: "all_reduce of shape [[3]]", 1: "broadcast of shape [[5]]"} == stacks.different_exchanges(
+    assert {0: "all_reduce of shape [[3]]", 1: "broadcast of shape [[5]]"} == stack_dump.different_exchanges(
         {0: state("all_reduce", [3]), 1: state("broadcast", [5]), 2: None}
     )
-    assert {} == stacks.different_exchanges({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
-    assert {} == stacks.different_exchanges({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})
+    assert {} == stack_dump.different_exchanges({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
+    assert {} == stack_dump.different_exchanges({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, Training
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.callbacks.text_sample import TextSampleCallback
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.state import on_host
 from forgather.ml.trainer.resumed import refuse_unseen
@@ -314,9 +314,9 @@ def test_replicas_draw_numbers_of_their_own(tmp_path):
 
 def of_writer():
     DistributedEnvironment(timeout_seconds=patience(20)).start(use_cpu=True)
-    found = [agreement.gathered(os.environ["RANK"]), agreement.by_writer(lambda: os.environ["RANK"])]
+    found = [collectives.gathered(os.environ["RANK"]), collectives.by_writer(lambda: os.environ["RANK"])]
     try:
-        agreement.by_writer(fails)
+        collectives.by_writer(fails)
     except Exception as error:  # noqa: BLE001 - the error is what is looked at
         found.append((getattr(error, "code", None), str(error)))
     return found

@@ -19,7 +19,7 @@ from forgather.ml.checkpoint.reader import Saved, whole_weights
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.save_plan import Held, Planning, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.distributed import agreement
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.trainer.checkpoints import Checkpoints
 from forgather.ml.trainer.snapshot import Snapshot
@@ -119,12 +119,12 @@ class Averages(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2, 2))
-        self.register_buffer("mean", torch.full((1024,), float(agreement.rank())))
+        self.register_buffer("mean", torch.full((1024,), float(collectives.rank())))
 
 
 def _buffers(folder):
     model = Averages()
-    first = agreement.rank() == 0
+    first = collectives.rank() == 0
     write(held_state(model.state_dict(keep_vars=True), None, is_first=first), folder)
 
 
@@ -218,7 +218,7 @@ def _fails_on(rank, error):
             raise error
         return dist.get_rank()
 
-    return _error(lambda: agreement.together(act)), agreement.by_all(dist.get_rank)
+    return _error(lambda: collectives.together(act)), collectives.by_all(dist.get_rank)
 
 
 def test_the_first_failure_of_any_rank_is_that_of_all():

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from forgather.errors import ForgatherError
-from forgather.ml.distributed.whereabouts import Whereabouts
+from forgather.ml.distributed.phase import Whereabouts
 from forgather.redaction import hidden, hide
 
 RECORD = "error.json"

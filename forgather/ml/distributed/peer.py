@@ -25,11 +25,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from forgather.errors import DistributedError, ForgatherError
 from forgather.interrupt import end_promptly, ignore_signals, present, status_of
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed import stacks, whereabouts
+from forgather.ml.distributed import phase, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
-from forgather.ml.distributed.failure import Kind, Record, kind_of, record_of, write_record
 from forgather.ml.distributed.group import meeting_store, shutdown
-from forgather.ml.distributed.guard import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
+from forgather.ml.distributed.root_cause import Kind, Record, kind_of, record_of, write_record
+from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
 from forgather.redaction import hide_known
 
 _POLL_SECONDS = 0.01
@@ -73,7 +73,7 @@ class Member:
     def watch(self) -> None:
         """Begins to look after the other processes, and lets them look after this one."""
         if self.folder is not None:
-            whereabouts.show_in(self.folder)
+            phase.show_in(self.folder)
         if self._connect is not None and self.facts.world_size > 1:
             self._guard = Guard(self._connect(), self.facts, self.folder)
             self._guard.start()
@@ -83,11 +83,11 @@ class Member:
     def begins(self, run_dir: str) -> None:
         """Notes that construction begins; reports go to the run's folder from now on."""
         self.report_to = Path(run_dir)
-        whereabouts.at("construction")
+        phase.at("construction")
 
     def built(self) -> None:
         """Notes that what was constructed begins to run."""
-        whereabouts.at("run")
+        phase.at("run")
 
     def leave(self) -> None:
         """Says that this process has done its part, and leaves the others."""
@@ -107,7 +107,7 @@ class Member:
         if status and self.folder is not None:
             kind = Kind.STOPPED if status > 128 else Kind.STATUS
             message = f"ended with status {status}"
-            write_record(self.folder, Record(kind, message, str(whereabouts.present()), False, time.time()))
+            write_record(self.folder, Record(kind, message, str(phase.present()), False, time.time()))
         if 0 < status <= 128:
             self._say(ENDED, str(status))
         if status <= 128:
@@ -173,7 +173,7 @@ class Member:
         The first cause is printed, once. What follows from it in other processes waits, and is printed only where no
         cause is found. The exception gets a note that names rank, step and phase.
         """
-        where = whereabouts.present()
+        where = phase.present()
         kind = kind_of(error)
         if kind is Kind.STOPPED:
             self._stops_alone(status_of(error))
@@ -246,11 +246,11 @@ class Member:
                 time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)
                 return
             states = self._states()
-            _note(error, stacks.in_brief(states))
+            _note(error, stack_dump.in_brief(states))
             self._end_later([rank for rank, state in states.items() if state is None])
             if self.report_to is not None:
                 file = self.report_to / "hang.txt"
-                file.write_text(hide_known("\n".join(stacks.report(states))), encoding="utf-8")
+                file.write_text(hide_known("\n".join(stack_dump.report(states))), encoding="utf-8")
                 _note(error, f"what every rank was doing, with stacks: {file}")
 
     def _end_later(self, silent: list[int]) -> None:
@@ -264,7 +264,7 @@ class Member:
     def _states(self) -> dict[int, dict[str, Any] | None]:
         assert self.store is not None, "only several processes are asked"  # noqa: S101
         states: dict[int, dict[str, Any] | None] = {rank: None for rank in range(self.facts.world_size)}
-        states[self.facts.rank] = stacks.own_state()
+        states[self.facts.rank] = stack_dump.own_state()
         self.store.set(WANTED, "1")
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline and None in states.values():

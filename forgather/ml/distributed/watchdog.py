@@ -22,8 +22,8 @@ from typing import IO, Any
 from torch._C._distributed_c10d import Store
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed import stacks
-from forgather.ml.distributed.failure import CRASH
+from forgather.ml.distributed import stack_dump
+from forgather.ml.distributed.root_cause import CRASH
 
 FAILED, WANTED, STOPPED, TOLD, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
@@ -90,7 +90,7 @@ class Guard:
     def _look(self) -> None:
         if not self._answered and self._store.check([WANTED]):
             self._answered = True
-            self._store.set(f"stacks/{self._facts.rank}", json.dumps(stacks.own_state()))
+            self._store.set(f"stacks/{self._facts.rank}", json.dumps(stack_dump.own_state()))
         if self._failed_since is None and self._store.check([FAILED]):
             self._failed_since = time.monotonic()
         if self._failed_since is None and self._store.check([STOPPED]):

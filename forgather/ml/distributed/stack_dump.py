@@ -17,7 +17,7 @@ from typing import Any
 
 import torch._C._distributed_c10d as c10d
 
-from forgather.ml.distributed.whereabouts import present
+from forgather.ml.distributed.phase import present
 
 _INSIDE = ("torch/distributed/", "torch/utils/_contextlib", "threading.py")
 
