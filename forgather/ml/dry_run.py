@@ -28,11 +28,11 @@ from forgather.ml.model_inputs import inputs_of
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
-from forgather.ml.strategy.described import axes_of, layout_of
-from forgather.ml.strategy.initial import shapes_only
-from forgather.ml.strategy.pipeline.rows import part_of
+from forgather.ml.strategy.describe import axes_of, layout_of
+from forgather.ml.strategy.initial_weights import shapes_only
+from forgather.ml.strategy.meta_model import skeleton
+from forgather.ml.strategy.pipeline.microbatch_split import part_of
 from forgather.ml.strategy.single import SingleDevice
-from forgather.ml.strategy.skeleton import skeleton
 from forgather.ml.trainer.trainer import Trainer
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.distributed.pipelining import PipelineStage  # noqa: E402
 from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
 
-from forgather.ml.strategy.pipeline.idle import (  # noqa: E402
+from forgather.ml.strategy.pipeline.bubble_simulation import (  # noqa: E402
     ONE_STAGE,
     SCHEDULES,
     V_SCHEDULES,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.autocast import Precision
+from forgather.ml.strategy.precision import Precision
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ import torch
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
-from forgather.ml.strategy.sharded import Sharded
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.fsdp2 import Sharded
+from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.parallel_args import AccelTrainingArguments
 from tests.ml.distributed.pipeline_runs import environment, make_llama, pipeline, recipe, train, windows

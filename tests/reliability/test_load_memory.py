@@ -9,8 +9,8 @@ from torch import nn
 
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.sharded import Sharded
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.fsdp2 import Sharded
+from forgather.ml.strategy.fsdp_config import Sharding
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import adamw, environment
 from tests.ml.distributed.states import read, restore, write

@@ -16,7 +16,7 @@ from typing import Any
 
 from forgather.errors import Diagnostic, TrainingError
 from forgather.ml.strategy.deepspeed_keys import ELSEWHERE, UnknownKey, unknown_keys
-from forgather.ml.strategy.deepspeed_knobs import (
+from forgather.ml.strategy.deepspeed_settings import (
     ABSENT,
     AUTO,
     ZERO,

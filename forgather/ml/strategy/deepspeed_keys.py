@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from forgather.aliases import suggest_inside
 from forgather.errors import closest
-from forgather.ml.strategy.deepspeed_knobs import ZERO
+from forgather.ml.strategy.deepspeed_settings import ZERO
 
 KEYS = tuple(
     """activation_checkpointing aio bf16 checkpoint comms_logger communication_data_type compile csv_monitor data_types

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgather.ml.strategy.initial import InitialWeights
-from forgather.ml.strategy.skeleton import put, tensors_of
+from forgather.ml.strategy.initial_weights import InitialWeights
+from forgather.ml.strategy.meta_model import put, tensors_of
 
 
 def take_over(

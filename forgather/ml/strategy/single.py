@@ -19,8 +19,8 @@ from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
-from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.types import Topology, Update, Weightless, Window
 

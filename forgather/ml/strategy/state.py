@@ -24,7 +24,7 @@ from forgather.ml.checkpoint.reader import Saved, Stored
 from forgather.ml.checkpoint.save_plan import Held
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
-from forgather.ml.strategy.autocast import Precision
+from forgather.ml.strategy.precision import Precision
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

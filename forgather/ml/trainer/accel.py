@@ -16,8 +16,8 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
-from forgather.ml.strategy.sharded import sharded
-from forgather.ml.strategy.sharding import shares_weights
+from forgather.ml.strategy.fsdp2 import sharded
+from forgather.ml.strategy.fsdp_config import shares_weights
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.accelerator_args import AcceleratorSettings, accelerator_settings
 from forgather.ml.trainer.arguments_check import SettingError

@@ -11,8 +11,8 @@ from typing import Any
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.pipeline.strategy import Pipeline
-from forgather.ml.strategy.sharding import Sharding
 from forgather.ml.trainer import arguments_check as door
 from forgather.ml.trainer.parallel_args import PipelineTrainingArguments
 from forgather.ml.trainer.trainer import Trainer

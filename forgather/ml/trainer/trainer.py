@@ -29,7 +29,7 @@ from forgather.ml.distributed.env import DistributedEnvironment, accelerate_vari
 from forgather.ml.log import get_logger
 from forgather.ml.model_fingerprint import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
-from forgather.ml.strategy.described import description
+from forgather.ml.strategy.describe import description
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of

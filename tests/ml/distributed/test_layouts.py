@@ -16,7 +16,7 @@ from forgather.ml import (
 )
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.strategy.sharded import sharded
+from forgather.ml.strategy.fsdp2 import sharded
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import COMMON, Signals, StopAt

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.fsdp_config import Sharding
 from tests.matrix import thinned
 from tests.ml.distributed.cells import SCHEDULES as STAGES
 from tests.ml.distributed.gang import run_ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.pipeline.idle import (
+from forgather.ml.strategy.pipeline.bubble_simulation import (
     LOOPED,
     ONE_STAGE,
     SCHEDULES,

@@ -9,9 +9,8 @@ from torch.distributed.pipelining import SplitPoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.pipeline.balance import UnitCosts, balanced_cuts, unit_costs
 from forgather.ml.strategy.pipeline.blocks import find_blocks
-from forgather.ml.strategy.pipeline.split import plan_split
+from forgather.ml.strategy.pipeline.split import UnitCosts, balanced_cuts, plan_split, unit_costs
 from tests.ml.pipeline.models import chain
 
 

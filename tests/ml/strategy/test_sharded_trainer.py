@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
-from forgather.ml.strategy.sharded import Sharded
+from forgather.ml.strategy.fsdp2 import Sharded
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.equality import environment
 from tests.ml.strategy.models import batches, llama

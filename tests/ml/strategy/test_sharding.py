@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forgather.errors import DistributedError
-from forgather.ml.strategy.sharding import MixedPrecision, Sharding
+from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from enum import StrEnum
 from torch import nn
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.pipeline.probe import Crossing, Observed, observe
+from forgather.ml.strategy.pipeline.trace import Crossing, Observed, observe
 
 
 class Entry(StrEnum):

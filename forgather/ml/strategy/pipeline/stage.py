@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from forgather.errors import TrainingError
 from forgather.ml.model_inputs import NoCache
-from forgather.ml.strategy.pipeline.absent import (
+from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
+from forgather.ml.strategy.pipeline.placeholders import (
     AbsentAfter,
     AbsentBefore,
     AbsentEarlier,
@@ -37,9 +38,8 @@ from forgather.ml.strategy.pipeline.absent import (
     Left,
     SentBack,
 )
-from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
-from forgather.ml.strategy.pipeline.probe import NumbersUnread
 from forgather.ml.strategy.pipeline.split import SplitPlan
+from forgather.ml.strategy.pipeline.trace import NumbersUnread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

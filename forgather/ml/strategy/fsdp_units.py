@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.sharding import MixedPrecision, Sharding
+from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
 
 _log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from forgather.ml.strategy.pipeline.rows import StepInputs
+from forgather.ml.strategy.pipeline.microbatch_split import StepInputs
 from forgather.ml.strategy.pipeline.schedules import Placement
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.pipeline.probe import first_tensor, with_first_tensor
+from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
 class Left(Exception):  # noqa: N818 - not an error: the way out of a forward pass

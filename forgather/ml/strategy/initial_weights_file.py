@@ -27,7 +27,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
 from forgather.ml.number_format import size
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.skeleton import emptied, is_plain, skeleton, tensors_of, without_memory
+from forgather.ml.strategy.meta_model import emptied, is_plain, skeleton, tensors_of, without_memory
 
 _log = get_logger(__name__)
 

@@ -16,9 +16,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.pipeline.forward import ForwardPass
-from forgather.ml.strategy.pipeline.local import LocalStages
-from forgather.ml.strategy.pipeline.rows import step_inputs
+from forgather.ml.strategy.pipeline.inference import ForwardPass
+from forgather.ml.strategy.pipeline.local_stages import LocalStages
+from forgather.ml.strategy.pipeline.microbatch_split import step_inputs
 
 _log = get_logger(__name__)
 

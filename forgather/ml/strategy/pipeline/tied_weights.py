@@ -1,7 +1,7 @@
-"""Weights that lie in several stages: the two ends of a tied weight.
+"""Parameters that several stages hold a copy of.
 
-Takes parameters with the gradients of this rank; gives each copy the gradient of all. Keeps true: every copy
-ends with the same gradient bit for bit, so that copies stay equal; a tied weight counts once in the norm.
+Takes a model and a plan; gives which name on which stage is the same parameter. Keeps true: every parameter that the
+model shares between stages is listed, and one that lies in one stage alone is not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,46 @@ from torch.distributed.tensor import DTensor
 
 from forgather.errors import DistributedError
 from forgather.ml.strategy.pipeline.schedules import Placement
-from forgather.ml.strategy.pipeline.tied import Tied
-from forgather.ml.strategy.sums import local_part
+from forgather.ml.strategy.pipeline.split import SplitPlan
+from forgather.ml.strategy.reductions import local_part
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """One parameter of the model, and its copies.
+
+    Args:
+        copies: (stage, name on that stage), in order of stages; one for each stage that holds it.
+    """
+
+    copies: tuple[tuple[int, str], ...]
+
+    @property
+    def first(self) -> tuple[int, str]:
+        """The copy of the earliest stage: the one that counts in a norm."""
+        return self.copies[0]
+
+    @property
+    def last(self) -> tuple[int, str]:
+        """The copy of the latest stage."""
+        return self.copies[-1]
+
+
+def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
+    """Returns the parameters that more than one stage holds, in the order of the model."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = []
+    for same in names.values():
+        copies: dict[int, str] = {}
+        for index in range(plan.num_stages):
+            here = next((name for name in same if plan.holds(index, name)), None)
+            if here is not None:
+                copies[index] = here
+        if len(copies) > 1:
+            found.append(Tied(tuple(copies.items())))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

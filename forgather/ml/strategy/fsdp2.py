@@ -29,11 +29,13 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule, is_causal_lm
 from forgather.ml.model_class import class_name
-from forgather.ml.strategy.autocast import Precision
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.fsdp_config import Sharding
+from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
 from forgather.ml.strategy.gradients import clip, norm_of
-from forgather.ml.strategy.initial import initial_state
-from forgather.ml.strategy.sharding import Sharding
+from forgather.ml.strategy.initial_weights import initial_state
+from forgather.ml.strategy.precision import Precision
+from forgather.ml.strategy.reductions import sum_gradients, summed
 from forgather.ml.strategy.single import tell_sizes, to_device
 from forgather.ml.strategy.state import (
     held_optimizer,
@@ -42,9 +44,7 @@ from forgather.ml.strategy.state import (
     restore_weights,
     whole_model_state,
 )
-from forgather.ml.strategy.sums import sum_gradients, summed
 from forgather.ml.strategy.tensor_parallel import cut
-from forgather.ml.strategy.wrapping import move_buffers, recompute, shard, units_of
 from forgather.ml.types import Topology, Update, Window
 
 

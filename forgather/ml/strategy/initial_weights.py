@@ -27,8 +27,8 @@ from forgather.ml.checkpoint.rng import restore_rng
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.seed_checkpoint import SeedWeights, seed_checkpoint
-from forgather.ml.strategy.skeleton import emptied, is_plain, put, skeleton, tensors_of
+from forgather.ml.strategy.initial_weights_file import SeedWeights, seed_checkpoint
+from forgather.ml.strategy.meta_model import emptied, is_plain, put, skeleton, tensors_of
 from forgather.ml.strategy.state import like_local
 from forgather.ml.types import Topology
 

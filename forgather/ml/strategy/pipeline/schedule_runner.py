@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from forgather.ml.strategy.pipeline.rows import StepInputs
+from forgather.ml.strategy.pipeline.microbatch_split import StepInputs
 from forgather.ml.strategy.pipeline.schedules import Placement, facts_of
 
 _MAX_SHAPES = 16
