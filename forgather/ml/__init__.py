@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forgather.ml.trainer.accel import AccelTrainer
-    from forgather.ml.trainer.args import TrainingArguments
-    from forgather.ml.trainer.parallel_args import AccelTrainingArguments, PipelineTrainingArguments
+    from forgather.ml.trainer.arguments import TrainingArguments
+    from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments, PipelineTrainingArguments
     from forgather.ml.trainer.pipeline import PipelineTrainer
     from forgather.ml.trainer.trainer import Trainer
 
@@ -27,11 +27,11 @@ __all__ = [
 
 _LAZY = {
     "AccelTrainer": "forgather.ml.trainer.accel",
-    "AccelTrainingArguments": "forgather.ml.trainer.parallel_args",
+    "AccelTrainingArguments": "forgather.ml.trainer.parallel_arguments",
     "PipelineTrainer": "forgather.ml.trainer.pipeline",
-    "PipelineTrainingArguments": "forgather.ml.trainer.parallel_args",
+    "PipelineTrainingArguments": "forgather.ml.trainer.parallel_arguments",
     "Trainer": "forgather.ml.trainer.trainer",
-    "TrainingArguments": "forgather.ml.trainer.args",
+    "TrainingArguments": "forgather.ml.trainer.arguments",
 }
 
 

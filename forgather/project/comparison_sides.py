@@ -102,16 +102,12 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
         return old, new or _opened(name, None, folder, now)
     old = _opened(name, revision, folder, now)
     if is_run_folder(b):
-        from forgather.project.comparison_sides import open_past
-
         return replace(old, graph=without_options(old.graph)), open_past(b)
     other, other_revision = split_revision(b, folder)
     return old, _opened(other or name, other_revision, folder, now)
 
 
 def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> tuple[Compared, Compared]:
-    from forgather.project.comparison_sides import config_now, open_past
-
     old = open_past(a)
     if b is None:
         return old, config_now(a)

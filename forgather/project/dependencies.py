@@ -32,7 +32,7 @@ def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) 
     """
     folders = [project_dir, *system_path]
     found: dict[str, None] = {}
-    todo = list(_named(graph, project_dir, folders))
+    todo = list(_code_named(graph, project_dir, folders))
     while todo and len(found) < _LIMIT:
         file = todo.pop(0)
         if file not in found:
@@ -42,7 +42,7 @@ def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) 
     return list(found)
 
 
-def _named(graph: Graph, project_dir: str, folders: list[str]) -> Iterator[str]:
+def _code_named(graph: Graph, project_dir: str, folders: list[str]) -> Iterator[str]:
     for _, node in all_nodes(graph):
         module = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
         if module.endswith(".py"):
@@ -93,7 +93,7 @@ def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
     left = _MAX_TOTAL
     known: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for path, text in _named(graph):
+    for path, text in _texts(graph):
         if text in found:
             continue
         files = _files(text, project_dir)
@@ -134,7 +134,7 @@ def _which(files: list[str], named: str, project_dir: str) -> str:
     return f" ({', '.join(names)}{more})"
 
 
-def _named(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
+def _texts(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
     """Yields every text inside of the arguments of a call that could name a file."""
     calls = {id(node) for path, node in all_nodes(graph) if isinstance(node, Call)}
     tops = [(path, node) for path, node in all_nodes(graph) if id(node) in calls]

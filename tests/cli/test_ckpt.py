@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from forgather.cli.main import main
-from forgather.ml.trainer.parts import WITHOUT
+from forgather.ml.trainer.checkpoint_parts import WITHOUT
 from tests.cli.checkpoint_folders import forge, make_checkpoint, rewrite_manifest
 
 HEAVY = ("torch", "numpy", "transformers", "safetensors", "jinja2", "ruamel")

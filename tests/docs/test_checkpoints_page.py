@@ -34,7 +34,7 @@ def test_the_options_of_the_page_are_there(command):
 
 
 def test_the_table_of_parts_is_that_of_the_code():
-    from forgather.ml.trainer.parts import WITHOUT
+    from forgather.ml.trainer.checkpoint_parts import WITHOUT
 
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.M))
     assert list(WITHOUT) == [name for name in rows if name in WITHOUT]

@@ -16,9 +16,9 @@ from forgather.errors import DistributedError
 from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, libraries_see
 from forgather.ml.trainer.accel import ddp_settings, group_told
-from forgather.ml.trainer.accelerator_args import accelerator_settings
-from forgather.ml.trainer.arguments_check import SettingError
-from forgather.ml.trainer.launcher_wishes import engine_of, refuse_another_engine
+from forgather.ml.trainer.argument_checks import SettingError
+from forgather.ml.trainer.compatibility import engine_of, refuse_another_engine
+from forgather.ml.trainer.parallel_arguments import accelerator_settings
 
 
 def arguments(folder, accelerator_args, **settings):

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from forgather.ml import TrainingArguments
-from forgather.ml.trainer.arguments_check import TRANSFORMERS_DEFAULTS, SettingError
+from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS, SettingError
 
 OURS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 

@@ -16,8 +16,8 @@ from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.checkpoint import LocalStorage, list_checkpoints, verify
 from forgather.ml.checkpoint.manifest import MANIFEST
 from forgather.ml.distributed import collectives
+from forgather.ml.trainer.checkpoint_writer import Staging
 from forgather.ml.trainer.snapshot import Snapshot
-from forgather.ml.trainer.staging import Staging
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import rows, tiny_llama
 from tests.patience import patience

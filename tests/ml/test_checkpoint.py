@@ -42,7 +42,7 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft, own_mark, step_of
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.trainer.beginning import begin_from
+from forgather.ml.trainer.model_setup import begin_from
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 from tests.reliability.faults import Faulty, Refusal
 

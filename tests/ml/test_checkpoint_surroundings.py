@@ -17,9 +17,9 @@ from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.reader import Saved
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage
+from forgather.ml.trainer.disk_space import Need, refuse_too_much
+from forgather.ml.trainer.model_export import check_writable
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
-from forgather.ml.trainer.saving import check_writable
-from forgather.ml.trainer.space import Need, refuse_too_much
 from tests.cli.checkpoint_folders import make_checkpoint
 from tests.ml.fixtures import regression_rows, rows, tiny_llama
 from tests.reliability.faults import Faulty

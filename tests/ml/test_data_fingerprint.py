@@ -17,9 +17,15 @@ from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import capture_rng
 from forgather.ml.data import tokenize
 from forgather.ml.distributed import collectives
-from forgather.ml.trainer import fingerprint as module
-from forgather.ml.trainer.fingerprint import SAMPLED, Fingerprint, fingerprint, refuse_other_data, sampled_rows
-from forgather.ml.trainer.row_digest import row_digest
+from forgather.ml.trainer import data_fingerprint as module
+from forgather.ml.trainer.data_fingerprint import (
+    SAMPLED,
+    Fingerprint,
+    fingerprint,
+    refuse_other_data,
+    row_digest,
+    sampled_rows,
+)
 from tests.ml.fixtures import StopAt, rows, tiny_llama
 from tests.ml.test_data_packing import letters  # noqa: F401 - a fixture
 

@@ -10,7 +10,7 @@ from torch import nn
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.data import CausalLMCollator, DataError, PaddingCollator, tokenize_examples
 from forgather.ml.losses import loss_rule
-from forgather.ml.trainer.columns import default_collate
+from forgather.ml.trainer.collation import default_collate
 from tests.ml.fixtures import tiny_llama
 from tests.ml.packed_rows import symbols
 

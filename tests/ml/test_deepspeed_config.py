@@ -8,7 +8,7 @@ import pytest
 from forgather.errors import TrainingError
 from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import optimizer_knobs, refuse_differences
-from forgather.ml.trainer.parallel_args import AccelTrainingArguments
+from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments
 
 FILE = """{
   "zero_optimization": {

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks import RunSummaryCallback, TrainerCallback
-from forgather.ml.trainer.arguments_check import SettingError
+from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.fixtures import Recorder, assert_same_weights, rows, tiny_llama, weights
 

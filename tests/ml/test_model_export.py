@@ -23,7 +23,7 @@ from forgather.errors import TrainingError
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.trainer.saving import export_model
+from forgather.ml.trainer.model_export import export_model
 from tests.ml.fixtures import VOCAB, Regression, assert_same_weights, tiny_llama, weights
 
 

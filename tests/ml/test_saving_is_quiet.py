@@ -9,7 +9,7 @@ SAVES = """
 import sys
 from pathlib import Path
 from forgather.ml.checkpoint import LocalStorage
-from forgather.ml.trainer.saving import export_model
+from forgather.ml.trainer.model_export import export_model
 from tests.ml.fixtures import tiny_llama
 
 model = tiny_llama()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgather.ml.trainer.spikes import NormWindow
+from forgather.ml.trainer.step_guard import NormWindow
 
 NORMS = st.lists(st.floats(1e-6, 1e6), min_size=0, max_size=80)
 

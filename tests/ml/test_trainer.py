@@ -20,7 +20,7 @@ from forgather.errors import CheckpointError, DistributedError, TrainingError
 from forgather.interrupt import SAME_SECONDS
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import list_checkpoints, verify
-from forgather.ml.trainer.finite import FiniteGuard
+from forgather.ml.trainer.step_guard import FiniteGuard
 from tests.ml.fixtures import (
     Recorder,
     Regression,

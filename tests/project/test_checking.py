@@ -136,8 +136,8 @@ def test_settings_are_refused_as_the_trainer_refuses_them(checked, settings, cod
     (found,) = checked(ARGS.format(settings)).errors
     assert code == found.code
     assert message in found.message
-    args = pytest.importorskip("forgather.ml.trainer.args")
-    door = pytest.importorskip("forgather.ml.trainer.arguments_check")
+    args = pytest.importorskip("forgather.ml.trainer.arguments")
+    door = pytest.importorskip("forgather.ml.trainer.argument_checks")
     with pytest.raises(door.SettingError) as refused:
         Project("a.yaml", found.span.file.rpartition("/templates/")[0])()
     assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)

@@ -76,7 +76,7 @@ def test_what_cannot_be_right_is_found_at_its_line_and_refused_in_the_same_words
     assert words in finding.message
     assert f"  {line}" == one.rendered.text.split("\n")[finding.span.line - 1]
     assert finding.hint
-    refusal = pytest.importorskip("forgather.ml.trainer.arguments_check").SettingError
+    refusal = pytest.importorskip("forgather.ml.trainer.argument_checks").SettingError
     with pytest.raises(refusal) as refused:
         one("args")
     first = check_project(one).errors if len(check_project(one).errors) > 1 else found
@@ -205,7 +205,7 @@ def test_arguments_of_another_trainer_are_found_and_refused(project, arguments):
         found.span.line,
         found.message,
     )
-    refusal = pytest.importorskip("forgather.ml.trainer.arguments_check").SettingError
+    refusal = pytest.importorskip("forgather.ml.trainer.argument_checks").SettingError
     with pytest.raises(refusal) as refused:
         one("main")
     assert (found.code, found.message, found.hint) == (refused.value.code, refused.value.message, refused.value.hint)

@@ -17,7 +17,7 @@ from forgather.ml import TrainingArguments
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.data.packing import pack
 from forgather.ml.losses import loss_rule
-from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.types import Topology, Weightless
 from tests.ml.fixtures import VOCAB, tiny_llama
 

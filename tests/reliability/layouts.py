@@ -15,7 +15,7 @@ from forgather.ml.strategy.deepspeed import deepspeed_strategy
 from forgather.ml.strategy.fsdp2 import Sharded
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.single import SingleDevice
-from forgather.ml.trainer.parallel_args import AccelTrainingArguments
+from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments
 from tests.ml.distributed.pipeline_runs import environment, make_llama, pipeline, recipe, train, windows
 from tests.ml.distributed.states import read, restore, write
 

@@ -7,7 +7,7 @@ import pytest
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
-from forgather.ml.trainer.arguments_check import SettingError
+from forgather.ml.trainer.argument_checks import SettingError
 from tests.cli.checkpoint_folders import forge
 from tests.ml.fixtures import rows, tiny_llama
 

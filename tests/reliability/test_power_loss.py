@@ -24,8 +24,7 @@ from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.library_progress import without_progress_bars
-from forgather.ml.trainer.rewind import read_skipped, write_skipped
-from forgather.ml.trainer.skip_list import RowRange, SkipList
+from forgather.ml.trainer.rewind import RowRange, SkipList, read_skipped, write_skipped
 from tests.ml.fixtures import tiny_llama, weights
 from tests.reliability import job
 from tests.reliability.forks import in_child, spread

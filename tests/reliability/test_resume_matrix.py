@@ -16,7 +16,7 @@ import torch
 import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.trainer import run as run_module
-from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.data_loader import TrainBatches
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import StopAt, tiny_llama
 from tests.patience import patience

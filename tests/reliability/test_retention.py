@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint import Retention, checkpoint_folder, list_checkpoints, newest_verified, verify
-from forgather.ml.trainer.checkpoints import Checkpoints
+from forgather.ml.trainer.checkpoint_writer import Checkpoints
 from forgather.ml.trainer.snapshot import Snapshot
 from tests.reliability.faults import Faulty, Refusal
 

@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.rng import seed_everything
-from forgather.ml.trainer.draws import Apart, seed_of
+from forgather.ml.trainer.data_rng import Apart, seed_of
 from tests.patience import patience
 from tests.reliability.data_sets import KINDS, Numbered, Reader, Shuffled, data_of, drawn, numbers, row
 from tests.reliability.forks import spread

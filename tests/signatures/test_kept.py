@@ -32,7 +32,7 @@ def read(project, cache, constructor="model.py:build"):
 
 def reads_source(monkeypatch):
     """Counts how often source is read."""
-    from forgather.signatures.reader import Engine
+    from forgather.signatures.engine import Engine
 
     counted = []
     real = Engine.read

@@ -38,7 +38,7 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I64": 64, "I32": 32, "I16": 16, "I8": 8,
     "U8": 8, "U16": 16, "U32": 32, "U64": 64, "BOOL": 8, "C64": 64,
 }  # fmt: skip
-_MOST_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= _MOST_BYTES:
+            if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise corrupt_file(file, f"it is no safetensors file (a header of {length} bytes)")
             header: dict[str, Any] = json.loads(stream.read(length))
         texts = header.pop("__metadata__", {})
@@ -95,7 +95,7 @@ def _fact(name: str, fact: dict[str, Any]) -> TensorFact:
     return TensorFact(name, str(fact["dtype"]), shape)
 
 
-_MOST_BYTES = 64 << 20
+_MAX_JSON_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _is_number(value: Any) -> bool:
 def _json(file: Path) -> dict[str, Any]:
     """Returns what a file of JSON says; nothing where it cannot be read."""
     try:
-        if not is_regular(file) or file.stat().st_size > _MOST_BYTES:
+        if not is_regular(file) or file.stat().st_size > _MAX_JSON_BYTES:
             return {}
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

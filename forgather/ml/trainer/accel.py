@@ -18,10 +18,9 @@ from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettin
 from forgather.ml.strategy.deepspeed import deepspeed_strategy
 from forgather.ml.strategy.fsdp2 import sharded
 from forgather.ml.strategy.fsdp_config import shares_weights
-from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer.accelerator_args import AcceleratorSettings, accelerator_settings
-from forgather.ml.trainer.arguments_check import SettingError
-from forgather.ml.trainer.parallel_args import AccelTrainingArguments
+from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer.argument_checks import SettingError
+from forgather.ml.trainer.parallel_arguments import AcceleratorSettings, AccelTrainingArguments, accelerator_settings
 from forgather.ml.trainer.trainer import Trainer
 
 _log = get_logger(__name__)

@@ -18,10 +18,10 @@ from forgather.errors import TrainingError
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.train_mode import modes_kept
-from forgather.ml.trainer.args import TrainingArguments
-from forgather.ml.trainer.batches import OwnBatches, is_iterable, loader_options
-from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.shares import Share
+from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.batch_sampler import Share
+from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.data_loader import OwnBatches, is_iterable, loader_options
 from forgather.ml.types import Topology
 
 

@@ -13,8 +13,8 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.pipeline.strategy import Pipeline
-from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer.parallel_args import PipelineTrainingArguments
+from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer.parallel_arguments import PipelineTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
 
 

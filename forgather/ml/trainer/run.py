@@ -23,21 +23,19 @@ from forgather.ml.distributed import phase
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
-from forgather.ml.trainer import flow, resumed
-from forgather.ml.trainer.agreed import Agreed
-from forgather.ml.trainer.bad_steps import BadSteps, guard_of
-from forgather.ml.trainer.batches import TrainBatches
-from forgather.ml.trainer.callback_states import import_states
-from forgather.ml.trainer.custom import SaveFunction
-from forgather.ml.trainer.meanings import Meanings, facts_of
+from forgather.ml.trainer import control, resume
+from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.data_loader import TrainBatches
+from forgather.ml.trainer.data_rng import rng_of_all, seed_process
 from forgather.ml.trainer.meter import Meter
-from forgather.ml.trainer.origin_facts import origin_facts
-from forgather.ml.trainer.put_back import Loaded, put_back
-from forgather.ml.trainer.randomness import rng_of_all, seed_process
-from forgather.ml.trainer.rewind import Renewable, WayBack
-from forgather.ml.trainer.saves import Saves
-from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.skip_list import SkipList
+from forgather.ml.trainer.resume import Loaded, put_back
+from forgather.ml.trainer.resume_checks import Meanings, facts_of
+from forgather.ml.trainer.rewind import Renewable, SkipList, WayBack
+from forgather.ml.trainer.save_function import SaveFunction
+from forgather.ml.trainer.save_policy import Saves
+from forgather.ml.trainer.snapshot import import_states, origin_facts
+from forgather.ml.trainer.step_guard import BadSteps, guard_of
+from forgather.ml.trainer.synchronization import Agreed
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -122,13 +120,13 @@ class Run:
         """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
         self._do_what_is_owed()
         is_whole = self.data.at_end_of_epoch
-        if is_whole or (self.finished and self.data.batch and not flow.is_evaluated(self.session.state)):
+        if is_whole or (self.finished and self.data.batch and not control.is_evaluated(self.session.state)):
             self._restore_rng()
             self.finish_epoch(complete=is_whole)
 
     def _do_what_is_owed(self) -> None:
         if self._owed:
-            flow.owe(self.session.control, self._owed)
+            control.owe(self.session.control, self._owed)
             if self._rng is not None:
                 restore_rng(self._rng)
             self._evaluate_save()
@@ -161,7 +159,7 @@ class Run:
         self.agreed.interrupt.begin()
         self._note("forward and backward")
         self.guard.bad = None
-        flow.begin_step(self.session.control)
+        control.begin_step(self.session.control)
         self.session.send("on_step_begin")
 
     def _note(self, phase: str) -> None:
@@ -235,7 +233,7 @@ class Run:
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
         state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
-        flow.after_step(self.args, state, control)
+        control.after_step(self.args, state, control)
         control.should_save |= self.saves.is_due()
         self.session.send("on_step_end")
         self.saves.settle(wait=False)
@@ -269,7 +267,7 @@ class Run:
             self._cut_short |= self.data.num_batches is not None and not self.data.at_end_of_epoch
             self.data.next_epoch()
             state.epoch = float(self.data.epoch) if self.data.num_batches else state.epoch
-        flow.after_epoch(self.args, state, self.session.control)
+        control.after_epoch(self.args, state, self.session.control)
         self.session.send("on_epoch_end")
         self._log_evaluate_save()
         self.stop_if_asked()
@@ -355,7 +353,7 @@ class Run:
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": rng_of_all(),
-            "owed": flow.unpaid(self.session.control),
+            "owed": control.unpaid(self.session.control),
             "meanings": self._meanings,
         }
 
@@ -382,7 +380,7 @@ class Run:
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
         beside = (self.saves.output_dir, folder.parent)
-        state.best_model_checkpoint = resumed.found_again(state.best_model_checkpoint, *beside)
+        state.best_model_checkpoint = resume.found_again(state.best_model_checkpoint, *beside)
         return loaded
 
 

@@ -1,8 +1,7 @@
-"""A run at a step boundary, as it is written into a checkpoint.
+"""What a manifest says of the run that wrote it: versions, layout of processes, and a digest of its settings.
 
-Takes what a run is made of; gives a `Snapshot`, and that gives files of a draft. Keeps true: what is written is what
-was captured, whatever the run does meanwhile with anything but its tensors; each process writes its own part, and what
-there is to agree on was agreed on before.
+Takes arguments and a strategy; gives plain data. Keeps true: two runs whose settings differ in places and names alone
+have one digest, whatever machine and folder they ran in.
 """
 
 from __future__ import annotations
@@ -10,29 +9,134 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
+from forgather.errors import CheckpointError
+from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.files import EXTRA_STATE, TRAINING_STATE, WEIGHTS, as_json
-from forgather.ml.checkpoint.save_plan import Shards
+from forgather.ml.checkpoint.claims import misfit_of
+from forgather.ml.checkpoint.files import (
+    EXTRA_STATE,
+    MODEL,
+    SLICES,
+    TRAINER_STATE,
+    TRAINING_ARGS,
+    TRAINING_STATE,
+    WEIGHTS,
+    as_json,
+)
+from forgather.ml.checkpoint.save_plan import Planning, Shards
 from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
-from forgather.redaction import hide_known, known_hidden
+from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.data_fingerprint import Fingerprint
+from forgather.ml.trainer.optimizers import optimizer_bytes
+from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
+
+# They say where and from where, and nothing of what is computed.
+_PLACES = (
+    "output_dir",
+    "logging_dir",
+    "run_name",
+    "report_to",
+    "project",
+    "resume_from_checkpoint",
+    "allow_missing",
+    "allow_changed",
+)
+
+
+def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint) -> dict[str, Any]:
+    """Returns "versions", "layout", "config" and "data", see `Manifest`."""
+    topology = strategy.topology
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")},
+        "layout": {
+            "world_size": topology.world_size,
+            "dp_size": topology.dp_size,
+            "strategy": type(strategy).__name__,
+        },
+        "config": _digest(strategy, args),
+        "data": data.facts,
+    }
+
+
+def _digest(strategy: Strategy, args: TrainingArguments) -> str:
+    settings = {name: value for name, value in args.to_dict().items() if name not in _PLACES}
+    model = getattr(strategy.model, "stands_for", strategy.model)
+    described: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()
+    text = json.dumps({"arguments": settings, "model": described}, sort_keys=True, default=str)
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
 
 _log = get_logger(__name__)
+
+
+def export_states(session: Session) -> None:
+    """Puts the state of each callback that has one into the state of the run."""
+    states: dict[str, Any] = {}
+    for part in [*session.dispatcher.callbacks, session.control]:
+        if isinstance(part, ExportableState):
+            name = type(part).__name__
+            state, earlier = _plain(name, part.state()), states.get(name)
+            if earlier is None:
+                states[name] = state
+            else:
+                states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), state]
+    # transformers declares a list, and keeps a dict by the names of classes.
+    session.state.stateful_callbacks = states  # type: ignore[assignment]
+
+
+def _plain(name: str, state: Any) -> Any:
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of the callback {name} is not what JSON holds: {error}",
+            code="FG606",
+            hint="state() may hold numbers, texts, lists and dicts with texts as keys: nothing is pickled",
+        ) from None
+    return state
+
+
+def import_states(session: Session, states: Mapping[str, Any], *, settings: bool) -> None:
+    """Gives callbacks the states that `export_states` put into the state of a run.
+
+    Args:
+        session: whose callbacks go on.
+        states: of a checkpoint.
+        settings: also restore how the callbacks were made; otherwise only what they counted since.
+    """
+    waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
+    for callback in session.dispatcher.callbacks:
+        queue = waiting.get(type(callback).__name__)
+        if isinstance(callback, ExportableState) and queue:
+            found = queue.pop(0)
+            for name, value in {**(found["args"] if settings else {}), **found["attributes"]}.items():
+                if holds_hidden(value):
+                    _log.warning(
+                        "%s.%s is not restored: the checkpoint lacks its secret", type(callback).__name__, name
+                    )
+                else:
+                    setattr(callback, name, value)
+
 
 _VOCABULARIES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"))
 
@@ -201,3 +305,81 @@ def _described(model: PreTrainedModel) -> Any:
     config.architectures = [class_name(model)]
     config.dtype = str(model.dtype).removeprefix("torch.")
     return config
+
+
+class Camera:
+    """Takes the snapshots of a run.
+
+    Args:
+        session: arguments, state, callbacks.
+        strategy: holds weights and optimizer.
+    """
+
+    def __init__(self, session: Session, strategy: Strategy) -> None:
+        self._session = session
+        self._strategy = strategy
+        self._described: dict[str, bytes] | None = None
+        self._planning = Planning()
+
+    def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
+        """Returns the bytes that this process writes of a checkpoint of the present step, and those of weights alone.
+
+        Args:
+            training: as for `take`.
+        """
+        taken = self.take(training)
+        headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
+        weights = sum(
+            tensor.nbytes
+            for file, tensors in taken.tensors.items()
+            if file.startswith((MODEL, SLICES))
+            for tensor in tensors.values()
+        )
+        return taken.size + headers, weights
+
+    def optimizer_size(self) -> dict[str, int]:
+        """Returns the bytes, by name of a parameter, that the state of an optimizer will add that has made no step."""
+        optimizer = self._strategy.optimizer
+        if self._session.args.save_only_model or getattr(optimizer, "state", None):
+            return {}
+        return optimizer_bytes(self._strategy.model, optimizer)
+
+    def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
+        """Returns what this process writes of a checkpoint of the present step.
+
+        Args:
+            training: gives schedule, random states, position in the data; last of all, as the run goes on from there.
+        """
+        args, state = self._session.args, self._session.state
+        export_states(self._session)
+        held = self._strategy.capture()
+        alone = args.save_only_model
+        shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
+        texts = {
+            **self.described(),
+            TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
+            TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
+        }
+        return snapshot(
+            state.global_step,
+            shards,
+            texts,
+            None if alone else training(),
+            is_writer=self._strategy.topology.is_writer,
+        )
+
+    def described(self) -> dict[str, bytes]:
+        """Returns the files that tell what model and tokenizer are, on the process that writes; every process asks."""
+        if self._described is None:  # configuration and tokenizer stay what they are
+            self._described = collectives.together(self._describe)
+        return self._described
+
+    def _describe(self) -> dict[str, bytes]:
+        if not self._strategy.topology.is_writer:
+            return {}
+        model = self._strategy.model
+        reason = misfit_of(model)
+        if reason is not None and hasattr(model, "config"):
+            _log.info("from_pretrained cannot read the weights of the checkpoints as they lie there: %s", reason)
+        processing_class = self._session.dispatcher.scene.get("processing_class")
+        return described_files(model, processing_class, is_loadable=reason is None)

@@ -33,26 +33,24 @@ from forgather.ml.strategy.describe import description
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
-from forgather.ml.trainer import arguments_check as door
-from forgather.ml.trainer import beginning, resumed, saving
-from forgather.ml.trainer.args import TrainingArguments
-from forgather.ml.trainer.batches import TrainBatches, check_size, is_iterable
-from forgather.ml.trainer.columns import default_collate, rows_for
-from forgather.ml.trainer.combinations import refuse_combination
-from forgather.ml.trainer.custom import SaveFunction, refuse_no_storage
+from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import model_export, model_setup, resume
+from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.batch_sampler import Share
+from forgather.ml.trainer.collation import default_collate, rows_for
+from forgather.ml.trainer.compatibility import refuse_another_engine, refuse_combination
+from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.data_fingerprint import refuse_other_data
+from forgather.ml.trainer.data_loader import TrainBatches, check_size, is_iterable
+from forgather.ml.trainer.data_rng import seed_process
 from forgather.ml.trainer.evaluation import eval_batches, evaluate
-from forgather.ml.trainer.fingerprint import refuse_other_data
-from forgather.ml.trainer.hooks import refuse_unused_hooks
-from forgather.ml.trainer.launcher_wishes import refuse_another_engine
 from forgather.ml.trainer.loop import train_loop
+from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
-from forgather.ml.trainer.own_loss import WithOwnLoss
-from forgather.ml.trainer.prepare import preparation
-from forgather.ml.trainer.randomness import seed_process
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart
-from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.shares import Share
+from forgather.ml.trainer.save_function import SaveFunction, refuse_no_storage
+from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
 
@@ -129,7 +127,7 @@ class Trainer(WithOwnLoss):
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
-            make_model=functools.partial(beginning.make_model, model, model_init, self.args.seed),
+            make_model=functools.partial(model_setup.make_model, model, model_init, self.args.seed),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
             make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
             prepare=preparation(self.args),
@@ -162,7 +160,7 @@ class Trainer(WithOwnLoss):
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        dispatcher = CallbackDispatcher(beginning.trackers(self.args), scene)
+        dispatcher = CallbackDispatcher(model_setup.trackers(self.args), scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -225,15 +223,15 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = collectives.by_writer(functools.partial(beginning.begin_from, args, self.storage, request))
+        folder = collectives.by_writer(functools.partial(model_setup.begin_from, args, self.storage, request))
         if folder is not None:
-            resumed.refuse_unseen(folder)
+            resume.refuse_unseen(folder)
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with heard(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
-                resumed.announce(folder, self.state.max_steps)
+                resume.announce(folder, self.state.max_steps)
                 run.load(folder)
             session.control.should_training_stop = False
             run.saves.refuse_too_little_space(run.data.updates_per_epoch)
@@ -251,7 +249,7 @@ class Trainer(WithOwnLoss):
 
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
-        steps, epochs = beginning.extent(self.args, data)
+        steps, epochs = model_setup.extent(self.args, data)
         collectives.refuse_differences(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
@@ -390,7 +388,9 @@ class Trainer(WithOwnLoss):
         phase.at("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
-        write = functools.partial(saving.export_model, self.storage, self.model, weights, folder, self.processing_class)
+        write = functools.partial(
+            model_export.export_model, self.storage, self.model, weights, folder, self.processing_class
+        )
         collectives.by_writer(write)
         self.saved_to = folder
         return folder

@@ -24,7 +24,7 @@ from forgather.ml.strategy.data_parallel import (
     make_accelerator,
 )
 from forgather.ml.strategy.single import SingleDevice
-from forgather.ml.trainer.prepare import recompute_activations
+from forgather.ml.trainer.model_setup import recompute_activations
 from forgather.ml.types import Window
 from tests.ml.distributed.gang import import_compiler, run_ranks
 from tests.ml.distributed.states import give_state, state_of

@@ -20,7 +20,7 @@ from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed import deepspeed_strategy, import_deepspeed
 from forgather.ml.strategy.single import SingleDevice
-from forgather.ml.trainer.parallel_args import AccelTrainingArguments
+from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments
 from forgather.ml.types import Window
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import give_state, state_of

@@ -20,7 +20,7 @@ from forgather.ml.callbacks.text_sample import TextSampleCallback
 from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.state import on_host
-from forgather.ml.trainer.resumed import refuse_unseen
+from forgather.ml.trainer.resume import refuse_unseen
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_shares import Stream, collate
 from tests.ml.fixtures import Noisy, assert_same_weights, largest_difference, rows, tiny_llama, weights

@@ -21,7 +21,7 @@ from forgather.ml.checkpoint.save_plan import Held, Planning, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
-from forgather.ml.trainer.checkpoints import Checkpoints
+from forgather.ml.trainer.checkpoint_writer import Checkpoints
 from forgather.ml.trainer.snapshot import Snapshot
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import read, write

@@ -11,7 +11,7 @@ from forgather.ml import TrainingArguments
 from forgather.ml.losses import SHIFTED, loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.single import to_device
-from forgather.ml.trainer.batches import TrainBatches
+from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches
 from forgather.ml.types import Topology, Weightless
 from tests.ml.fixtures import Regression, rows, tiny_llama

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from forgather.ml import Trainer
-from forgather.ml.trainer.order import epoch_seed
-from forgather.ml.trainer.prepare import compile_blocks
+from forgather.ml.trainer.batch_sampler import epoch_seed
+from forgather.ml.trainer.model_setup import compile_blocks
 from tests.ml.fixtures import (
     Regression,
     assert_same_weights,

@@ -1,32 +1,134 @@
-"""The saves of a run: when it writes a checkpoint, beside itself or not, and whom it tells.
+"""When so many minutes have passed since the last checkpoint.
 
-Takes the parts of a run at step boundaries; gives folders of checkpoints. Keeps true: every process calls each method
-after the same step; callbacks are told of a checkpoint that is complete, with the state of its step.
+Takes an interval and steps; gives yes or no, the same on every process. Keeps true: the clock is that of the process
+that writes; it is asked at steps on which all have agreed, more often the nearer the moment is, so that other steps
+send nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forgather.errors import TrainingError, nearest
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.agreed import Agreed
-from forgather.ml.trainer.background import Background
-from forgather.ml.trainer.best import BestMetric
-from forgather.ml.trainer.checkpoints import Checkpoints, retention_of
-from forgather.ml.trainer.custom import SaveFunction, Scratch, written_by
-from forgather.ml.trainer.save_clock import SaveClock
-from forgather.ml.trainer.session import Session
-from forgather.ml.trainer.snapshot import Snapshot
-from forgather.ml.trainer.space import Need, planned_steps, refuse_too_much
-from forgather.ml.trainer.taking import Camera
+from forgather.ml.trainer.checkpoint_writer import Background, Checkpoints, retention_of
+from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.disk_space import Need, planned_steps, refuse_too_much
+from forgather.ml.trainer.save_function import SaveFunction, Scratch, written_by
+from forgather.ml.trainer.snapshot import Camera, Snapshot
+from forgather.ml.trainer.synchronization import Agreed
+
+
+class SaveClock:
+    """Tells when a checkpoint is due.
+
+    Args:
+        minutes: between two checkpoints; None for no such interval.
+        now: gives seconds.
+    """
+
+    def __init__(self, minutes: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = None if minutes is None else 60.0 * minutes
+        self._now = now
+        self._since = now()
+        self._from_step = self._ask_at = 0
+
+    def restart(self, step: int) -> None:
+        """Begins to count anew: the run begins, a checkpoint was written, or the run went back to one."""
+        self._since = self._now()
+        self._from_step, self._ask_at = step, step + 1
+
+    def is_due(self, step: int) -> bool:
+        """Tells whether the time has passed; every process asks after every step."""
+        if self._seconds is None or step < self._ask_at:
+            return False
+        passed = collectives.by_writer(lambda: self._now() - self._since)
+        if passed >= self._seconds:
+            return True
+        if collectives.several():
+            # Half of what is left, at the pace so far: steps that get slower do not carry it far beyond the moment.
+            pace = passed / (step - self._from_step)
+            self._ask_at = step + max(1, int((self._seconds - passed) / max(pace, 1e-6) / 2))
+        return False
+
+
+class BestMetric:
+    """The metric that models are compared by.
+
+    Args:
+        session: names the metric, and holds the history.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def is_followed(self) -> bool:
+        """True where models are compared at all."""
+        return self._session.args.metric_for_best_model is not None
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a line of the history."""
+        name = str(self._session.args.metric_for_best_model)
+        return name if name.startswith("eval_") else f"eval_{name}"
+
+    def of(self, metrics: dict[str, float]) -> float:
+        """Returns the metric out of those of an evaluation.
+
+        Raises:
+            TrainingError: FG821 where it is not among them.
+        """
+        if self.name not in metrics:
+            raise TrainingError(
+                f"metric_for_best_model is {self._session.args.metric_for_best_model!r}, and the evaluation gave no "
+                f"{self.name!r}",
+                code="FG821",
+                hint=nearest(self.name, sorted(metrics)),
+            )
+        return metrics[self.name]
+
+    def remember(self, value: float) -> bool:
+        """Tells whether the model of the present step is the best so far, and remembers it if so."""
+        state = self._session.state
+        if self.is_better(value, state.best_metric):
+            state.best_metric, state.best_global_step = value, state.global_step
+            return True
+        return False
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Tells whether one value is better than another; any number is better than none."""
+        if math.isnan(value):
+            return False
+        return than is None or (value > than if self._session.args.greater_is_better else value < than)
+
+    @property
+    def ranking(self) -> list[int]:
+        """Steps that were evaluated, the best first; of equal ones the earlier."""
+        if not self.is_followed:
+            return []
+        lines = self._session.state.log_history
+        found = {int(line["step"]): line[self.name] for line in lines if not math.isnan(line.get(self.name, math.nan))}
+        return sorted(found, key=lambda step: -found[step] if self._session.args.greater_is_better else found[step])
+
+    def is_among_best(self) -> bool:
+        """Tells whether the model of the present step is one of the best so far, of which `save_top_k` stay."""
+        return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
+
+    def at(self, step: int) -> float | None:
+        """Returns the value that was last measured at a step; None for none."""
+        lines = reversed(self._session.state.log_history)
+        return next((line[self.name] for line in lines if line["step"] == step and self.name in line), None)
 
 
 class Saves:

@@ -17,7 +17,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.number_format import size
-from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.arguments import TrainingArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.run_dir import own_run_folder
-from forgather.ml.trainer import arguments_check as door
+from forgather.ml.trainer import argument_checks as door
 from forgather.rules import Rules
 
 

@@ -27,7 +27,7 @@ from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.parts import Spared, explained, used
+from forgather.ml.trainer.checkpoint_parts import Spared, explained, used
 from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
 
 _log = get_logger(__name__)

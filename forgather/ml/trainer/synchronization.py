@@ -18,7 +18,7 @@ from forgather.interrupt import Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.later import Later
+from forgather.ml.trainer.meter import Later
 from forgather.ml.types import Window
 
 

@@ -1,21 +1,20 @@
-"""The loss of a trainer whose `compute_loss` is overridden, as transformers' trainer takes it.
+"""Methods of transformers' `Trainer` in a subclass of ours: which are called, and which are refused.
 
-Takes the overriding method and the rule that it stands before; gives a `LossRule`. Keeps true: what the method returns
-is either divided by `num_items_in_batch` already, and is added up, or it is a mean over its micro-batch, of which the
-mean by rows is taken; which of them is known before the first step, and a result that says otherwise is an error.
+Takes a trainer; gives nothing, or an error. Keeps true: nothing that a user wrote for transformers' trainer is left
+out in silence.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from forgather.errors import TrainingError
+from forgather.errors import Diagnostic, TrainingError
 from forgather.ml.losses import (
     LossRule,
     at_least_float32,
@@ -27,8 +26,46 @@ from forgather.ml.losses import (
     shifted,
 )
 from forgather.ml.model_inputs import ModelInputs, NoCache, with_labels
-from forgather.ml.trainer.args import TrainingArguments
+from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.types import Weightless
+from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
+
+_OURS = "forgather.ml."
+# A class that derives from both has the methods of transformers behind those of ours: nobody wrote them for it.
+_NOT_THE_USERS = (_OURS, "transformers.", "builtins")
+
+
+def refuse_unused_hooks(trainer: object) -> None:
+    """Raises where the class of a trainer, or the object itself, has hooks that are never called.
+
+    Raises:
+        TrainingError: FG860 for hooks that no trainer of ours calls, FG861 for those that this one does not.
+    """
+    found = list(_found(trainer))
+    if found:
+        first, *rest = found
+        raise TrainingError(first.message, code=first.code, hint=f"{first.hint}; or {HF_TRAINER}", others=rest)
+
+
+def _found(trainer: object) -> Iterator[Diagnostic]:
+    ours = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith(_OURS)]
+    refused = refused_hooks(ours)
+    for owner, name in dict.fromkeys(_written(trainer)):
+        if name in refused:
+            code, hint = refused[name]
+            yield Diagnostic(code=code, message=refusal(owner, name, f"forgather.ml:{ours[0]}"), hint=hint)
+    if "compute_loss" in vars(trainer):
+        message = "'compute_loss' was set on the trainer after it was made, and is not called"
+        yield Diagnostic(code="FG860", message=message, hint="define it in a subclass of the trainer")
+
+
+def _written(trainer: object) -> Iterator[tuple[str, str]]:
+    """Yields the names that a user gave a trainer, with what has them."""
+    for kind in type(trainer).__mro__:
+        if not kind.__module__.startswith(_NOT_THE_USERS):
+            yield from ((kind.__name__, name) for name in vars(kind))
+    yield from (("the trainer", name) for name in vars(trainer))
+
 
 ITEMS = "num_items_in_batch"
 
