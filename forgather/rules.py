@@ -1,8 +1,8 @@
 """Rules about the settings of a constructor: data in, what breaks them out.
 
 Takes the data of a rules file (JSON, kept by the side that owns the constructor) and the settings of a call; gives
-`Breach`es. Keeps true: the check before a run and the refusal inside one read the same data through these functions; a
-setting that is not known (`UNKNOWN`) breaks nothing.
+`Violation`s. Keeps true: the check before a run and the refusal inside one read the same data through these functions;
+a setting that is not known (`UNKNOWN`) breaks nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Breach(NamedTuple):
+class Violation(NamedTuple):
     """Settings that break a rule.
 
     Args:
@@ -101,7 +101,7 @@ class Rules(NamedTuple):
 
     def names(
         self, given: Mapping[str, Any], elsewhere: Mapping[str, Any] | None = None
-    ) -> tuple[dict[str, Any], list[Breach]]:
+    ) -> tuple[dict[str, Any], list[Violation]]:
         """Returns the settings under their present names, and what is wrong with the names.
 
         Args:
@@ -109,7 +109,7 @@ class Rules(NamedTuple):
             elsewhere: the settings of the constructor `elsewhere`, with their defaults; None where they are not known.
         """
         settings: dict[str, Any] = {}
-        found: list[Breach] = []
+        found: list[Violation] = []
         others = {**self.former, **(elsewhere or {})}
         for name, value in given.items():
             present = name if name in self.settings else self.renamed.get(name)
@@ -122,17 +122,19 @@ class Rules(NamedTuple):
                 message = f"{self.name}: {name!r} is now {present!r}; {value!r} was taken for it"
                 advice = f"write {present!r} in place of {name!r}"
                 found.append(
-                    Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
+                    Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
                 )
             elif name != present and value is None:
                 continue
             if present in settings:
                 message = f"{present!r} is given twice, once as {name!r}"
-                found.append(Breach(code="FG812", message=message, argument=name, hint="keep one of them"))
+                found.append(Violation(code="FG812", message=message, argument=name, hint="keep one of them"))
             settings[present] = value
         return settings, found
 
-    def _without_place(self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool) -> Iterator[Breach]:
+    def _without_place(
+        self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool
+    ) -> Iterator[Violation]:
         """Yields what is wrong with a name that is no setting.
 
         Args:
@@ -145,11 +147,11 @@ class Rules(NamedTuple):
             rule = self.without_effect[name]
             if "only" in rule and value is not UNKNOWN and value != rule["only"]:
                 message = f"{name}: {value!r} is not available"
-                yield Breach(code="FG811", message=message, argument=name, hint=rule["why"])
+                yield Violation(code="FG811", message=message, argument=name, hint=rule["why"])
             else:
                 message = f"{self.name}: {name!r} has no effect: {rule['why']}"
                 advice = "leave the setting out"
-                yield Breach(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
+                yield Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
         elif name in others:
             # What asks for the value that holds anyway asks for nothing.
             if value is not None and value is not UNKNOWN and others[name] not in (value, UNKNOWN):
@@ -157,13 +159,13 @@ class Rules(NamedTuple):
                 message = f"{name!r} is a setting of {other} (found {value!r})"
                 alias = alias_of("setting", name)
                 hint = self.instead.get(name) or (alias.hint if alias else self.instead.get("*"))
-                yield Breach(code="FG811", message=message, argument=name, hint=hint, found=value)
+                yield Violation(code="FG811", message=message, argument=name, hint=hint, found=value)
         elif self.closed and (is_known or self.elsewhere is None):
             message = f"{self.name} has no setting {name!r}"
             hint = self.instead.get(name) or self._in_other_words(name)
             hint = hint or suggest("setting", name, list(self.settings), owner=self.elsewhere or "")
             hint = hint or self.instead.get("unknown") or "see its documentation"
-            yield Breach(code="FG810", message=message, argument=name, hint=hint)
+            yield Violation(code="FG810", message=message, argument=name, hint=hint)
 
     def _in_other_words(self, name: str) -> str | None:
         """Returns what to do where another tool's word means a setting that only another trainer has."""
@@ -173,7 +175,7 @@ class Rules(NamedTuple):
         instead = self.instead.get(alias.name) or self.instead.get("*")
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
-    def values(self, settings: Mapping[str, Any]) -> Iterator[Breach]:
+    def values(self, settings: Mapping[str, Any]) -> Iterator[Violation]:
         """Yields the settings whose values do not fit, and the keys that a mapping among them does not have."""
         for name, rule in self.settings.items():
             yield from _values(name, settings.get(name, UNKNOWN), rule, self)
@@ -201,7 +203,7 @@ class Rules(NamedTuple):
         *,
         main: bool = True,
         stands: Callable[[Mapping[str, Any]], bool] | None = None,
-    ) -> Iterator[Breach]:
+    ) -> Iterator[Violation]:
         """Yields the conflicts that hold.
 
         Args:
@@ -217,7 +219,7 @@ class Rules(NamedTuple):
             if _is_of_origins(rule) and (stands is None or not stands(rule)):
                 continue
             if holds(rule["when"], facts) is True:
-                yield Breach(
+                yield Violation(
                     code=rule["code"],
                     message=_filled(rule["message"], facts),
                     argument=_pointed_at(rule["argument"], facts),
@@ -301,7 +303,7 @@ def _owner(constructor: str | None) -> str:
     return "transformers.Trainer" if constructor == "transformers:TrainingArguments" else str(constructor)
 
 
-def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Breach:
+def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Violation:
     hint = f"expected {expected}"
     if isinstance(value, str):
         close = nearest(value, rule.get("choices", ()))
@@ -311,7 +313,7 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
             hint += "; a number in quotes is a text"
     found = repr(value)
     message = f"{name.rpartition('.')[2]} is {found[:80]}"
-    return Breach(
+    return Violation(
         code="FG813",
         message=message,
         argument=name,
@@ -325,7 +327,7 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
 # values
 
 
-def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None = None) -> Iterator[Breach]:
+def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None = None) -> Iterator[Violation]:
     if value is UNKNOWN or value is SOMETHING:
         return
     expected = misfit(value, rule)
@@ -337,7 +339,7 @@ def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None 
             if known in rule["keys"]:
                 yield from _values(f"{name}.{key}", inner, rule["keys"][known], rules)
             elif not rule.get("open"):
-                yield Breach(
+                yield Violation(
                     code="FG810",
                     message=f"{name} has no setting {key!r}",
                     argument=f"{name}.{key}",

@@ -211,13 +211,19 @@ def test_every_place_that_suggests_a_name_asks_the_table():
     """Names that a user types go through `suggest`, or through the table itself; only values go by spelling alone."""
     asking = [
         "rules",
-        "config/arguments",
+        "config/lint/signature_match",
         "config/tags",
-        "config/nearfiles",
+        "config/lint/file_suggestions",
         "config/override",
-        "config/_jinja/effects",
+        "config/_jinja/template_lint",
     ]
-    asking += ["config/_jinja/loader", "config/_jinja/unread", "config/constructors", "cli/parsing", "project/declared"]
+    asking += [
+        "config/_jinja/loader",
+        "config/_jinja/unused_names",
+        "config/lint/call_check",
+        "cli/parsing",
+        "project/dynamic_args",
+    ]
     for name in asking:
         tree = ast.parse((ROOT / "forgather" / f"{name}.py").read_text())
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -11,7 +11,7 @@ import shlex
 import signal
 from collections.abc import Sequence
 
-from forgather.launch.process_request import Asked, torchrun_words
+from forgather.launch.process_request import ProcessRequest, torchrun_words
 
 _CPUS = 4  # of one process: its own, and three that read data
 _TERMINATED = 128 + signal.SIGTERM
@@ -24,7 +24,7 @@ _OF_LAUNCHING = (
 
 def script(
     kind: str,
-    asked: Asked,
+    asked: ProcessRequest,
     arguments: Sequence[str],
     *,
     name: str,
@@ -73,7 +73,7 @@ def without_launching(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _slurm(asked: Asked, words: Sequence[str], name: str, resume: Sequence[str]) -> list[str]:
+def _slurm(asked: ProcessRequest, words: Sequence[str], name: str, resume: Sequence[str]) -> list[str]:
     each = asked.per_node
     machine = ["#SBATCH --exclusive"]
     if isinstance(each, int):
@@ -107,7 +107,7 @@ def _slurm(asked: Asked, words: Sequence[str], name: str, resume: Sequence[str])
     ]
 
 
-def _torchrun(asked: Asked, words: Sequence[str], name: str) -> list[str]:
+def _torchrun(asked: ProcessRequest, words: Sequence[str], name: str) -> list[str]:
     launching = torchrun_words(asked)
     command = [shlex.join(["torchrun", *(word for word in launching if not word.startswith("--node-rank"))])]
     if asked.num_nodes != 1:
@@ -115,7 +115,7 @@ def _torchrun(asked: Asked, words: Sequence[str], name: str) -> list[str]:
     return [f"# {name}", " ".join([*command, shlex.join(["-m", "forgather", *words])])]
 
 
-def _accelerate(asked: Asked, words: Sequence[str], name: str) -> list[str]:
+def _accelerate(asked: ProcessRequest, words: Sequence[str], name: str) -> list[str]:
     each = str(asked.per_node) if isinstance(asked.per_node, int) else "$(nvidia-smi --list-gpus | wc -l)"
     machines = asked.num_nodes if isinstance(asked.num_nodes, int) else 1
     total = each if machines == 1 else f"$(( {each} * {machines} ))"

@@ -11,14 +11,14 @@ from typing import Any
 
 from forgather.errors import ProjectError
 from forgather.launch.in_process import MAIN, RunPlan
-from forgather.launch.process_request import Asked
+from forgather.launch.process_request import ProcessRequest
 
 _DRY_RUN = "forgather.ml.dry_run:dry_run"
 _ON_ONE_MACHINE = 8
 _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
-def lay_out(plan: RunPlan, world_size: int, asked: Asked) -> dict[str, Any]:
+def lay_out(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
     """Returns who would hold what, and the shapes of one step.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
 from forgather.interrupt import Terminated, end_promptly
-from forgather.launch.process_request import Asked, torchrun_words
+from forgather.launch.process_request import ProcessRequest, torchrun_words
 from forgather.launcher_env import DEFAULT_PORT, OURS, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
 
 CHECKED = OURS
@@ -38,7 +38,9 @@ class Ending:
     error: ForgatherError | None = None
 
 
-def start(asked: Asked, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None) -> Ending:
+def start(
+    asked: ProcessRequest, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None
+) -> Ending:
     """Starts the processes, each with the same `fgcli` arguments, and waits for their end.
 
     Args:
@@ -93,7 +95,7 @@ def joined() -> Iterator[Any]:
             raise
         if member.speaks and member.status > 128:
             raise Terminated from error
-        raise NotTheFirst(member.status) from error
+        raise SecondaryFailure(member.status) from error
     member.leave()
     _left.append(member)
 
@@ -114,7 +116,7 @@ def as_one_of_several(run: Callable[[Any], int]) -> int:
             status = run(member)
             member.ended(status)
             return status
-    except NotTheFirst as follows:
+    except SecondaryFailure as follows:
         return follows.status
 
 
@@ -132,7 +134,7 @@ def _tell_libraries(facts: ProcessFacts) -> None:
         os.environ.setdefault(name, str(value))
 
 
-class NotTheFirst(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
+class SecondaryFailure(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
     """This process failed because another one did, which tells the user why.
 
     Args:
@@ -144,7 +146,7 @@ class NotTheFirst(Exception):  # noqa: N818 - not an error: its cause is one, an
         self.status = status
 
 
-def refuse_lone_process(asked: Asked, config: str) -> None:
+def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
     """Raises where `accelerate launch` started this process alone, and several were asked for.
 
     Raises:
@@ -181,7 +183,7 @@ def met_as(facts: ProcessFacts) -> NodeFacts:
     return NodeFacts(machines, facts.rank // max(facts.local_world_size, 1), master, facts.launcher)
 
 
-def refuse_difference(asked: Asked, facts: ProcessFacts, config: str) -> None:
+def refuse_difference(asked: ProcessRequest, facts: ProcessFacts, config: str) -> None:
     """Raises where a launcher started another number of processes than was asked for.
 
     Raises:

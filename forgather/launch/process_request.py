@@ -1,7 +1,7 @@
 """How many processes a run is to have, and where: what the config and the command line ask for.
 
-Takes a config and the options of `train`; gives `Asked`, and torchrun's words for it. Keeps true: nothing is started
-and no device is counted; an option beats the config, and a wish that cannot be met by any machine is refused here.
+Takes a config and the options of `train`; gives `ProcessRequest`, and torchrun's words for it. Keeps true: nothing is
+started and no device is counted; an option beats the config; a wish that cannot be met by any machine is refused here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from forgather.errors import ProjectError
 from forgather.launcher_env import NodeFacts, is_accelerate
-from forgather.project.error_location import Writers
 from forgather.project.fault_tolerance import fault_tolerance
 from forgather.project.literal import string_entries
 from forgather.project.locations import library_dir
@@ -27,7 +26,7 @@ _DEVICE = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ProcessRequest:
     """The processes that a run asks for.
 
     Args:
@@ -99,7 +98,7 @@ def _whole(text: str) -> int:
 
 def asked_processes(
     project: Project, options: argparse.Namespace, node: NodeFacts | None, handed: Sequence[str] = ()
-) -> Asked:
+) -> ProcessRequest:
     """Returns the processes that a config and a command line ask for.
 
     Args:
@@ -112,7 +111,7 @@ def asked_processes(
         ProjectError: FG828 for a number that is none, FG462 for options that do not fit together.
     """
     tolerance = fault_tolerance(project.graph)
-    asked = Asked(
+    asked = ProcessRequest(
         per_node=wished_processes(project.graph),
         handed=tuple(handed),
         is_default=_is_default(project),
@@ -134,7 +133,7 @@ def asked_processes(
     return placed if given else _shared_out(placed)
 
 
-def _shared_out(asked: Asked) -> Asked:
+def _shared_out(asked: ProcessRequest) -> ProcessRequest:
     """Returns processes that sizes ask for in all, as so many on each machine."""
     total, machines = asked.per_node, asked.num_nodes
     if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
@@ -149,7 +148,7 @@ def _is_default(project: Project) -> bool:
     span = next((entry.span for entry in entries if entry.key == "nproc_per_node"), None)
     if span is None:
         return True
-    written = Writers(project).span(span, "meta.nproc_per_node") or span
+    written = project.writers.span(span, "meta.nproc_per_node") or span
     return written.file.startswith(os.path.join(library_dir(), ""))
 
 
@@ -173,7 +172,7 @@ def _devices(text: str | None) -> list[str]:
     return devices
 
 
-def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -> Asked:
+def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
     if node is not None and options.nnodes is None:
         return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)
     nodes = options.nnodes or "1"
@@ -200,7 +199,7 @@ def _placed(asked: Asked, options: argparse.Namespace, node: NodeFacts | None) -
     return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
 
 
-def refuse_no_meeting_place(asked: Asked) -> None:
+def refuse_no_meeting_place(asked: ProcessRequest) -> None:
     """Raises where several machines are to be one run, and nobody says where they meet.
 
     Raises:
@@ -215,7 +214,7 @@ def refuse_no_meeting_place(asked: Asked) -> None:
         )
 
 
-def torchrun_words(asked: Asked) -> list[str]:
+def torchrun_words(asked: ProcessRequest) -> list[str]:
     """Returns the words of torchrun's command line, without the program to start."""
     words = [f"--nproc-per-node={asked.per_node}"]
     if asked.attempts:

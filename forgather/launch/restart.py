@@ -22,7 +22,7 @@ from forgather.project.fault_tolerance import FaultTolerance
 GOES_ON = "FORGATHER_GOES_ON"
 
 
-class Again:
+class RestartPolicy:
     """Asked by the launcher before each new attempt.
 
     Args:

@@ -44,7 +44,7 @@ from forgather.ml.loss_reduction import (
     unknown_reduction,
 )
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
-from forgather.ml.types import Weightless
+from forgather.ml.types import PaddingBatch
 
 IGNORE_INDEX = -100
 
@@ -137,7 +137,7 @@ def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
 
 def num_rows(batch: Any) -> int:
     """Returns the number of rows of a batch that count: the length of its first tensor."""
-    if isinstance(batch, Weightless):
+    if isinstance(batch, PaddingBatch):
         return 0
     tensor = _first_tensor(batch)
     return 1 if tensor is None or tensor.ndim == 0 else int(tensor.shape[0])
@@ -145,7 +145,7 @@ def num_rows(batch: Any) -> int:
 
 def num_tokens(batch: Any) -> int:
     """Returns the number of input tokens of a batch; of rows, where inputs are no token ids."""
-    if isinstance(batch, Weightless):
+    if isinstance(batch, PaddingBatch):
         return 0
     if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
         return int(batch["input_ids"].numel())
@@ -204,8 +204,8 @@ class _Sums:
 
     def prepared(self, batch: Any) -> Any:
         """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
-        if isinstance(batch, Weightless):
-            return Weightless(self.prepared(batch.batch))
+        if isinstance(batch, PaddingBatch):
+            return PaddingBatch(self.prepared(batch.batch))
         if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
             return self._inputs.prepared(batch)
         targets = self._targets(batch)
@@ -213,11 +213,11 @@ class _Sums:
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns the number of valid targets; a number on the host where the batch lies there."""
-        return 0 if isinstance(batch, Weightless) else self._count(batch)
+        return 0 if isinstance(batch, PaddingBatch) else self._count(batch)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the sum of the losses of the valid targets, in float32 or more."""
-        if isinstance(batch, Weightless):
+        if isinstance(batch, PaddingBatch):
             return self.total(model, batch.batch, denom=denom) * 0.0
         return self._total(model, self._inputs.prepared(batch), denom)
 

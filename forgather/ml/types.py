@@ -18,7 +18,7 @@ Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Weightless:
+class PaddingBatch:
     """A batch that is computed and counts for nothing.
 
     A process without rows left takes part in what all processes do together with one: its loss is zero, and so are

@@ -30,7 +30,6 @@ from forgather.project.checks.setting_rules import judge_settings
 from forgather.project.checks.trainer_hooks import judge_hooks
 from forgather.project.checks.trusted_calls import judge_callables
 from forgather.project.dynamic_args import FAULTS, read_options
-from forgather.project.error_location import Writers
 from forgather.project.fault_tolerance import fault_tolerance
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
@@ -117,7 +116,7 @@ def check_project(
     found = [one for one in found if one.code not in FAULTS]
     found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage
-    writers = Writers(project)
+    writers = project.writers
     placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
 

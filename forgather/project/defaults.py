@@ -23,7 +23,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | None]]:
     """Returns, for each constructor, its parameters in order: the default as its source writes it, None without one."""
-    from forgather.signatures import Callee
+    from forgather.signatures.results import Callee
 
     reader = reader_for(meta)
     found: dict[str, dict[str, str | None]] = {}

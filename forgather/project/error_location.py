@@ -11,30 +11,29 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from forgather.config.graph import Call, Entry, Graph
 from forgather.config.insight.path_lookup import follow, read_path
 from forgather.config.path import GraphPath, Key, format_path, parse_path
 from forgather.config.traverse import walk
-from forgather.errors import BuildNote, Diagnostic, ForgatherError, GraphError, UnknownTargetError
+from forgather.errors import BuildNote, Diagnostic, ForgatherError, GraphError
 from forgather.project.dynamic_args import read_options
 from forgather.source import Origin, Site, Span, option_place, variable_of
-
-if TYPE_CHECKING:
-    from forgather.project.project import Project
 
 
 class Writers:
     """Finds who wrote values.
 
     Args:
-        project: whose graph and files they are.
+        project_dir: the project whose files they are.
+        graph: what is built.
+        declared: the graph before options and overrides, which declares options.
     """
 
-    def __init__(self, project: Project) -> None:
-        self._project = project
-        self._own = os.path.join(project.meta.project_dir, "")
+    def __init__(self, project_dir: str, graph: Graph, declared: Graph) -> None:
+        self.graph = graph
+        self._declared = declared
+        self._own = os.path.join(project_dir, "")
 
     def placed(self, found: Diagnostic) -> Diagnostic:
         """Returns a finding about a value at the line that wrote it, with the line that prints it as its context."""
@@ -58,7 +57,7 @@ class Writers:
             steps = read_path(path)
         except ForgatherError:
             return ()
-        stops = follow(self._project.graph, steps)
+        stops = follow(self.graph, steps)
         if len(stops) < len(steps):
             return ()
         entry = stops[-1].entry
@@ -73,7 +72,7 @@ class Writers:
         variable = variable_of(site)
         # A config that cannot be read is a finding of its own.
         with suppress(ForgatherError):
-            for option in read_options(self._project.declared_graph).options:
+            for option in read_options(self._declared).options:
                 if option.variable == variable:
                     return Span(option_place(option.names[0]), 1)
         return site.span
@@ -82,17 +81,15 @@ class Writers:
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def pinpoint(error: ForgatherError, project: Project) -> None:
+def pinpoint(error: ForgatherError, writers: Writers) -> None:
     """Gives an error without a place that of the setting that it names.
 
     An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
     all keywords of `main`, where only names with an underscore count: a bare word may be prose. The argument that an
     error says it is about comes first.
     """
-    if error.span is not None or isinstance(error, UnknownTargetError):
-        return
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
-    settings = dict(_settings(project.graph, notes[0].path if notes else None))
+    settings = dict(_settings(writers.graph, notes[0].path if notes else None))
     told = (error.argument or "").rpartition(".")[2]
     for word in (told, *_WORD.findall(error.message)):
         if word in settings and (notes or "_" in word or word == told):
@@ -100,7 +97,7 @@ def pinpoint(error: ForgatherError, project: Project) -> None:
             error.path = format_path(path)
             # What an alias names was written elsewhere: that is the place to mend.
             written = entry.value.span if entry.alias and entry.value.span is not None else entry.span
-            error.span = Writers(project).span(written, error.path)
+            error.span = writers.span(written, error.path)
             return
 
 

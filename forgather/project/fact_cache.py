@@ -10,16 +10,30 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
-from forgather.config.rendered import RenderedText
 from forgather.project.locations import cache_dir, config_dir, library_dir
+
+if TYPE_CHECKING:
+    from forgather.config.rendered import RenderedText
 
 FORM = 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # The code that makes the facts.
-_CODE = tuple(os.path.join(_PACKAGE, *part) for part in ((), ("config",), ("config", "_jinja"), ("project",)))
+_CODE = tuple(
+    os.path.join(_PACKAGE, folder)
+    for folder in (
+        "",
+        "config",
+        "config/_jinja",
+        "config/insight",
+        "config/lint",
+        "config/yaml",
+        "project",
+        "project/checks",
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
-from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, UnknownTargetError
 from forgather.launcher_env import Wish, launched, wish
 from forgather.process_limits import reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.dynamic_args import read_options, unread_options
+from forgather.project.error_location import Writers, pinpoint
 from forgather.project.graph_secrets import note_graph
 from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
@@ -171,6 +172,11 @@ class Project:
                 graph = override(graph, settable_paths(graph, self.overrides))
             note_graph(graph)
         return without_second_names(graph, self.precedence)
+
+    @property
+    def writers(self) -> Writers:
+        """Finds the lines and options that values of the graph came from."""
+        return Writers(self.meta.project_dir, self.graph, self.declared_graph)
 
     @property
     def precedence(self) -> Precedence:
@@ -342,9 +348,8 @@ class Project:
         try:
             yield
         except ForgatherError as error:
-            from forgather.project.error_location import pinpoint
-
-            pinpoint(error, self)
+            if error.span is None and not isinstance(error, UnknownTargetError):
+                pinpoint(error, self.writers)
             error.context = self._context(error.context) or self.lineage
             raise
 

@@ -28,7 +28,7 @@ from forgather.project.versions import installed_versions
 from forgather.redaction import HIDDEN
 
 
-class Fate(StrEnum):
+class Status(StrEnum):
     """What becomes of a thing that a run depended on: lost things change the result for certain."""
 
     SAME = "same"
@@ -49,7 +49,7 @@ class Row:
         now: what it is.
     """
 
-    fate: Fate
+    fate: Status
     what: str
     name: str
     then: str
@@ -75,7 +75,7 @@ def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
         *_checkpoint(run),
         *_constructors(run, meta),
     ]
-    order = [Fate.LOST, Fate.DIFFERS, Fate.RESTORED, Fate.SAME]
+    order = [Status.LOST, Status.DIFFERS, Status.RESTORED, Status.SAME]
     return sorted(rows, key=lambda row: order.index(row.fate))
 
 
@@ -83,11 +83,11 @@ def code_is_as_then(run: PastRun) -> bool:
     """Whether the project is there and its Python files are those that the run kept."""
     if not os.path.isdir(run.project_dir):
         return False
-    return all(row.fate is Fate.SAME for row in _sources(run) if row.what == "code")
+    return all(row.fate is Status.SAME for row in _sources(run) if row.what == "code")
 
 
-def _row(what: str, name: str, then: object, now: object, otherwise: Fate = Fate.DIFFERS) -> Row:
-    fate = Fate.SAME if then == now else otherwise
+def _row(what: str, name: str, then: object, now: object, otherwise: Status = Status.DIFFERS) -> Row:
+    fate = Status.SAME if then == now else otherwise
     return Row(fate=fate, what=what, name=name, then=_text(then), now=_text(now))
 
 
@@ -100,7 +100,7 @@ def _record(run: PastRun) -> Iterator[Row]:
     for name, then in sorted(run.table("files").items()):
         now = digest(os.path.join(run.folder, *name.split("/")))
         words = "gone" if now is None else "as written" if now == then else "another one"
-        yield _row("record", name, "as written", words, Fate.LOST)
+        yield _row("record", name, "as written", words, Status.LOST)
 
 
 def _sources(run: PastRun) -> Iterator[Row]:
@@ -116,13 +116,15 @@ def _sources(run: PastRun) -> Iterator[Row]:
             same = now is not None and now == (then or digest(copy))
             if then is not None and not same:
                 words = f"{words.partition(';')[0]}; the run's copy lacks its secrets"
-            yield _row(what, run.place(copy), "kept", "kept" if same else words, Fate.LOST if then else Fate.RESTORED)
+            yield _row(
+                what, run.place(copy), "kept", "kept" if same else words, Status.LOST if then else Status.RESTORED
+            )
 
 
 def _secrets(run: PastRun) -> Iterator[Row]:
     for path, node in all_nodes(run.built):
         if isinstance(node, Scalar) and isinstance(node.value, str) and HIDDEN in node.value:
-            yield _row("secret", format_path(path), "given", "not kept; write !env NAME in the config", Fate.LOST)
+            yield _row("secret", format_path(path), "given", "not kept; write !env NAME in the config", Status.LOST)
 
 
 def _versions(run: PastRun) -> Iterator[Row]:
@@ -130,7 +132,7 @@ def _versions(run: PastRun) -> Iterator[Row]:
     now = installed_versions([name for name in then if name != "python"])
     for name, version in then.items():
         lost = version is not None and now.get(name) is None
-        yield _row("version", name, version, now.get(name), Fate.LOST if lost else Fate.DIFFERS)
+        yield _row("version", name, version, now.get(name), Status.LOST if lost else Status.DIFFERS)
 
 
 def _git(run: PastRun) -> Iterator[Row]:
@@ -150,7 +152,7 @@ def _data(run: PastRun) -> Iterator[Row]:
     changes = {name: (then, now) for name, then, now in changed_data(recorded, run.project_dir)}
     for item in recorded:
         then, now = changes.get(item["named"], ("", ""))
-        yield _row("data", item["named"], then, now, Fate.LOST)
+        yield _row("data", item["named"], then, now, Status.LOST)
 
 
 def _environment(run: PastRun) -> Iterator[Row]:
@@ -158,12 +160,12 @@ def _environment(run: PastRun) -> Iterator[Row]:
     for name, was_set in run.table("environment_needed").items():
         is_set = now.get(name, name in os.environ)
         lost = bool(was_set) and not is_set
-        yield _row("environment", name, _set(was_set), _set(is_set), Fate.LOST if lost else Fate.DIFFERS)
+        yield _row("environment", name, _set(was_set), _set(is_set), Status.LOST if lost else Status.DIFFERS)
     for name, value in run.table("environment_read").items():
         here = os.environ.get(name)
         if here is not None:
             yield _row(
-                "environment", name, value, here if here == value else "another; the run's is used", Fate.RESTORED
+                "environment", name, value, here if here == value else "another; the run's is used", Status.RESTORED
             )
 
 
@@ -184,7 +186,7 @@ def _checkpoint(run: PastRun) -> Iterator[Row]:
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):
                 value = str(entry.value.value) if isinstance(entry.value, Scalar) else ""
                 now = value if os.path.isdir(value) else "not there" if value not in ("auto", "True") else "begins anew"
-                lost = Fate.DIFFERS if now == "begins anew" else Fate.LOST
+                lost = Status.DIFFERS if now == "begins anew" else Status.LOST
                 yield _row("checkpoint", format_path(path), value, now, lost)
 
 
@@ -203,11 +205,11 @@ def _constructors(run: PastRun, meta: ProjectMeta) -> Iterator[Row]:
         try:
             reader.read(name)
         except ForgatherError as error:
-            yield Row(fate=Fate.LOST, what="constructor", name=name, then="called", now=error.message)
+            yield Row(fate=Status.LOST, what="constructor", name=name, then="called", now=error.message)
     now = read_defaults(run.built, meta)
     for item in changed_defaults(run.built, run.built, run.defaults, now):
         yield Row(
-            fate=Fate.DIFFERS,
+            fate=Status.DIFFERS,
             what="default",
             name=format_path(item.path),
             then=item.old.text.rstrip(","),

@@ -17,6 +17,6 @@ if TYPE_CHECKING:
 
 def reader_for(meta: ProjectMeta) -> Reader:
     """Returns a reader of signatures for what a project names."""
-    from forgather.signatures import Reader
+    from forgather.signatures.reader import Reader
 
     return Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))

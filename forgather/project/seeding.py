@@ -97,7 +97,7 @@ def _keyword(call: Call, name: str) -> Node | None:
 
 def _default(call: Call, meta: ProjectMeta) -> int | None:
     """Returns what the seed is where it is left out; None for a call that has no such parameter."""
-    from forgather.signatures import Callee
+    from forgather.signatures.results import Callee
 
     try:
         callee = reader_for(meta).read(call.constructor)

@@ -10,7 +10,6 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from forgather.signatures import symbols
 from forgather.signatures.lazy_ast import Block, Parsed, Text, body_of
 from forgather.signatures.module_finder import Found
 
@@ -251,5 +250,5 @@ def named_tuple(call: ast.Call) -> Thing:
 def is_generic(thing: Thing) -> bool:
     """Returns whether `thing[...]` is constructed like the thing itself."""
     if isinstance(thing, Ref):
-        return thing.dotted in symbols.EMPTY_BASES or not thing.dotted.startswith("typing")
+        return thing.dotted in EMPTY_BASES or not thing.dotted.startswith("typing")
     return isinstance(thing, Class | Doubt)

@@ -8,7 +8,7 @@ import pytest
 
 from forgather.interrupt import Interrupt, of_process
 from forgather.launch.in_process import Outcome
-from forgather.launch.restart import GOES_ON, Again, goes_on, requeued
+from forgather.launch.restart import GOES_ON, RestartPolicy, goes_on, requeued
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.launcher import Failure, _passed_on
@@ -32,7 +32,7 @@ def asked(tmp_path, failure, *, before=(), written=(), replaces=None, auto_resum
     said = []
     for step in before:
         checkpoint(tmp_path, step)
-    again = Again(str(tmp_path), auto_resume=auto_resume, resume=resume, world_size=2, say=said.append)
+    again = RestartPolicy(str(tmp_path), auto_resume=auto_resume, resume=resume, world_size=2, say=said.append)
     for step in written:
         checkpoint(tmp_path, step)
     if replaces is not None:

@@ -7,7 +7,7 @@ import pytest
 from forgather.errors import ProjectError
 from forgather.launch.multi_process import refuse_difference
 from forgather.launch.process_request import (
-    Asked,
+    ProcessRequest,
     add_process_options,
     asked_processes,
     refuse_no_meeting_place,
@@ -127,7 +127,7 @@ def test_a_number_of_processes_that_no_machine_has_is_a_word_of_usage(capsys, nu
 
 
 def test_one_machine_meets_at_a_free_port():
-    assert ["--nproc-per-node=2", "--standalone"] == torchrun_words(Asked(per_node=2))
+    assert ["--nproc-per-node=2", "--standalone"] == torchrun_words(ProcessRequest(per_node=2))
 
 
 def test_a_port_that_is_given_is_the_one_to_meet_at(tmp_path):
@@ -158,7 +158,7 @@ def test_what_torchrun_is_to_get_is_handed_to_it(tmp_path):
 def test_a_launcher_that_started_another_number_is_refused_with_what_would_work():
     facts = ProcessFacts(0, 0, 1, 1, launcher="accelerate launch")
     with pytest.raises(ProjectError, match="accelerate launch started 1 process on this machine, and") as caught:
-        refuse_difference(Asked(per_node=2), facts, "a.yaml")
+        refuse_difference(ProcessRequest(per_node=2), facts, "a.yaml")
 
     assert ("FG461", 2, 1) == (caught.value.code, caught.value.expected, caught.value.found)
     assert "torchrun --nproc-per-node 2" in caught.value.hint
@@ -166,15 +166,15 @@ def test_a_launcher_that_started_another_number_is_refused_with_what_would_work(
 
 
 def test_a_word_is_met_by_any_number():
-    refuse_difference(Asked(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")
+    refuse_difference(ProcessRequest(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")
 
 
 def test_sizes_may_be_met_on_several_machines():
-    refuse_difference(Asked(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
+    refuse_difference(ProcessRequest(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
 
 
 def test_a_number_of_the_library_is_no_wish_but_one_process_is_no_several(tmp_path):
-    default = Asked(per_node=2, is_default=True)
+    default = ProcessRequest(per_node=2, is_default=True)
     refuse_difference(default, ProcessFacts(0, 0, 4, 4, launcher="torchrun"), "a.yaml")
     with pytest.raises(ProjectError, match="torchrun started 1 process on this machine"):
         refuse_difference(default, ProcessFacts(0, 0, 1, 1, launcher="torchrun"), "a.yaml")

@@ -127,13 +127,13 @@ def test_a_failure_under_torchrun_is_told_once(bench):
 
 def test_torchruns_table_shows_the_stack_of_a_program_and_the_words_of_an_error_of_ours(tmp_path):
     failure = pytest.importorskip("forgather.ml.distributed.root_cause")
-    whereabouts = pytest.importorskip("forgather.ml.distributed.phase")
+    phase_module = pytest.importorskip("forgather.ml.distributed.phase")
 
     def shown(error):
         try:
             raise error
         except type(error) as raised:
-            record = failure.record_of(raised, whereabouts.Whereabouts("run"), told=True)
+            record = failure.record_of(raised, phase_module.RunPhase("run"), told=True)
             failure.write_record(tmp_path, record, raised)
         assert record == failure.read_record(tmp_path)
         told = json.loads((tmp_path / failure.RECORD).read_text())
@@ -164,5 +164,5 @@ def test_a_config_with_a_mistake_is_told_once_before_anything_starts(bench):
 )
 def test_a_slip_in_what_is_constructed_would_end_each_attempt(error, phase, lasts):
     failure = pytest.importorskip("forgather.ml.distributed.root_cause")
-    whereabouts = pytest.importorskip("forgather.ml.distributed.phase")
-    assert lasts is failure.record_of(error, whereabouts.Whereabouts(phase), told=True).lasts
+    phase_module = pytest.importorskip("forgather.ml.distributed.phase")
+    assert lasts is failure.record_of(error, phase_module.RunPhase(phase), told=True).lasts

@@ -8,7 +8,7 @@ import pytest
 
 from forgather.launch import batch_scripts
 from forgather.launch.batch_scripts import KINDS, script
-from forgather.launch.process_request import Asked
+from forgather.launch.process_request import ProcessRequest
 
 WORDS = ["-t", "ddp", "train", "--nnodes", "2", "--set", "trainer_args.max_steps=3"]
 
@@ -24,7 +24,11 @@ def test_the_examples_of_the_module_hold():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "asked",
-    [Asked(per_node=4), Asked(per_node="gpu", num_nodes=2, master=("host", 1234)), Asked(per_node=2, num_nodes="1:4")],
+    [
+        ProcessRequest(per_node=4),
+        ProcessRequest(per_node="gpu", num_nodes=2, master=("host", 1234)),
+        ProcessRequest(per_node=2, num_nodes="1:4"),
+    ],
 )
 def test_every_script_is_one_that_a_shell_can_read(kind, asked):
     text = written(kind, asked, devices="0,1")
@@ -37,7 +41,7 @@ def test_every_script_is_one_that_a_shell_can_read(kind, asked):
 
 
 def test_a_batch_job_has_one_task_on_each_machine():
-    text = written("slurm", Asked(per_node=4, num_nodes=2))
+    text = written("slurm", ProcessRequest(per_node=4, num_nodes=2))
 
     assert "#SBATCH --nodes=2\n" in text
     assert "#SBATCH --ntasks-per-node=1\n" in text
@@ -47,7 +51,7 @@ def test_a_batch_job_has_one_task_on_each_machine():
 
 
 def test_a_batch_job_of_an_open_number_of_processes_has_whole_machines():
-    text = written("slurm", Asked(per_node="auto", num_nodes=2))
+    text = written("slurm", ProcessRequest(per_node="auto", num_nodes=2))
 
     assert "#SBATCH --exclusive\n" in text
     assert "per-node=auto" not in text
@@ -58,7 +62,7 @@ def test_a_batch_job_that_runs_out_of_time_is_queued_again_and_goes_on(tmp_path,
     for name, status in (("srun", ends), ("scontrol", 0)):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
         (tmp_path / name).chmod(0o755)
-    asked = Asked(per_node=2, handed=("--max-restarts", "2"))
+    asked = ProcessRequest(per_node=2, handed=("--max-restarts", "2"))
     text = script("slurm", asked, WORDS, name="ddp", folder=str(tmp_path), resume=("--resume", "auto"))
     told = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "8"} | ({"SLURM_RESTART_COUNT": "1"} if restarts else {})
     environ = {**os.environ, **told, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -71,20 +75,20 @@ def test_a_batch_job_that_runs_out_of_time_is_queued_again_and_goes_on(tmp_path,
 
 
 def test_options_of_the_batch_system_stand_before_the_first_command():
-    lines = written("slurm", Asked(per_node=4)).splitlines()
+    lines = written("slurm", ProcessRequest(per_node=4)).splitlines()
     first = next(n for n, line in enumerate(lines) if not line.startswith("#"))
 
     assert [] == [line for line in lines[first:] if line.startswith("#SBATCH")]
 
 
 def test_words_for_torchrun_are_kept():
-    asked = Asked(per_node=4, handed=("--max-restarts", "2"))
+    asked = ProcessRequest(per_node=4, handed=("--max-restarts", "2"))
 
     assert "torchrun --nproc-per-node=4 --standalone --max-restarts 2 -m forgather" in written("torchrun", asked)
 
 
 def test_accelerate_reads_no_setting_from_a_file():
-    text = written("accelerate", Asked(per_node=4, num_nodes=2, master=("host", 1234)))
+    text = written("accelerate", ProcessRequest(per_node=4, num_nodes=2, master=("host", 1234)))
 
     assert '--num_processes "$(( 4 * 2 ))" --num_machines 2 --multi_gpu' in text
     assert "--main_process_ip host --main_process_port 1234 --mixed_precision no --dynamo_backend no" in text

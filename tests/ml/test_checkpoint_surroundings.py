@@ -14,7 +14,7 @@ from forgather.interrupt import Terminated
 from forgather.ml import Trainer
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
-from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.disk_space import Need, refuse_too_much
@@ -99,7 +99,7 @@ def test_who_asks_for_a_state_that_is_a_pipe_is_told(tmp_path, name):
     trainer(tmp_path, "synchronous", max_steps=3).train()
     replaced_by_a_pipe(tmp_path / "checkpoint-3" / name)
     with pytest.raises(CheckpointError, match=rf"FG603.*{name}' is corrupt: it is no regular file"):
-        Saved(tmp_path / "checkpoint-3")
+        CheckpointReader(tmp_path / "checkpoint-3")
 
 
 def test_a_survey_does_not_wait_for_a_pipe(tmp_path, capsys):

@@ -45,7 +45,7 @@ def warm(tmp_path_factory):
 
     torch.set_num_threads(1)
     job.trainer(tmp_path_factory.mktemp("warm"), "synchronous", max_steps=1).train()
-    for module in ("strategy.data_parallel", "strategy.sharded", "strategy.pipeline.strategy", "trainer.accel"):
+    for module in ("strategy.data_parallel", "strategy.fsdp2", "strategy.pipeline.strategy", "trainer.accel"):
         importlib.import_module(f"forgather.ml.{module}")
 
 

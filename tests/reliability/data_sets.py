@@ -18,7 +18,7 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.data.packing import pack
 from forgather.ml.losses import loss_rule
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.types import Topology, Weightless
+from forgather.ml.types import PaddingBatch, Topology
 from tests.ml.fixtures import VOCAB, tiny_llama
 
 KINDS = ("map", "iterable", "packed")
@@ -156,7 +156,7 @@ class Reader:
 
 def told(batch):
     """Returns [(number, draws), ...] of a micro-batch; nothing for one that counts for nothing."""
-    if isinstance(batch, Weightless):
+    if isinstance(batch, PaddingBatch):
         return []
     columns = (batch[name].tolist() for name in ("number", "draws"))
     return [(number, tuple(draws)) for number, draws in zip(*columns, strict=True)]

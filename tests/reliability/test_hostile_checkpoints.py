@@ -19,7 +19,7 @@ from forgather.ml.checkpoint.manifest import MANIFEST
 from forgather.ml.checkpoint.rng import try_rng
 from forgather.ml.checkpoint.state import read_state
 from forgather.ml.json_logger import JsonLogger
-from forgather.ml.trainer.model_export import read_progress
+from forgather.ml.trainer.resume import read_progress
 from forgather.ml.trainer.resume_checks import refuse_impossible
 from tests.cli.checkpoint_folders import forge, rewrite_manifest
 from tests.ml.conftest import settings as make_settings

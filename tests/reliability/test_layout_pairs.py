@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.save_plan import LocalState
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.distributed.states import read, write
 from tests.reliability.layouts import LAYOUTS, largest_differences, leave, take_up
@@ -63,7 +63,7 @@ def _swapped(folder, into):
     state = read(folder)
     entry = state["optimizer"]["state"]["model.layers.0.self_attn.q_proj.weight"]
     entry["exp_avg"], entry["exp_avg_sq"] = entry["exp_avg_sq"], entry["exp_avg"].abs()
-    write(Held(weights=state["model"], optimizer=state["optimizer"]), into)
+    write(LocalState(weights=state["model"], optimizer=state["optimizer"]), into)
 
 
 def test_one_moment_in_the_place_of_another_is_found(left, tmp_path):

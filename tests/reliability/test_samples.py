@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.rng import seed_everything
-from forgather.ml.trainer.data_rng import Apart, seed_of
+from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 from tests.patience import patience
 from tests.reliability.data_sets import KINDS, Numbered, Reader, Shuffled, data_of, drawn, numbers, row
 from tests.reliability.forks import spread
@@ -227,7 +227,7 @@ def met_by_others(rows, together, of, others):
 
 
 def test_random_numbers_apart_go_on_where_they_were_and_change_nothing_outside():
-    apart = Apart()
+    apart = IsolatedRNG()
     torch.manual_seed(3)
     expected = [torch.rand(()).item() for _ in range(2)]
     torch.manual_seed(3)

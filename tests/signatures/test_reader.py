@@ -219,7 +219,7 @@ def test_reading_imports_compiles_and_runs_nothing(tmp_path):
     code = textwrap.dedent("""
         import sys
         from forgather.signatures import Reader
-        from forgather.signatures.reader import Engine
+        from forgather.signatures.engine import Engine
         import encodings.utf_8_sig, forgather.signatures.reader, inspect
         seen, before = [], set(sys.modules)
         def hook(event, args):

@@ -20,7 +20,7 @@ from forgather.project.path_display import Display
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.workspace import find_project, find_projects
-from forgather.signatures import Reader
+from forgather.signatures.reader import Reader
 
 CONFIG_OPTIONS = True
 DESCRIPTION = """Find every mistake in configs that can be known without importing or constructing what they name:

@@ -132,7 +132,7 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
             hint="leave one of them out",
         )
     found = _output_dir(invocation) if folder is None else Path(folder)
-    _ml("foreign").refuse_no_folder(found)
+    _ml("folder_checks").refuse_no_folder(found)
     return found
 
 
@@ -144,7 +144,7 @@ def _survey(invocation: Invocation, folder: str | None) -> Any:
         CheckpointError: FG601, it holds none.
     """
     found = _named(invocation, folder)
-    survey = _ml("survey").survey(found)
+    survey = _ml("inspect").survey(found)
     if not survey.checkpoints:
         if _is_checkpoint(found) or found.name.startswith("checkpoint-"):
             raise ProjectError(
@@ -203,11 +203,11 @@ def _is_checkpoint(folder: Path) -> bool:
 
 def _inside(folder: Path) -> list[Path]:
     """Returns the checkpoints of an output folder; none where it is a checkpoint itself."""
-    return [] if _is_checkpoint(folder) else [path for _, path in _ml("folders").list_checkpoints(folder)]
+    return [] if _is_checkpoint(folder) else [path for _, path in _ml("checkpoint_dir").list_checkpoints(folder)]
 
 
 def _verify(invocation: Invocation) -> int:
-    survey = _ml("survey")
+    survey = _ml("inspect")
     judged = [(folder, *survey.all_problems(folder)) for folder in _checkpoints(invocation)]
     if invocation.options.json:
         write_json(
@@ -240,13 +240,13 @@ def _next_step(judged: list[tuple[Path, Any, list[CheckpointError]]]) -> str:
     if len(bad) < len(judged):
         words = " ".join(shlex.quote(near_path(str(folder))) for folder in bad)
         return f"'--resume auto' takes an intact one; to remove what is bad: rm -r {words}"
-    if len(judged) == 1 and len(_ml("folders").list_checkpoints(bad[0].parent)) > 1:
+    if len(judged) == 1 and len(_ml("checkpoint_dir").list_checkpoints(bad[0].parent)) > 1:
         return f"restore its files from a copy, or see what is beside it: fgcli ckpt verify {bad[0].parent}"
     return str(_ml("lineage").NONE_INTACT)
 
 
 def _show(invocation: Invocation) -> int:
-    survey = _ml("survey")
+    survey = _ml("inspect")
     folders = [_one(invocation, name) for name in invocation.options.folder or [None]]
     if len(folders) > 2:
         raise ProjectError("'fgcli ckpt show' compares two checkpoints, not more", code="FG674", hint="name two")
@@ -282,7 +282,7 @@ def _one(invocation: Invocation, name: str | None) -> Path:
     folder = _named(invocation, name)
     if not _inside(folder):
         return folder
-    newest = _ml("survey").survey(folder).newest
+    newest = _ml("inspect").survey(folder).newest
     if newest is None:
         raise CheckpointError(
             f"no checkpoint in {str(folder)!r} is complete",
@@ -313,7 +313,7 @@ def _prune(invocation: Invocation) -> int:
         raise ProjectError(
             "nothing says which checkpoints stay", code="FG678", hint="give --keep-last, --keep-best or --keep-every"
         )
-    pruned = _ml("pruned")
+    pruned = _ml("manual_prune")
     survey = _survey(invocation, options.folder)
     gone = pruned.surplus_of(survey, **asked)
     kept = [found for found in survey.checkpoints if found not in gone]

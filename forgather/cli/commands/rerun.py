@@ -22,11 +22,11 @@ from forgather.errors import ProjectError
 from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.multi_process import CHECKED, as_one_of_several, start
-from forgather.launch.process_request import Asked
+from forgather.launch.process_request import ProcessRequest
 from forgather.launcher_env import is_worker
 from forgather.project.output_lock import alone_in
 from forgather.project.path_display import near_path
-from forgather.project.provenance import Fate, Row, verify
+from forgather.project.provenance import Row, Status, verify
 from forgather.project.rerun import Losses, again, compare_losses, complete_record, new_output_dir, place_of
 from forgather.project.run_reader import PastRun, open_run
 from forgather.project.run_writer import new_folder, run_folder_name
@@ -73,7 +73,7 @@ def run(invocation: Invocation) -> int:
     print_findings(past.notes, past.project_dir)
     output_dir = new_output_dir(past, options.output_dir, datetime.now(UTC))
     rows = verify(past, place_of(past))
-    lost = [row for row in rows if row.fate is Fate.LOST]
+    lost = [row for row in rows if row.fate is Status.LOST]
     if not options.dry_run and (options.anyway or not lost):
         ask_trust(again(past, place_of(past), output_dir))
         output_dir = new_folder(output_dir) if options.output_dir is None else output_dir
@@ -100,7 +100,7 @@ def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
     """Repeats the run in as many processes as it had, all of them on this machine."""
     print_note(f"processes   {past.processes}, as in the first run")
     os.environ[CHECKED] = "1"
-    asked = Asked(per_node=past.processes, source="the first run")
+    asked = ProcessRequest(per_node=past.processes, source="the first run")
     ending = start(asked, [*invocation.arguments, "--output-dir", output_dir])
     if ending.error is not None:
         print_error(ending.error, past.project_dir)
@@ -168,7 +168,7 @@ def _print(lines: Sequence[str], *, to_errors: bool) -> None:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    shown = [row for row in rows if row.fate is not Fate.SAME]
+    shown = [row for row in rows if row.fate is not Status.SAME]
     if not shown:
         return []
     cells = [(str(row.fate), row.what, row.name, row.then, row.now) for row in shown]
@@ -179,7 +179,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _counts(rows: Sequence[Row]) -> str:
-    same = Counter(row.what for row in rows if row.fate is Fate.SAME)
+    same = Counter(row.what for row in rows if row.fate is Status.SAME)
     parts = [plural(count, *_THINGS.get(what, (what, f"{what}s"))) for what, count in same.items()]
     if not parts:
         return "nothing else is known to be as it was"

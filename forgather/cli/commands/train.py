@@ -34,14 +34,14 @@ from forgather.launch.multi_process import (
     start,
 )
 from forgather.launch.process_request import (
-    Asked,
+    ProcessRequest,
     add_process_options,
     added_settings,
     asked_processes,
     refuse_no_meeting_place,
     use_devices,
 )
-from forgather.launch.restart import Again, goes_on, requeued
+from forgather.launch.restart import RestartPolicy, goes_on, requeued
 from forgather.launcher_env import accelerate_config, is_accelerate, is_worker, node_facts
 from forgather.project.fault_tolerance import (
     ALLOW_CHANGED,
@@ -162,10 +162,10 @@ def run(invocation: Invocation) -> int:
     return _told(outcome, plan, command, as_json=options.json)
 
 
-def _again(plan: RunPlan, asked: Asked) -> Again:
+def _again(plan: RunPlan, asked: ProcessRequest) -> RestartPolicy:
     graph = plan.project.graph
     tolerance = fault_tolerance(graph) or FaultTolerance(auto_resume=False)
-    return Again(
+    return RestartPolicy(
         plan.output_dir,
         auto_resume=tolerance.auto_resume,
         resume=resumes_from(graph),
@@ -232,7 +232,7 @@ def _tolerant(project: Project) -> Project:
     return project
 
 
-def _script(kind: str, asked: Asked, invocation: Invocation, project: Project) -> str:
+def _script(kind: str, asked: ProcessRequest, invocation: Invocation, project: Project) -> str:
     return script(
         kind,
         asked,
@@ -302,7 +302,7 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     return [found for found in findings if found.code not in SAID_BY_THE_RUN]
 
 
-def _dry_run(plan: RunPlan, asked: Asked, command: list[str], *, world_size: int | None, as_json: bool) -> int:
+def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_size: int | None, as_json: bool) -> int:
     if world_size is None:
         _print_plan(plan, asked, command, as_json=as_json)
         return 0
@@ -315,7 +315,7 @@ def _dry_run(plan: RunPlan, asked: Asked, command: list[str], *, world_size: int
     return 0
 
 
-def _print_plan(plan: RunPlan, asked: Asked, command: list[str], *, as_json: bool) -> None:
+def _print_plan(plan: RunPlan, asked: ProcessRequest, command: list[str], *, as_json: bool) -> None:
     project = plan.project
     display = Display(project.meta.project_dir, project.meta.workspace_root)
     facts = {
@@ -349,7 +349,7 @@ def _print_plan(plan: RunPlan, asked: Asked, command: list[str], *, as_json: boo
     write_text("\n".join(f"{label:<10}  {value}" for label, value in rows.items()))
 
 
-def _processes(asked: Asked) -> str:
+def _processes(asked: ProcessRequest) -> str:
     here = {"gpu": "one for each GPU", "auto": "one for each GPU, else one for each CPU"}.get(str(asked.per_node))
     each = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines, this is machine {asked.node_rank}"
     return f"{here or asked.per_node}{each}  ({asked.source})"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from string import Formatter
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2.runtime import LoopContext, Macro, Undefined
-from jinja2.sandbox import SandboxedFormatter
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
@@ -23,9 +23,6 @@ from forgather.config._jinja import origins
 from forgather.config._jinja.budget import MAX_COUNT, Account
 from forgather.config._jinja.origins import Traced
 from forgather.errors import BudgetError, RenderError
-
-if TYPE_CHECKING:
-    from forgather.config._jinja.environment import RunEnvironment
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.S)
 _NUMBER = re.compile(r"\d+")
@@ -215,9 +212,9 @@ def _width(digits: str) -> int:
 class _CheckedFormatter(SandboxedFormatter):
     """`str.format` that checks the width of every field before it writes it."""
 
-    def __init__(self, environment: RunEnvironment) -> None:
+    def __init__(self, environment: SandboxedEnvironment, account: Account) -> None:
         super().__init__(environment)
-        self._account = environment.account
+        self._account = account
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         """Formats one field."""
@@ -234,7 +231,7 @@ class _CheckedFormatter(SandboxedFormatter):
         return Formatter.vformat(self, format_string, args, kwargs)
 
 
-def checked_format(environment: RunEnvironment, value: Any) -> Callable[..., str] | None:
+def checked_format(environment: SandboxedEnvironment, account: Account, value: Any) -> Callable[..., str] | None:
     """Returns a checked stand-in where `value` is `str.format` or `str.format_map`."""
     if not isinstance(value, MethodType | BuiltinMethodType) or value.__name__ not in ("format", "format_map"):
         return None
@@ -248,8 +245,8 @@ def checked_format(environment: RunEnvironment, value: Any) -> Callable[..., str
             if kwargs or len(args) != 1:
                 raise TypeError("format_map() takes exactly one argument, a mapping")
         values: tuple[Any, Mapping[str, Any]] = ((), args[0]) if by_map else (args, kwargs)
-        made = _CheckedFormatter(environment).vformat(str(text), *values)
-        environment.account.reserve(len(made), "'format'")
+        made = _CheckedFormatter(environment, account).vformat(str(text), *values)
+        account.reserve(len(made), "'format'")
         return origins.lost(made) if type(text) is Traced else made
 
     return format

@@ -345,7 +345,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Returns a checked `str.format` or `str.format_map`."""
-        return call_guard.checked_format(self, value)
+        return call_guard.checked_format(self, self.account, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls what a template calls."""

@@ -38,14 +38,14 @@ _LAZY = {
     "Retention": "retention",
     "Storage": "storage",
     "capture_rng": "rng",
-    "checkpoint_folder": "folders",
-    "list_checkpoints": "folders",
+    "checkpoint_folder": "checkpoint_dir",
+    "list_checkpoints": "checkpoint_dir",
     "newest_verified": "lineage",
     "prune": "retention",
     "read_state": "state",
     "restore_rng": "rng",
     "verify": "manifest",
-    "write_checkpoint": "folders",
+    "write_checkpoint": "checkpoint_dir",
     "write_state": "state",
 }
 

@@ -46,7 +46,7 @@ from forgather.ml.checkpoint.manifest import (
     unlike_a_run,
 )
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.checkpoint.reader import Saved, whole_weights
+from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
 from forgather.ml.model_class import class_name
 
@@ -211,7 +211,7 @@ def _refuse_layers(facts: Mapping[str, Any], count: int) -> None:
 
 def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     state, kind = model.state_dict(), class_name(model)
-    with Saved(source, sections=(MODEL, EXTRA_STATE)) as saved:
+    with CheckpointReader(source, sections=(MODEL, EXTRA_STATE)) as saved:
         known = {*weights, *(name.removeprefix(_COMPILED) for name in (*saved.aliases, *saved.extra))}
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     expected = [name for name in state if name in known or name not in tied]

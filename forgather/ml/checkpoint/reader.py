@@ -115,7 +115,7 @@ class Stored:
     shape: torch.Size
 
 
-class Saved:
+class CheckpointReader:
     """What a checkpoint holds; the files stay open until `close`.
 
     Attributes:
@@ -281,12 +281,12 @@ def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights of a checkpoint by the first of their names, each whole, one at a time.
 
     Neither a model nor other processes are needed, however many wrote the checkpoint. Further names of tied weights are
-    `Saved.aliases`.
+    `CheckpointReader.aliases`.
 
     Raises:
         CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
     """
-    with Saved(folder, sections=(MODEL,)) as saved:
+    with CheckpointReader(folder, sections=(MODEL,)) as saved:
         for name, stored in saved.weights.items():
             if name not in saved.aliases:
                 yield name, saved.whole(stored)

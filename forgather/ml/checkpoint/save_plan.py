@@ -31,7 +31,7 @@ from forgather.ml.distributed import collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LocalState:
     """The state that lies in one process.
 
     Args:
@@ -100,13 +100,13 @@ class Planning:
         self._of_all: list[SavePlan] = []
         self._decided: tuple[list[SavePlan], Metadata] | None = None
 
-    def shards(self, held: Held) -> Shards:
+    def shards(self, held: LocalState) -> Shards:
         """Returns what this process writes; every process calls it.
 
         Raises:
             CheckpointError: FG606, on every process, where one of them holds a value that no file can.
         """
-        planner, local, trees = collectives.together(lambda: _taken_apart(held))
+        planner, local, trees = collectives.run_collectively(lambda: _taken_apart(held))
         digest = xxhash.xxh3_128_hexdigest(trees)
         told = collectives.gathered(_Part(None if local == self._local else local, held.aliases, digest))
         if self._decided is None or any(part.plan is not None for part in told):
@@ -127,7 +127,7 @@ class Planning:
         return Shards(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
 
 
-def _taken_apart(held: Held) -> tuple[_Planner, SavePlan, bytes]:
+def _taken_apart(held: LocalState) -> tuple[_Planner, SavePlan, bytes]:
     """Returns the tensors of a state, by section and name, with their plan, and the trees of the rest as JSON."""
     tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
     trees: dict[str, Any] = {}

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 _LAZY = {
-    "DataError": "faults",
-    "DataFileError": "faults",
+    "DataError": "data_errors",
+    "DataFileError": "data_errors",
     "python_sources": "sources",
     "text_files": "sources",
     "json_lines": "sources",
     "parquet": "sources",
     "hub_dataset": "sources",
-    "split": "partition",
+    "split": "train_eval_split",
     "beginnings": "prompts",
     "tokenize": "packing",
     "pack": "packing",

@@ -1,8 +1,27 @@
-"""Process facts: who this process is, and where it computes."""
+"""Process facts: who this process is, and where it computes.
+
+A lazy facade: torch enters with the first name that needs it.
+"""
 
 from __future__ import annotations
 
-from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed.env import DistributedEnvironment, process_facts
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgather.launcher_env import ProcessFacts
+    from forgather.ml.distributed.env import DistributedEnvironment, process_facts
 
 __all__ = ["DistributedEnvironment", "ProcessFacts", "process_facts"]
+
+_LAZY = {
+    "DistributedEnvironment": "forgather.ml.distributed.env",
+    "ProcessFacts": "forgather.launcher_env",
+    "process_facts": "forgather.ml.distributed.env",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

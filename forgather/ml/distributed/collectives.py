@@ -85,7 +85,7 @@ def gathered(value: T) -> list[T]:
     return values
 
 
-def by_writer(act: Callable[[], T]) -> T:
+def run_on_main(act: Callable[[], T]) -> T:
     """Returns, on every process, what `act` gives on the one that writes.
 
     Raises:
@@ -110,7 +110,7 @@ def by_writer(act: Callable[[], T]) -> T:
     return answer
 
 
-def together(act: Callable[[], T]) -> T:
+def run_collectively(act: Callable[[], T]) -> T:
     """Returns what `act` gives here, once every process has done it.
 
     Raises:
@@ -144,9 +144,9 @@ def by_all(act: Callable[[], T]) -> list[T]:
     """Returns, on every process, what `act` gives on each of them, by rank. Values are pickled.
 
     Raises:
-        ForgatherError: as `together`.
+        ForgatherError: as `run_collectively`.
     """
-    return gathered(together(act))
+    return gathered(run_collectively(act))
 
 
 def _of_rank(rank: int, error: Exception) -> DistributedError:
@@ -197,7 +197,7 @@ def largest(value: float) -> float:
     return largest_of_all.item()
 
 
-def of_writer(switches: Sequence[bool]) -> list[bool]:
+def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
     """Returns the switches of the process that writes."""
     if not several():
         return list(switches)

@@ -21,7 +21,7 @@ import torch
 from forgather import launcher_env
 from forgather.errors import DistributedError, nearest
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed.group import shutdown, start, start_pretended
+from forgather.ml.distributed.group import GroupSettings, shutdown, start, start_pretended
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +207,19 @@ class DistributedEnvironment:
         if device.type == "cuda":
             for name, value in _FLIGHT_RECORDER.items():
                 os.environ.setdefault(name, value)
-        start(self if device.type != "cpu" else self.on_cpu(), device)
+        group = self if device.type != "cpu" else self.on_cpu()
+        start(
+            GroupSettings(
+                facts=self.facts,
+                rank=self.rank,
+                world_size=self.world_size,
+                backend=group.resolved_backend,
+                init_method=self.init_method,
+                start_timeout_seconds=self.start_timeout_seconds,
+                timeout_seconds=self.timeout_seconds,
+            ),
+            device,
+        )
         return device
 
     def on_cpu(self) -> DistributedEnvironment:

@@ -1,6 +1,6 @@
 """The process group of this process: started once, shut down once.
 
-Takes a `DistributedEnvironment`; gives torch's default process group. Keeps true: there is at most one, however many
+Takes `GroupSettings`; gives torch's default process group. Keeps true: there is at most one, however many
 environments ask for it; meeting the other processes has a timeout of its own, shorter than that of training; groups of
 some of the processes wait as long as that of all; a restarted worker never reads the addresses of an earlier
 attempt.
@@ -9,8 +9,9 @@ attempt.
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +19,33 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forgather.errors import DistributedError
-
-if TYPE_CHECKING:
-    from forgather.launcher_env import ProcessFacts
-    from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.launcher_env import ProcessFacts
 
 
-def start(environment: DistributedEnvironment, device: torch.device) -> None:
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How the processes of a run meet.
+
+    Args:
+        facts: what the launcher said of this process.
+        rank: of this process, from 0.
+        world_size: number of processes.
+        backend: as in `torch.distributed.init_process_group`.
+        init_method: likewise.
+        start_timeout_seconds: longest wait for the other processes to appear.
+        timeout_seconds: longest wait for one collective during training.
+    """
+
+    facts: ProcessFacts
+    rank: int
+    world_size: int
+    backend: str
+    init_method: str
+    start_timeout_seconds: float
+    timeout_seconds: float
+
+
+def start(settings: GroupSettings, device: torch.device) -> None:
     """Joins the other processes; does nothing where that has happened.
 
     Raises:
@@ -32,15 +53,15 @@ def start(environment: DistributedEnvironment, device: torch.device) -> None:
     """
     global _training_timeout
     if dist.is_initialized():
-        if dist.get_world_size() != environment.world_size:
+        if dist.get_world_size() != settings.world_size:
             raise DistributedError(
                 f"the process group has {dist.get_world_size()} processes, and the environment says "
-                f"{environment.world_size}",
+                f"{settings.world_size}",
                 code="FG701",
                 hint="let one launcher start all processes",
             )
         return
-    backend = environment.resolved_backend
+    backend = settings.backend
     if not dist.is_backend_available(backend):
         raise DistributedError(
             f"this PyTorch was built without the backend {backend!r}",
@@ -52,14 +73,14 @@ def start(environment: DistributedEnvironment, device: torch.device) -> None:
     try:
         dist.init_process_group(
             backend,
-            timeout=datetime.timedelta(seconds=environment.start_timeout_seconds),
-            rank=environment.rank,
-            world_size=environment.world_size,
-            **_meeting(environment),
+            timeout=datetime.timedelta(seconds=settings.start_timeout_seconds),
+            rank=settings.rank,
+            world_size=settings.world_size,
+            **_meeting(settings),
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise _not_met(environment, error) from error
-    _training_timeout = datetime.timedelta(seconds=environment.timeout_seconds)
+        raise _not_met(settings, error) from error
+    _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
     _set_pg_timeout(_training_timeout)
 
 
@@ -103,15 +124,15 @@ def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | Non
     return _stores[place]
 
 
-def _meeting(environment: DistributedEnvironment) -> dict[str, Any]:
+def _meeting(settings: GroupSettings) -> dict[str, Any]:
     """Returns how the processes find one another."""
     global _starts
-    if environment.init_method != "env://":
-        return {"init_method": environment.init_method}
-    facts = environment.facts
-    if environment.world_size == 1 and facts.master is None:
+    if settings.init_method != "env://":
+        return {"init_method": settings.init_method}
+    facts = settings.facts
+    if settings.world_size == 1 and facts.master is None:
         return {"store": HashStore()}
-    store = meeting_store(facts, environment.start_timeout_seconds)
+    store = meeting_store(facts, settings.start_timeout_seconds)
     if store is None:
         return {"init_method": "env://"}
     # torchrun keeps one store over its restarts: without a prefix of its own an attempt meets the dead one's addresses.
@@ -119,12 +140,12 @@ def _meeting(environment: DistributedEnvironment) -> dict[str, Any]:
     return {"store": PrefixStore(f"attempt_{facts.attempt or 0}/start_{_starts}", store)}
 
 
-def _not_met(environment: DistributedEnvironment, error: Exception) -> DistributedError:
-    master = environment.facts.master
-    where = environment.init_method if master is None else "{}:{}".format(*master)
+def _not_met(settings: GroupSettings, error: Exception) -> DistributedError:
+    master = settings.facts.master
+    where = settings.init_method if master is None else "{}:{}".format(*master)
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return DistributedError(
-        f"rank {environment.rank} of {environment.world_size} did not meet the others at {where}: {reason[:200]}",
+        f"rank {settings.rank} of {settings.world_size} did not meet the others at {where}: {reason[:200]}",
         code="FG706",
         hint="start every process with one launcher (torchrun), and look at the first process that failed",
     )

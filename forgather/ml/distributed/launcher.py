@@ -32,7 +32,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
-from forgather.ml.distributed.phase import shown_in
+from forgather.ml.distributed.phase import read_from
 from forgather.ml.distributed.root_cause import Kind, Record, read_crash, read_record
 
 
@@ -246,7 +246,7 @@ def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failu
         if folder is None:
             found.append(Failure(rank, failure.exitcode))
             continue
-        where, crash = str(shown_in(folder)), tuple(read_crash(folder))
+        where, crash = str(read_from(folder)), tuple(read_crash(folder))
         found.append(Failure(rank, failure.exitcode, read_record(folder), where, crash))
     return tuple(sorted(found, key=_order))
 

@@ -73,7 +73,7 @@ class Member:
     def watch(self) -> None:
         """Begins to look after the other processes, and lets them look after this one."""
         if self.folder is not None:
-            phase.show_in(self.folder)
+            phase.publish_in(self.folder)
         if self._connect is not None and self.facts.world_size > 1:
             self._guard = Guard(self._connect(), self.facts, self.folder)
             self._guard.start()
@@ -83,11 +83,11 @@ class Member:
     def begins(self, run_dir: str) -> None:
         """Notes that construction begins; reports go to the run's folder from now on."""
         self.report_to = Path(run_dir)
-        phase.at("construction")
+        phase.enter("construction")
 
     def built(self) -> None:
         """Notes that what was constructed begins to run."""
-        phase.at("run")
+        phase.enter("run")
 
     def leave(self) -> None:
         """Says that this process has done its part, and leaves the others."""
@@ -107,7 +107,7 @@ class Member:
         if status and self.folder is not None:
             kind = Kind.STOPPED if status > 128 else Kind.STATUS
             message = f"ended with status {status}"
-            write_record(self.folder, Record(kind, message, str(phase.present()), False, time.time()))
+            write_record(self.folder, Record(kind, message, str(phase.current()), False, time.time()))
         if 0 < status <= 128:
             self._say(ENDED, str(status))
         if status <= 128:
@@ -173,7 +173,7 @@ class Member:
         The first cause is printed, once. What follows from it in other processes waits, and is printed only where no
         cause is found. The exception gets a note that names rank, step and phase.
         """
-        where = phase.present()
+        where = phase.current()
         kind = kind_of(error)
         if kind is Kind.STOPPED:
             self._stops_alone(status_of(error))

@@ -15,7 +15,7 @@ _SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RunPhase:
     """Where a process is.
 
     Args:
@@ -33,43 +33,43 @@ class Whereabouts:
 
 class _Here:
     def __init__(self) -> None:
-        self.present = Whereabouts()
+        self.current = RunPhase()
         self.shown: mmap.mmap | None = None
 
 
 _here = _Here()
 
 
-def at(phase: str, step: int | None = None) -> None:
+def enter(phase: str, step: int | None = None) -> None:
     """Notes what this process does from now on."""
-    _here.present = Whereabouts(phase, step)
+    _here.current = RunPhase(phase, step)
     if _here.shown is not None:
-        _here.shown[:] = _line(_here.present)
+        _here.shown[:] = _line(_here.current)
 
 
-def present() -> Whereabouts:
+def current() -> RunPhase:
     """Returns what this process does."""
-    return _here.present
+    return _here.current
 
 
-def show_in(folder: Path) -> None:
+def publish_in(folder: Path) -> None:
     """Keeps the notes of this process in a file of `folder`, too."""
     with (folder / FILE).open("wb+") as stream:
-        stream.write(_line(_here.present))
+        stream.write(_line(_here.current))
         stream.flush()
         _here.shown = mmap.mmap(stream.fileno(), _SIZE)
 
 
-def shown_in(folder: Path) -> Whereabouts:
+def read_from(folder: Path) -> RunPhase:
     """Returns the last note of the process that showed its notes in `folder`; an empty one where none did."""
     try:
         text = (folder / FILE).read_bytes().decode(errors="replace")
     except OSError:
-        return Whereabouts()
+        return RunPhase()
     step, _, phase = text.rstrip("\n ").partition("\t")
-    return Whereabouts(phase, int(step) if step.isdigit() else None)
+    return RunPhase(phase, int(step) if step.isdigit() else None)
 
 
-def _line(where: Whereabouts) -> bytes:
+def _line(where: RunPhase) -> bytes:
     step = "" if where.step is None else str(where.step)
     return f"{step}\t{where.phase}".encode()[: _SIZE - 1].ljust(_SIZE - 1) + b"\n"

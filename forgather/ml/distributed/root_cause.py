@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from forgather.errors import ForgatherError
-from forgather.ml.distributed.phase import Whereabouts
+from forgather.ml.distributed.phase import RunPhase
 from forgather.redaction import hidden, hide
 
 RECORD = "error.json"
@@ -144,7 +144,7 @@ def read_record(folder: Path) -> Record | None:
         return None
 
 
-def record_of(error: BaseException, where: Whereabouts, *, told: bool) -> Record:
+def record_of(error: BaseException, where: RunPhase, *, told: bool) -> Record:
     """Returns the record of an exception."""
     code = ""
     if isinstance(error, ForgatherError):

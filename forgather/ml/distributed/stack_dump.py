@@ -17,7 +17,7 @@ from typing import Any
 
 import torch._C._distributed_c10d as c10d
 
-from forgather.ml.distributed.phase import present
+from forgather.ml.distributed.phase import current
 
 _INSIDE = ("torch/distributed/", "torch/utils/_contextlib", "threading.py")
 
@@ -68,7 +68,7 @@ def stack_of_main() -> list[str]:
 def own_state() -> dict[str, Any]:
     """Returns what this process does, as plain data."""
     collective = last_collective()
-    where = present()
+    where = current()
     return {
         "step": where.step,
         "phase": where.phase,

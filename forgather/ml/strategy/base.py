@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.losses import LossRule
 from forgather.ml.types import Topology, Update, Window
 
@@ -118,14 +118,14 @@ class Strategy(Protocol):
         """
         ...
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns what of the state lies here, under names and shapes that no layout of processes changes.
 
         Every process calls it. What several hold alike may be in each of theirs; together it is all.
         """
         ...
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint, reading what lies here; every process calls it.
 
         Raises:
@@ -133,7 +133,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint, after `restore`; every process calls it.
 
         Raises:

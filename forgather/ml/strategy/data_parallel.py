@@ -29,8 +29,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
@@ -230,12 +230,12 @@ class DataParallel:
         """Returns the sum of a value over all processes, on every process."""
         return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns the state; every process has all of it, but for buffers, which are those of the first."""
         optimizer = held_optimizer(self.model, self.optimizer, self.precision)
         return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint.
 
         Raises:
@@ -243,7 +243,7 @@ class DataParallel:
         """
         restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint.
 
         Raises:

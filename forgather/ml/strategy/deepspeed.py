@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, nearest
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
 from forgather.ml.distributed.layout import Layout
@@ -312,14 +312,14 @@ class DeepSpeedZero:
         """Returns the sum of a value over all processes."""
         return summed(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns the state, gathered weight by weight, on the process that writes, and nothing elsewhere."""
         keep = self.topology.is_writer
         state = on_host(self.export(), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
         return held_state(state, optimizer if keep else None)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint; every process reads all of them, one by one.
 
         Raises:
@@ -330,7 +330,7 @@ class DeepSpeedZero:
         assert self._state is not None  # noqa: S101 - made by the line above
         self._state.restore_model(saved)
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint, after `restore`.
 
         Raises:

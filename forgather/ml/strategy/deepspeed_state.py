@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgather.ml.checkpoint.reader import Saved, Stored
+from forgather.ml.checkpoint.reader import CheckpointReader, Stored
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import (
     OF_THE_LAYOUT,
@@ -117,7 +117,7 @@ class EngineState:
         with self._deepspeed.zero.GatheredParameters([weight]):
             return weight.detach().clone()
 
-    def restore_model(self, saved: Saved) -> None:
+    def restore_model(self, saved: CheckpointReader) -> None:
         """Puts weights and buffers in place, one by one.
 
         Raises:
@@ -125,7 +125,7 @@ class EngineState:
         """
         present = self._model.state_dict(keep_vars=True)
         kind = type(self._model).__name__
-        collectives.together(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
+        collectives.run_collectively(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
         done: set[int] = set()
         for name, held in present.items():
             if id(held) in done:
@@ -196,7 +196,7 @@ class EngineState:
             return value.clone() if isinstance(value, Tensor) else value
         return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach().cpu()
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on from the state of an optimizer, weight by weight.
 
         Raises:
@@ -204,8 +204,10 @@ class EngineState:
         """
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
-        collectives.together(lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree))
-        collectives.together(lambda: refuse_other_groups(kind, self._groups, tree))
+        collectives.run_collectively(
+            lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree)
+        )
+        collectives.run_collectively(lambda: refuse_other_groups(kind, self._groups, tree))
         group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
         for group, own in zip(self._settings, self._groups, strict=True):
             group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *OF_THE_LAYOUT)}

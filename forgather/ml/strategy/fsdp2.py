@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
@@ -238,13 +238,13 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns what of the state lies here."""
         self._reshard()
         optimizer = held_optimizer(self.model, self.optimizer, self.precision)
         return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint; of each this process reads the part that lies here.
 
         Raises:
@@ -253,7 +253,7 @@ class Sharded:
         self._reshard()
         restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint; of its state this process reads the part that lies here.
 
         Raises:

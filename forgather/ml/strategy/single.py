@@ -15,14 +15,14 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
-from forgather.ml.types import Topology, Update, Weightless, Window
+from forgather.ml.types import PaddingBatch, Topology, Update, Window
 
 
 class SingleDevice:
@@ -137,11 +137,11 @@ class SingleDevice:
         """Returns the value: there is nobody to add to it."""
         return value
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns the state."""
         return held_state(self.model.state_dict(keep_vars=True), held_optimizer(self.model, self.optimizer))
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint.
 
         Raises:
@@ -149,7 +149,7 @@ class SingleDevice:
         """
         restore_weights(type(self.model).__name__, self.model.state_dict(), [self.model], saved)
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint.
 
         Raises:
@@ -182,6 +182,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return {name: to_device(item, device) for name, item in batch.items()}
     if isinstance(batch, tuple | list):
         return type(batch)(to_device(item, device) for item in batch)
-    if isinstance(batch, Weightless):
-        return Weightless(to_device(batch.batch, device))
+    if isinstance(batch, PaddingBatch):
+        return PaddingBatch(to_device(batch.batch, device))
     return batch

@@ -20,8 +20,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, nearest
-from forgather.ml.checkpoint.reader import Saved, Stored
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader, Stored
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.precision import Precision
@@ -93,7 +93,7 @@ def held_state(
     *,
     is_first: bool = True,
     aliases: Mapping[str, str] | None = None,
-) -> Held:
+) -> LocalState:
     """Returns what of a state lies here.
 
     Args:
@@ -104,7 +104,7 @@ def held_state(
     """
     tensors, shared, extra = split_tensors(state)
     weights = {name: value for name, value in tensors.items() if is_first or isinstance(value, nn.Parameter)}
-    return Held(
+    return LocalState(
         weights=weights,
         aliases={**shared, **(aliases or {})},
         extra=extra if is_first else {},
@@ -112,7 +112,9 @@ def held_state(
     )
 
 
-def refuse_other_model(kind: str, names: Iterable[str], shapes: Mapping[str, Sequence[int]], saved: Saved) -> None:
+def refuse_other_model(
+    kind: str, names: Iterable[str], shapes: Mapping[str, Sequence[int]], saved: CheckpointReader
+) -> None:
     """Raises where a checkpoint is that of another model.
 
     Args:
@@ -145,7 +147,7 @@ def _first(said: Sequence[str], limit: int = 3) -> str:
     return "; ".join(said[:limit]) + (f"; and {len(said) - limit} more" if len(said) > limit else "")
 
 
-def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: Saved) -> None:
+def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: CheckpointReader) -> None:
     """Puts the weights of a checkpoint where they lie in this process; every process calls it.
 
     Args:
@@ -160,11 +162,11 @@ def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module
     states = [module.state_dict(keep_vars=True) for module in modules]
     here = {name: value for state in states for name, value in state.items()}
     shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
-    collectives.together(lambda: refuse_other_model(kind, names, shapes, saved))
-    collectives.together(lambda: _read_weights(modules, states, saved))
+    collectives.run_collectively(lambda: refuse_other_model(kind, names, shapes, saved))
+    collectives.run_collectively(lambda: _read_weights(modules, states, saved))
 
 
-def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, Any]], saved: Saved) -> None:
+def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, Any]], saved: CheckpointReader) -> None:
     for module, state in zip(modules, states, strict=True):
         own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         done: set[int] = set()
@@ -226,7 +228,7 @@ def _known(value: Any) -> Any:
 
 
 def restore_optimizer(
-    model: nn.Module, optimizer: Optimizer | None, saved: Saved, precision: Precision | None = None
+    model: nn.Module, optimizer: Optimizer | None, saved: CheckpointReader, precision: Precision | None = None
 ) -> None:
     """Gives an optimizer its state out of a checkpoint, as far as it lies here; every process calls it.
 
@@ -249,9 +251,9 @@ def restore_optimizer(
     names = names_of(model)
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     every = {name for rank in collectives.gathered(sum(groups, [])) for name in rank}
-    collectives.together(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
-    collectives.together(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
-    collectives.together(lambda: _read_optimizer(names, optimizer, tree, saved))
+    collectives.run_collectively(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
+    collectives.run_collectively(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
+    collectives.run_collectively(lambda: _read_optimizer(names, optimizer, tree, saved))
     if precision is not None:
         precision.load_state_dict(tree.get("scaler") or {})
 
@@ -301,7 +303,9 @@ def refuse_other_groups(kind: str, groups: Iterable[Sequence[str]], tree: Mappin
             )
 
 
-def _read_optimizer(names: Mapping[int, str], optimizer: Optimizer, tree: Mapping[str, Any], saved: Saved) -> None:
+def _read_optimizer(
+    names: Mapping[int, str], optimizer: Optimizer, tree: Mapping[str, Any], saved: CheckpointReader
+) -> None:
     groups_of = {name: group for group in tree["param_groups"] for name in group["params"]}
     packed = optimizer.state_dict()
     entries: dict[int, Any] = {}
@@ -323,7 +327,7 @@ def _read_optimizer(names: Mapping[int, str], optimizer: Optimizer, tree: Mappin
         ) from None
 
 
-def _placed(value: Any, parameter: nn.Parameter, saved: Saved) -> Any:
+def _placed(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
     """Returns a value of the state as it belongs beside its parameter."""
     if isinstance(value, Mapping):
         return {key: _placed(item, parameter, saved) for key, item in value.items()}

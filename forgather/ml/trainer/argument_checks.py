@@ -17,7 +17,7 @@ from transformers.training_args import TrainingArguments as TransformersArgument
 
 from forgather.errors import ForgatherError, Severity, TrainingError
 from forgather.ml.log import get_logger
-from forgather.rules import Breach, Rules, read_rules
+from forgather.rules import Rules, Violation, read_rules
 
 _log = get_logger(__name__)
 _FOLDER = Path(__file__).parents[1] / "rules"
@@ -59,7 +59,7 @@ def present_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def refuse(found: Iterable[Breach]) -> None:
+def refuse(found: Iterable[Violation]) -> None:
     """Raises the first breach that is an error.
 
     Raises:

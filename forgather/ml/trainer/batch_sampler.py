@@ -20,7 +20,7 @@ from forgather.errors import TrainingError
 from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens
 from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
-from forgather.ml.types import Topology, Weightless
+from forgather.ml.types import PaddingBatch, Topology
 
 Row = TypeVar("Row")
 
@@ -86,7 +86,7 @@ class Share:
         """
         kept, tokens = num_rows(batch), num_tokens(batch)
         if self.fixed and kept != self.rows:
-            whole = batch.batch if isinstance(batch, Weightless) else batch
+            whole = batch.batch if isinstance(batch, PaddingBatch) else batch
             batch = ignoring(filled_up(whole, self.rows), rule, kept)
         return Ready(rule.prepared(batch), kept, tokens)
 
@@ -101,7 +101,7 @@ class OwnRows:
     def __call__(self, rows: list[Any]) -> Any:
         """Returns the micro-batch of this process."""
         own = self.share.of(rows)
-        return self.collate(own) if own else Weightless(self.collate(rows[:1]))
+        return self.collate(own) if own else PaddingBatch(self.collate(rows[:1]))
 
 
 def filled_up(batch: Any, rows: int) -> Any:

@@ -35,7 +35,7 @@ _MOST = 2**53
 _MOST_OF_ALL = 1e300
 
 
-class Spared:
+class AllowedMissing:
     """The files that a run may do without, as a container of names."""
 
     def __init__(self, allowed: Iterable[str]) -> None:

@@ -69,15 +69,15 @@ class Checkpoints:
         Raises:
             CheckpointError: FG609 where the disk refuses, on every process; earlier checkpoints are untouched.
         """
-        folder = collectives.by_writer(functools.partial(self._begin, snapshot.step))
+        folder = collectives.run_on_main(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
         try:
             parts = collectives.by_all(functools.partial(self._fill, draft, snapshot))
         except Exception:  # of any process: all are here
-            collectives.by_writer(functools.partial(drop_draft, draft))  # all have stopped writing into it
+            collectives.run_on_main(functools.partial(drop_draft, draft))  # all have stopped writing into it
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
-        return collectives.by_writer(functools.partial(self._finish, draft, snapshot.step, files, ranked))
+        return collectives.run_on_main(functools.partial(self._finish, draft, snapshot.step, files, ranked))
 
     def _begin(self, step: int) -> Path:
         with told_by_step(self.output_dir, step):

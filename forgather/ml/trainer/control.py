@@ -82,12 +82,12 @@ def is_evaluated(state: TrainerState) -> bool:
     return any(line.get("step") == state.global_step and "eval_runtime" in line for line in state.log_history)
 
 
-def unpaid(control: TrainerControl) -> list[str]:
+def pending_actions(control: TrainerControl) -> list[str]:
     """Returns what a run that goes on from here begins with: an evaluation that was broken off, and its save."""
     return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]
 
 
-def owe(control: TrainerControl, names: Sequence[str]) -> None:
-    """Sets the switches that `unpaid` returned."""
+def restore_pending(control: TrainerControl, names: Sequence[str]) -> None:
+    """Sets the switches that `pending_actions` returned."""
     for name in names:
         setattr(control, name, True)

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed import collectives
-from forgather.ml.trainer.data_rng import Apart, seed_of
+from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 
 _MOST_NUMBERS = 1 << 17
 _MOST_BYTES = 1 << 20
@@ -279,7 +279,7 @@ class _Sample(Dataset[Any]):
     def __init__(self, dataset: Any, known: frozenset[str] | None) -> None:
         self.dataset = dataset
         self.known = known
-        self._apart = Apart()
+        self._apart = IsolatedRNG()
         self._ends: float | None = None
 
     def __len__(self) -> int:

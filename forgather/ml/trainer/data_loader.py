@@ -30,7 +30,7 @@ from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import Rows, Stream, as_it_is
 from forgather.ml.trainer.rewind import RowRange
-from forgather.ml.types import Topology, Weightless, Window
+from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
 
@@ -159,7 +159,7 @@ class OwnBatches:
         for number, batch in enumerate(batches):
             first = start + number * self.share.all_rows
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
-            yield self.share.ready(Weightless(batch) if is_empty else batch, rule)
+            yield self.share.ready(PaddingBatch(batch) if is_empty else batch, rule)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Found on every process at once, before one of them meets the short micro-batch.

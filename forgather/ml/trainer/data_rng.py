@@ -47,7 +47,7 @@ def _set(states: _States) -> None:
     _set_bit_generator(states.numpy)
 
 
-class Apart:
+class IsolatedRNG:
     """Random numbers of torch, Python and NumPy beside the global ones: its body draws from them.
 
     Example:
@@ -137,7 +137,7 @@ class Rows(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self.dataset = dataset
         self.collate = collate
-        self._apart = Apart()
+        self._apart = IsolatedRNG()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -190,8 +190,8 @@ class Stream(IterableDataset[Any]):
         self._place = torch.zeros(3, dtype=torch.int64)
         if in_workers:  # those that live on hear of the next epoch in it
             self._place.share_memory_()  # type: ignore[no-untyped-call]
-        self._apart = Apart()
-        self._of_collator = Apart()
+        self._apart = IsolatedRNG()
+        self._of_collator = IsolatedRNG()
         self._seed = self._row = 0
 
     def place(self, *, seed: int, epoch: int, skip: int = 0) -> None:

@@ -65,7 +65,7 @@ def evaluate(
                 return None
             metrics |= found
     # Whichever of them is to decide, a time included, decides the same on every process.
-    metrics = collectives.by_writer(lambda: metrics)
+    metrics = collectives.run_on_main(lambda: metrics)
     session.log(metrics)
     session.control.should_evaluate = False
     session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})

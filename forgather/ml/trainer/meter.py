@@ -19,7 +19,7 @@ from forgather.ml.memory import memory_facts
 from forgather.ml.types import Update, Window
 
 
-class Later:
+class AsyncHostCopy:
     """A copy of a small tensor that is under way.
 
     Args:

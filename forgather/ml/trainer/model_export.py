@@ -6,28 +6,22 @@ checkpoint holds what is needed to go on as if nothing had happened, and is comp
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from forgather.errors import CheckpointError, TrainingError
-from forgather.ml.callbacks.base import TrainerState
+from forgather.errors import TrainingError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.claims import misfit_of
-from forgather.ml.checkpoint.files import PROGRESS, TRAINER_STATE
 from forgather.ml.checkpoint.hf_layout import layout_of
-from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, passed_over
-from forgather.ml.checkpoint.manifest import read_manifest, small_file, verify
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_told_to_libraries
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.checkpoint_parts import Spared, explained, used
 from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
 
 _log = get_logger(__name__)
@@ -99,69 +93,3 @@ def export_model(
         write_model(storage, folder, fill)
     except OSError as error:
         raise _not_writable(folder, error) from error
-
-
-def read_progress(folder: Path) -> TrainerState | None:
-    """Returns the state for people that a checkpoint holds; None where it has none.
-
-    Raises:
-        CheckpointError: FG675 where it is not as a run writes it.
-    """
-    file, manifest = folder / TRAINER_STATE, read_manifest(folder)
-    if TRAINER_STATE not in manifest.files or not file.exists():
-        return None
-    with used(PROGRESS, folder):
-        small_file(file)
-        state: TrainerState = TrainerState.load_from_json(str(file))
-        if state.global_step != manifest.step:
-            raise ValueError(f"it is that of step {state.global_step}")
-        if not all(isinstance(line, dict) for line in state.log_history):
-            raise TypeError("its log has lines that are no tables")
-        state.epoch = float(state.epoch or 0.0)
-    return state
-
-
-def resolve_resume(
-    request: bool | str | os.PathLike[str] | None,
-    output_dir: Path,
-    allow_missing: Sequence[str] = (),
-    *,
-    storage: Storage | None = None,
-) -> Path | None:
-    """Returns the verified checkpoint to go on from; None to begin anew.
-
-    Args:
-        request: true or "auto" for the newest intact one, a folder, or nothing.
-        output_dir: where checkpoints of the run lie.
-        allow_missing: parts whose files may be missing.
-        storage: see `newest_verified`.
-
-    Raises:
-        CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
-            is intact.
-    """
-    if request is None or request is False:
-        return None
-    if request is not True and str(request) != "auto":
-        folder = Path(request).expanduser()
-        try:
-            verify(folder, without=Spared(allow_missing))
-        except CheckpointError as failure:
-            raise explained(failure, allow_missing) from None
-        return folder
-    newest, skipped = newest_verified(output_dir, without=Spared(allow_missing), storage=storage)
-    for error in skipped:
-        _log.warning("skipped a checkpoint: %s", error.message)
-    if newest is None and skipped:
-        several = f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; of the newest, "
-        only = f"the only checkpoint in {str(output_dir)!r} is not intact: "
-        raise CheckpointError(
-            f"{several if len(skipped) > 1 else only}{skipped[0].message}",
-            code="FG607",
-            hint=NONE_INTACT,
-        )
-    if newest is None:
-        _log.warning("no checkpoint in %s: the run begins anew", output_dir)
-    elif others := passed_over(newest):
-        _log.warning("resume_from_checkpoint: auto passed over %s", others)
-    return newest

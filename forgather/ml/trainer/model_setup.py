@@ -147,7 +147,7 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
     output_dir = Path(args.output_dir)
     if args.save_strategy != "no":
         model_export.check_writable(storage, output_dir)
-    folder = model_export.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
+    folder = resume.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
     if folder is None and args.allow_missing:
         _log.warning(
             "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "

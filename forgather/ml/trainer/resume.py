@@ -7,9 +7,10 @@ the checkpoint has it. Keeps true: a setting of the config that has no effect in
 from __future__ import annotations
 
 import functools
+import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,25 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
-from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE
-from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest
-from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINER_STATE
+from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, origin_of, passed_over
+from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, small_file, verify
+from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer import model_export, resume
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.checkpoint_parts import numbers, read_parts, schedule_state, used, words
+from forgather.ml.trainer.checkpoint_parts import (
+    AllowedMissing,
+    explained,
+    numbers,
+    read_parts,
+    schedule_state,
+    used,
+    words,
+)
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.data_rng import own_rng
 from forgather.ml.trainer.meter import Meter
@@ -258,13 +267,13 @@ def put_back(
             that may not be; FG613 where tokens, labels or the model's settings are others; FG675 where one is not as a
             run writes it.
     """
-    with collectives.together(lambda: Saved(folder)) as saved:
+    with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
         return _put_back(folder, saved, args, strategy, schedule, data, meter, meanings)
 
 
 def _put_back(
     folder: Path,
-    saved: Saved,
+    saved: CheckpointReader,
     args: TrainingArguments,
     strategy: Strategy,
     schedule: Any,
@@ -272,33 +281,33 @@ def _put_back(
     meter: Meter,
     meanings: Meanings | None,
 ) -> Loaded:
-    progress = collectives.together(lambda: model_export.read_progress(folder))
+    progress = collectives.run_collectively(lambda: read_progress(folder))
     held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
-    parts = collectives.together(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
+    parts = collectives.run_collectively(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
     step = read_manifest(folder).step
     present = {"groups": getattr(strategy.optimizer, "param_groups", ()), "schedule": schedule.state_dict()}
-    collectives.together(
+    collectives.run_collectively(
         lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts, **present)
     )
     if meanings is not None:
         with used("meanings", folder):
             recorded = parts.get("meanings", {})
-            collectives.by_writer(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
+            collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
     with used(SCHEDULE, folder):
-        resume.refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
-    configured = resume.settings(strategy.optimizer, schedule)
+        refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
+    configured = settings(strategy.optimizer, schedule)
     if SCHEDULE not in parts:
-        resume.advance(schedule, step)
+        advance(schedule, step)
     with used(OPTIMIZER, folder):
         strategy.restore(saved)
         strategy.restore_optimizer(saved)
     if SCHEDULE in parts:
         with used(SCHEDULE, folder):
-            resume.restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
-    resume.mention(configured, resume.settings(strategy.optimizer, schedule))
+            restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
+    mention(configured, settings(strategy.optimizer, schedule))
     if DATA in parts:
         with used(DATA, folder):
-            collectives.together(functools.partial(data.load_state_dict, parts[DATA]))
+            collectives.run_collectively(functools.partial(data.load_state_dict, parts[DATA]))
             numbers({"epoch": data.epoch, "row": data.row}, whole=True)
     if METER in parts:
         with used(METER, folder):
@@ -316,3 +325,69 @@ def _put_back(
     with used("skips", folder):
         skips = [LeftOut.of(facts) for facts in parts.get("skips", ())]
     return Loaded(progress or TrainerState(global_step=step), rng, owed, guard, skips)
+
+
+def read_progress(folder: Path) -> TrainerState | None:
+    """Returns the state for people that a checkpoint holds; None where it has none.
+
+    Raises:
+        CheckpointError: FG675 where it is not as a run writes it.
+    """
+    file, manifest = folder / TRAINER_STATE, read_manifest(folder)
+    if TRAINER_STATE not in manifest.files or not file.exists():
+        return None
+    with used(PROGRESS, folder):
+        small_file(file)
+        state: TrainerState = TrainerState.load_from_json(str(file))
+        if state.global_step != manifest.step:
+            raise ValueError(f"it is that of step {state.global_step}")
+        if not all(isinstance(line, dict) for line in state.log_history):
+            raise TypeError("its log has lines that are no tables")
+        state.epoch = float(state.epoch or 0.0)
+    return state
+
+
+def resolve_resume(
+    request: bool | str | os.PathLike[str] | None,
+    output_dir: Path,
+    allow_missing: Sequence[str] = (),
+    *,
+    storage: Storage | None = None,
+) -> Path | None:
+    """Returns the verified checkpoint to go on from; None to begin anew.
+
+    Args:
+        request: true or "auto" for the newest intact one, a folder, or nothing.
+        output_dir: where checkpoints of the run lie.
+        allow_missing: parts whose files may be missing.
+        storage: see `newest_verified`.
+
+    Raises:
+        CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
+            is intact.
+    """
+    if request is None or request is False:
+        return None
+    if request is not True and str(request) != "auto":
+        folder = Path(request).expanduser()
+        try:
+            verify(folder, without=AllowedMissing(allow_missing))
+        except CheckpointError as failure:
+            raise explained(failure, allow_missing) from None
+        return folder
+    newest, skipped = newest_verified(output_dir, without=AllowedMissing(allow_missing), storage=storage)
+    for error in skipped:
+        _log.warning("skipped a checkpoint: %s", error.message)
+    if newest is None and skipped:
+        several = f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; of the newest, "
+        only = f"the only checkpoint in {str(output_dir)!r} is not intact: "
+        raise CheckpointError(
+            f"{several if len(skipped) > 1 else only}{skipped[0].message}",
+            code="FG607",
+            hint=NONE_INTACT,
+        )
+    if newest is None:
+        _log.warning("no checkpoint in %s: the run begins anew", output_dir)
+    elif others := passed_over(newest):
+        _log.warning("resume_from_checkpoint: auto passed over %s", others)
+    return newest

@@ -149,7 +149,7 @@ class Renewable(Generic[T]):
                     break
 
 
-class WayBack:
+class RewindTarget:
     """The checkpoints that the present state of a run comes from. Every process calls each method.
 
     Args:
@@ -170,7 +170,7 @@ class WayBack:
         """
         self._behind = [folder]
         places = dict.fromkeys((folder.parent, self.output_dir))
-        return collectives.by_writer(functools.partial(read_skipped, places, run))
+        return collectives.run_on_main(functools.partial(read_skipped, places, run))
 
     def passed(self, folder: Path) -> None:
         """Remembers a checkpoint that was written."""
@@ -194,7 +194,7 @@ class WayBack:
             write_skipped(self.storage, self.output_dir, run, skips)
             return place
 
-        del self._behind[collectives.by_writer(act) + 1 :]
+        del self._behind[collectives.run_on_main(act) + 1 :]
         return self._behind[-1]
 
 

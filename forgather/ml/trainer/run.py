@@ -23,19 +23,27 @@ from forgather.ml.distributed import phase
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
-from forgather.ml.trainer import control, resume
-from forgather.ml.trainer.control import Session
+from forgather.ml.trainer import resume
+from forgather.ml.trainer.control import (
+    Session,
+    after_epoch,
+    after_step,
+    begin_step,
+    is_evaluated,
+    pending_actions,
+    restore_pending,
+)
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.data_rng import rng_of_all, seed_process
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.resume import Loaded, put_back
 from forgather.ml.trainer.resume_checks import Meanings, facts_of
-from forgather.ml.trainer.rewind import Renewable, SkipList, WayBack
+from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
 from forgather.ml.trainer.save_function import SaveFunction
 from forgather.ml.trainer.save_policy import Saves
 from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_guard import BadSteps, guard_of
-from forgather.ml.trainer.synchronization import Agreed
+from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -73,7 +81,7 @@ class Run:
         self.strategy = strategy
         self.data = data
         self.schedule = schedule
-        self.agreed = Agreed(strategy, interrupt)
+        self.agreed = RunSync(strategy, interrupt)
         self.stops_together = False
         self.complete = False
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
@@ -88,7 +96,7 @@ class Run:
         self._evaluate = evaluate
         self._cut_short = False
         self._windows = Renewable(self._read)
-        self._way_back = WayBack(self.saves.output_dir, storage)
+        self._way_back = RewindTarget(self.saves.output_dir, storage)
         self._rng: dict[str, Any] | None = None
         self._owed: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
@@ -120,13 +128,13 @@ class Run:
         """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
         self._do_what_is_owed()
         is_whole = self.data.at_end_of_epoch
-        if is_whole or (self.finished and self.data.batch and not control.is_evaluated(self.session.state)):
+        if is_whole or (self.finished and self.data.batch and not is_evaluated(self.session.state)):
             self._restore_rng()
             self.finish_epoch(complete=is_whole)
 
     def _do_what_is_owed(self) -> None:
         if self._owed:
-            control.owe(self.session.control, self._owed)
+            restore_pending(self.session.control, self._owed)
             if self._rng is not None:
                 restore_rng(self._rng)
             self._evaluate_save()
@@ -159,12 +167,12 @@ class Run:
         self.agreed.interrupt.begin()
         self._note("forward and backward")
         self.guard.bad = None
-        control.begin_step(self.session.control)
+        begin_step(self.session.control)
         self.session.send("on_step_begin")
 
-    def _note(self, phase: str) -> None:
+    def _note(self, activity: str) -> None:
         """Notes what is done for the step that is not finished yet, for whoever asks when something goes wrong."""
-        phase.at(phase, self.session.state.global_step + 1)
+        phase.enter(activity, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
         """Tells the callbacks that a micro-batch is done and more follow."""
@@ -192,7 +200,7 @@ class Run:
             KeyboardInterrupt: as in `finish_step`.
         """
         bad = self.session.state.global_step + 1
-        phase.at("going back to a checkpoint", bad)
+        phase.enter("going back to a checkpoint", bad)
         self.agreed.settle(window)
         with self.meter.paused():
             self.saves.settle(wait=True)
@@ -233,7 +241,7 @@ class Run:
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
         state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
-        control.after_step(self.args, state, control)
+        after_step(self.args, state, control)
         control.should_save |= self.saves.is_due()
         self.session.send("on_step_end")
         self.saves.settle(wait=False)
@@ -267,7 +275,7 @@ class Run:
             self._cut_short |= self.data.num_batches is not None and not self.data.at_end_of_epoch
             self.data.next_epoch()
             state.epoch = float(self.data.epoch) if self.data.num_batches else state.epoch
-        control.after_epoch(self.args, state, self.session.control)
+        after_epoch(self.args, state, self.session.control)
         self.session.send("on_epoch_end")
         self._log_evaluate_save()
         self.stop_if_asked()
@@ -306,7 +314,7 @@ class Run:
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
-        phase.at("evaluation", self.session.state.global_step)
+        phase.enter("evaluation", self.session.state.global_step)
         with self.meter.paused():
             metrics = self._evaluate(self.agreed.wants_end)
         if metrics is None:
@@ -353,7 +361,7 @@ class Run:
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": rng_of_all(),
-            "owed": control.unpaid(self.session.control),
+            "owed": pending_actions(self.session.control),
             "meanings": self._meanings,
         }
 

@@ -60,7 +60,7 @@ def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
     path = scratch / CUSTOM
     try:
-        collectives.together(functools.partial(_call, function, model, step, path))
+        collectives.run_collectively(functools.partial(_call, function, model, step, path))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

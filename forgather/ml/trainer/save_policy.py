@@ -25,8 +25,8 @@ from forgather.ml.trainer.checkpoint_writer import Background, Checkpoints, rete
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.disk_space import Need, planned_steps, refuse_too_much
 from forgather.ml.trainer.save_function import SaveFunction, Scratch, written_by
-from forgather.ml.trainer.snapshot import Camera, Snapshot
-from forgather.ml.trainer.synchronization import Agreed
+from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
+from forgather.ml.trainer.synchronization import RunSync
 
 
 class SaveClock:
@@ -52,7 +52,7 @@ class SaveClock:
         """Tells whether the time has passed; every process asks after every step."""
         if self._seconds is None or step < self._ask_at:
             return False
-        passed = collectives.by_writer(lambda: self._now() - self._since)
+        passed = collectives.run_on_main(lambda: self._now() - self._since)
         if passed >= self._seconds:
             return True
         if collectives.several():
@@ -149,7 +149,7 @@ class Saves:
         session: Session,
         strategy: Strategy,
         storage: Storage,
-        agreed: Agreed,
+        agreed: RunSync,
         training: Callable[[], Mapping[str, Any]],
         *,
         origin: Mapping[str, Any],
@@ -175,7 +175,7 @@ class Saves:
         self._save_function = save_function
         self._agreed = agreed
         self._training = training
-        self._camera = Camera(session, strategy)
+        self._camera = SnapshotBuilder(session, strategy)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
         self._background = Background() if self.enabled and args.async_save else None
         self._state_saved = session.state
@@ -187,7 +187,7 @@ class Saves:
         return None if best is None else Path(best)
 
     def described(self) -> dict[str, bytes]:
-        """Returns the files that tell what model and tokenizer are, see `Camera.described`."""
+        """Returns the files that tell what model and tokenizer are, see `SnapshotBuilder.described`."""
         return self._camera.described()
 
     def need(self, updates_per_epoch: int | None) -> Need | None:
@@ -217,7 +217,7 @@ class Saves:
             if not self.best.is_followed:
                 retention = dataclasses.replace(retention, best=0)
             free = functools.partial(storage.free_bytes, self.output_dir)
-            collectives.by_writer(lambda: refuse_too_much(need, retention, self.output_dir, free()))
+            collectives.run_on_main(lambda: refuse_too_much(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
         """Begins to count the minutes: the first step comes now, also the first one after the run went back."""
@@ -243,7 +243,7 @@ class Saves:
         state = self._session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
         if self.written_step != state.global_step:
-            phase.at("saving", state.global_step)
+            phase.enter("saving", state.global_step)
             self.settle(wait=True)
             self._write(folder)
             self.written_step = self.held_step = state.global_step

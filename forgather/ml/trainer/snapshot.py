@@ -192,7 +192,7 @@ def snapshot(
     if training is None:
         return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
     # Packed by all, though one writes it: what cannot be held is told on each of them.
-    plain, beside = collectives.together(lambda: packed(training, TRAINING_STATE))
+    plain, beside = collectives.run_collectively(lambda: packed(training, TRAINING_STATE))
     if not is_writer:
         return Snapshot(step=step, tensors=shards.tensors, texts={})
     return Snapshot(
@@ -307,7 +307,7 @@ def _described(model: PreTrainedModel) -> Any:
     return config
 
 
-class Camera:
+class SnapshotBuilder:
     """Takes the snapshots of a run.
 
     Args:
@@ -371,7 +371,7 @@ class Camera:
     def described(self) -> dict[str, bytes]:
         """Returns the files that tell what model and tokenizer are, on the process that writes; every process asks."""
         if self._described is None:  # configuration and tokenizer stay what they are
-            self._described = collectives.together(self._describe)
+            self._described = collectives.run_collectively(self._describe)
         return self._described
 
     def _describe(self) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from forgather.errors import TrainingError
 from forgather.ml.distributed import collectives
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.meter import Later
+from forgather.ml.trainer.meter import AsyncHostCopy
 
 
 class FiniteGuard:
@@ -37,7 +37,7 @@ class FiniteGuard:
         self.bad: str | None = None
         self.rewinds = False
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._pending: list[tuple[int, Later]] = []
+        self._pending: list[tuple[int, AsyncHostCopy]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
         """Returns the loss of a step, as a number where that needs no waiting.
@@ -75,7 +75,7 @@ class FiniteGuard:
         """Has the optimizer leave the update out where `bad` turns out true, and looks at it later."""
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = bad.to(torch.float32)
-        self._pending.append((step, Later(bad)))
+        self._pending.append((step, AsyncHostCopy(bad)))
 
     def poll(self, *, wait: bool = False) -> None:
         """Looks at what arrived since; `wait` looks at all of it.

@@ -18,11 +18,11 @@ from forgather.interrupt import Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.meter import Later
+from forgather.ml.trainer.meter import AsyncHostCopy
 from forgather.ml.types import Window
 
 
-class Agreed:
+class RunSync:
     """The sums of a run.
 
     Args:
@@ -40,7 +40,7 @@ class Agreed:
         # Only where every process has a share of its own does the sum of losses hear everybody, and only that of the
         # host can be read without waiting.
         self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
-        self._counts: Later | None = None
+        self._counts: AsyncHostCopy | None = None
         self._wishes: collectives.Total | None = None
         self._stop: KeyboardInterrupt | None = None
 
@@ -64,7 +64,7 @@ class Agreed:
         if isinstance(valid, Tensor):
             counts[0] = valid
         counts = self._strategy.reduce(counts)
-        self._counts = Later(counts)
+        self._counts = AsyncHostCopy(counts)
         if self._device.type == "cpu":
             window.num_valid = counts[0].item()
             self.settle(window)
@@ -97,7 +97,7 @@ class Agreed:
         clock.
         """
         if self.several and any(_is_foreign(callback) for callback in callbacks):
-            agreed = collectives.of_writer([getattr(control, name) for name in _SWITCHES])
+            agreed = collectives.broadcast_from_main([getattr(control, name) for name in _SWITCHES])
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
 

@@ -22,7 +22,7 @@ from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
-from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
@@ -223,7 +223,7 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = collectives.by_writer(functools.partial(model_setup.begin_from, args, self.storage, request))
+        folder = collectives.run_on_main(functools.partial(model_setup.begin_from, args, self.storage, request))
         if folder is not None:
             resume.refuse_unseen(folder)
         seed_process(args.seed, topology)
@@ -314,8 +314,8 @@ class Trainer(WithOwnLoss):
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saves.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            collectives.by_writer(functools.partial(verify, run.saves.best_folder))
-            with collectives.together(functools.partial(Saved, run.saves.best_folder)) as saved:
+            collectives.run_on_main(functools.partial(verify, run.saves.best_folder))
+            with collectives.run_collectively(functools.partial(CheckpointReader, run.saves.best_folder)) as saved:
                 self.strategy.restore(saved)
         run.complete = True
         if self.args.save_strategy != "no":
@@ -385,12 +385,12 @@ class Trainer(WithOwnLoss):
         Raises:
             TrainingError: FG817 where nothing can be written into the folder.
         """
-        phase.at("saving the model", self.state.global_step)
+        phase.enter("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
         write = functools.partial(
             model_export.export_model, self.storage, self.model, weights, folder, self.processing_class
         )
-        collectives.by_writer(write)
+        collectives.run_on_main(write)
         self.saved_to = folder
         return folder

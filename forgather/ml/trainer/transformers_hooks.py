@@ -27,7 +27,7 @@ from forgather.ml.losses import (
 )
 from forgather.ml.model_inputs import ModelInputs, NoCache, with_labels
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.types import Weightless
+from forgather.ml.types import PaddingBatch
 from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
 
 _OURS = "forgather.ml."
@@ -99,13 +99,13 @@ class OwnLoss:
 
     def prepared(self, batch: Any) -> Any:
         """Returns the batch with its labels as the collator gave them, and without what would mix packed documents."""
-        if isinstance(batch, Weightless):
-            return Weightless(self.prepared(batch.batch))
+        if isinstance(batch, PaddingBatch):
+            return PaddingBatch(self.prepared(batch.batch))
         return self._inputs.prepared(batch)
 
     def count(self, batch: Any) -> float | Tensor:
         """Returns what a batch counts: its targets where the method divides by their number, else its rows."""
-        if isinstance(batch, Weightless):
+        if isinstance(batch, PaddingBatch):
             return 0
         return self._items(batch) if self.divides else num_rows(batch)
 
@@ -117,7 +117,7 @@ class OwnLoss:
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the method's loss times what the batch counts, or times what it was divided by."""
-        if isinstance(batch, Weightless):
+        if isinstance(batch, PaddingBatch):
             return self._total(model, batch.batch, denom) * 0.0
         return self._total(model, batch, denom)
 

@@ -1,1 +1,1 @@
-"""What can be wrong with a config besides its graph: a module for each kind of finding, joined by `project/check.py`."""
+"""Findings about a config, one module for each kind. `project/check.py` calls them all."""

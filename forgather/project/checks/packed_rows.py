@@ -25,7 +25,7 @@ from forgather.signatures.results import Callee
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
-_TABLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "ml", "packing_models.json")
+_TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "packing_models.json")
 _PACKS = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
 _STACKS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding")

@@ -19,7 +19,7 @@ from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.setting_precedence import Precedence
 from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
-from forgather.rules import Breach, Rules, shipped_rules
+from forgather.rules import Rules, Violation, shipped_rules
 from forgather.signatures.results import Callee, Default
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class _Settings:
         _, other = _written(node, str(rule.get("after") or rule["beside"]), rules)
         return self._precedence.stands(setting, other, given_only="beside" in rule)
 
-    def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Breach]]:
+    def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Violation]]:
         """Returns which settings are given, all of them by present names, and what is wrong with the names."""
         written = {name: self._value(node) for name, node in arguments_of(called).items()}
-        given, found = written, list[Breach]()
+        given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
         whole = rules.complete({**self._around, **_defaults(called.callee), **given})
@@ -226,7 +226,7 @@ def _defaults(callee: Callee | None) -> dict[str, Any]:
 _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
 
 
-def _finding(breach: Breach, called: Called, rules: Rules) -> Diagnostic:
+def _finding(breach: Violation, called: Called, rules: Rules) -> Diagnostic:
     path, entry = _written(called.node, breach.argument, rules)
     # What an alias names was written elsewhere: that is the place to mend.
     span = (entry.value.span if entry.alias else entry.span) if entry else None

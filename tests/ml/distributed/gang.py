@@ -92,7 +92,7 @@ _OURS = [
     f"forgather.ml.{name}"
     for name in (
         "strategy.data_parallel",
-        "strategy.sharded",
+        "strategy.fsdp2",
         "strategy.pipeline.strategy",
         "strategy.pipeline.schedules",
         "trainer.accel",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
-from forgather.ml.checkpoint.reader import Saved, Stored
-from forgather.ml.checkpoint.save_plan import Held, Planning
+from forgather.ml.checkpoint.reader import CheckpointReader, Stored
+from forgather.ml.checkpoint.save_plan import LocalState, Planning
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import collectives
@@ -17,7 +17,7 @@ from forgather.ml.distributed import collectives
 
 def write(held, folder):
     """Writes what the processes hold into a folder; returns the files of this one."""
-    collectives.by_writer(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
+    collectives.run_on_main(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
     shards = Planning().shards(held)
     draft = Draft(LocalStorage(), Path(folder))
     for name, tensors in shards.tensors.items():
@@ -26,7 +26,7 @@ def write(held, folder):
         draft.write(name, [content])
     files = {name: fact for part in collectives.gathered(draft.files) for name, fact in part.items()}
     manifest = Manifest(0, files).to_bytes()
-    collectives.by_writer(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
+    collectives.run_on_main(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
     return draft.files
 
 
@@ -44,12 +44,12 @@ def read(folder):
             return {key: whole(item) for key, item in value.items()}
         return type(value)(map(whole, value)) if isinstance(value, list | tuple) else value
 
-    with Saved(Path(folder)) as saved:
+    with CheckpointReader(Path(folder)) as saved:
         return {"model": whole(dict(sorted(saved.weights.items()))), "optimizer": whole(saved.optimizer)}
 
 
 def _in_a_folder(act):
-    folder = collectives.by_writer(tempfile.mkdtemp)
+    folder = collectives.run_on_main(tempfile.mkdtemp)
     try:
         return act(folder)
     finally:
@@ -70,7 +70,7 @@ def give_state(strategy, state):
     """Has a strategy go on from a whole state."""
 
     def act(folder):
-        write(Held(weights=state["model"], optimizer=state.get("optimizer")), folder)
+        write(LocalState(weights=state["model"], optimizer=state.get("optimizer")), folder)
         restore(strategy, folder)
 
     _in_a_folder(act)
@@ -78,6 +78,6 @@ def give_state(strategy, state):
 
 def restore(strategy, folder):
     """Has a strategy go on from what lies in a folder."""
-    with Saved(Path(folder)) as saved:
+    with CheckpointReader(Path(folder)) as saved:
         strategy.restore(saved)
         strategy.restore_optimizer(saved)

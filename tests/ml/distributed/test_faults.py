@@ -46,11 +46,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
-from forgather.ml.distributed import whereabouts
-from forgather.ml.strategy import data_parallel, sharded
+from forgather.ml.distributed import phase as run_phase
+from forgather.ml.strategy import data_parallel, fsdp2
 from forgather.ml.strategy.pipeline import strategy as pipeline
 
-STRATEGIES = (data_parallel.DataParallel, sharded.Sharded, pipeline.Pipeline)
+STRATEGIES = (data_parallel.DataParallel, fsdp2.Sharded, pipeline.Pipeline)
 
 class Fault:
     def __init__(self, how, phase, rank):
@@ -61,7 +61,7 @@ class Fault:
     def before(self, capture):
         def captured(strategy, *args, **kwargs):
             # What a checkpoint will take is found out before the first step, too.
-            if whereabouts.present().phase == "saving":
+            if run_phase.current().phase == "saving":
                 self.reach("save")
             return capture(strategy, *args, **kwargs)
         return captured

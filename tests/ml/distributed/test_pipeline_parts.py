@@ -14,7 +14,7 @@ from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import SCHEDULES, Placement, num_micro_batches, place
 from forgather.ml.strategy.pipeline.tied_weights import Tied, tied_weights
-from forgather.ml.types import Weightless
+from forgather.ml.types import PaddingBatch
 from tests.ml.distributed.gang import RankFailed, import_compiler, run_ranks
 from tests.ml.distributed.pipeline_runs import (
     MODELS,
@@ -90,7 +90,7 @@ def test_parts_of_a_batch_are_its_rows_in_order():
     parts = [part_of(batch, index, 2) for index in range(2)]
     assert batch["input_ids"].equal(torch.cat([part["input_ids"] for part in parts]))
     assert (4, 2) == tuple(step_inputs(batch).every["position_ids"].shape)
-    assert isinstance(part_of(Weightless(batch), 0, 2), Weightless)
+    assert isinstance(part_of(PaddingBatch(batch), 0, 2), PaddingBatch)
 
 
 @pytest.mark.parametrize("position_rows", [4, 1])

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from forgather.errors import CheckpointError, ForgatherError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.reader import Saved, whole_weights
+from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
 from forgather.ml.checkpoint.retention import Retention
-from forgather.ml.checkpoint.save_plan import Held, Planning, merged_optimizers
+from forgather.ml.checkpoint.save_plan import LocalState, Planning, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
@@ -51,7 +51,7 @@ def _each_its_part(folder):
         "few": sliced(numbers(1, 3), [Shard(0)]),
         "all": numbers(2, 2),
     }
-    return sorted(write(Held(weights=weights), folder))
+    return sorted(write(LocalState(weights=weights), folder))
 
 
 def test_each_rank_writes_what_lies_there_and_what_all_hold_is_written_once(tmp_path):
@@ -78,7 +78,7 @@ def _reads(folder):
         "rows of rows": sliced(torch.zeros(6, 8), [Shard(0), Shard(0)], (2, 2)),
         "replicas": sliced(torch.zeros(6, 8), [Replicate(), Shard(0)], (2, 2)),
     }
-    with Saved(folder) as saved:
+    with CheckpointReader(folder) as saved:
         for target in targets.values():
             saved.read(saved.weights["w"], target)
     return {name: target.full_tensor() for name, target in targets.items()}
@@ -92,7 +92,7 @@ def test_slices_of_one_kind_are_read_into_slices_of_any(placements, tmp_path):
 
 
 def _writes_one(folder, placements):
-    write(Held(weights={"w": sliced(numbers(6, 8), placements)}), folder)
+    write(LocalState(weights={"w": sliced(numbers(6, 8), placements)}), folder)
 
 
 def _copies(folder):
@@ -147,7 +147,7 @@ def _half_summed(folder):
     }
     write(held_state(model.state_dict(keep_vars=True), held_optimizer(model, optimizer)), folder)
     fresh = torch.optim.SGD(model.parameters(), lr=0.5)
-    with Saved(folder) as saved:
+    with CheckpointReader(folder) as saved:
         restore_optimizer(model, fresh, saved)
     state = fresh.state[model.weight]
     return state["columns"].full_tensor(), state["count"], state["history"][1]["deep"], fresh.param_groups[0]["lr"]
@@ -188,7 +188,7 @@ def test_a_parameter_is_in_the_group_of_its_settings_whatever_groups_its_stage_h
 def _changes():
     planning, found = Planning(), []
     for names in (["a"], ["a"], ["a", "b"]):
-        shards = planning.shards(Held(weights={name: sliced(numbers(4, 2), [Shard(0)]) for name in names}))
+        shards = planning.shards(LocalState(weights={name: sliced(numbers(4, 2), [Shard(0)]) for name in names}))
         found.append(sorted(key for tensors in shards.tensors.values() for key in tensors))
     return found
 
@@ -218,7 +218,7 @@ def _fails_on(rank, error):
             raise error
         return dist.get_rank()
 
-    return _error(lambda: collectives.together(act)), collectives.by_all(dist.get_rank)
+    return _error(lambda: collectives.run_collectively(act)), collectives.by_all(dist.get_rank)
 
 
 def test_the_first_failure_of_any_rank_is_that_of_all():
@@ -257,8 +257,8 @@ def _cannot_hold():
     odd = torch.zeros(2, dtype=torch.complex128) if dist.get_rank() == 0 else torch.zeros(2)
     optimizer = {"state": {"w": {"thing": value}}, "param_groups": []}
     return (
-        _error(lambda: Planning().shards(Held(weights={}, optimizer=optimizer))),
-        _error(lambda: Planning().shards(Held(weights={"w": odd}))),
+        _error(lambda: Planning().shards(LocalState(weights={}, optimizer=optimizer))),
+        _error(lambda: Planning().shards(LocalState(weights={"w": odd}))),
     )
 
 
@@ -271,7 +271,7 @@ def test_a_value_that_no_file_holds_is_told_by_all():
 def _another_model(folder):
     model = tiny_llama(vocab_size=80 if dist.get_rank() == 1 else 64)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with Saved(folder) as saved:
+    with CheckpointReader(folder) as saved:
         found = _error(lambda: restore_weights("Llama", model.state_dict(), [model], saved))
     return found, largest_difference(before, model.state_dict())
 
@@ -308,7 +308,7 @@ class Two(nn.Module):
 )
 def test_names_and_shapes_of_another_model_are_told(other, said, tmp_path):
     _writes_model(tmp_path, Two())
-    with Saved(tmp_path) as saved:
+    with CheckpointReader(tmp_path) as saved:
         code, message = _error(lambda: restore_weights("Two", other.state_dict(), [other], saved))
     assert ("FG605", f"the weights do not fit Two: {said}") == (code, message)
 
@@ -319,7 +319,7 @@ def test_the_optimizer_state_of_other_parameters_is_told(tmp_path):
     _writes_model(tmp_path, model, held_optimizer(model, optimizer))
     model.b.requires_grad_(False)
     frozen = torch.optim.AdamW([model.a])
-    with Saved(tmp_path) as saved:
+    with CheckpointReader(tmp_path) as saved:
         code, message = _error(lambda: restore_optimizer(model, frozen, saved))
     assert ("FG605", "the optimizer state does not fit AdamW: it has 'b', which is not trained") == (code, message)
 
@@ -338,7 +338,7 @@ class Computed(nn.Linear):
 def test_a_module_that_computes_its_state_loads_it_itself(tmp_path):
     model, other = Computed(2, 2), Computed(2, 2)
     _writes_model(tmp_path, model)
-    with Saved(tmp_path) as saved:
+    with CheckpointReader(tmp_path) as saved:
         restore_weights("Computed", other.state_dict(), [other], saved)
     assert torch.equal(model.weight, other.weight)
 
@@ -361,5 +361,5 @@ def test_an_index_that_does_not_fit_the_files_is_told_as_what_no_run_writes(chan
     change(index)
     Draft(LocalStorage(), tmp_path).write("index.json", [as_json(index)])
     with pytest.raises(CheckpointError) as caught:
-        Saved(tmp_path)
+        CheckpointReader(tmp_path)
     assert "FG611" == caught.value.code

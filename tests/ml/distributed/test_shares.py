@@ -13,7 +13,7 @@ from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.single import to_device
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches
-from forgather.ml.types import Topology, Weightless
+from forgather.ml.types import PaddingBatch, Topology
 from tests.ml.fixtures import Regression, rows, tiny_llama
 
 ALONE = Topology(rank=0, world_size=1, device=torch.device("cpu"), is_writer=True)
@@ -55,7 +55,7 @@ def read(data, tmp_path, *, of=1, batch_size, fixed=False, model=None, epochs=2,
 
 def own(batch):
     """Rows of a batch that count."""
-    if isinstance(batch, Weightless):
+    if isinstance(batch, PaddingBatch):
         return batch.batch["input_ids"][:0]
     return batch["input_ids"]
 
@@ -87,7 +87,7 @@ def test_a_process_without_rows_takes_part_with_weight_zero(tmp_path):
     for data in (rows(5), Stream(5)):
         *_, (*_, last) = read(data, tmp_path, of=2, batch_size=2, epochs=1)
         (batch,) = last.batches
-        assert isinstance(batch, Weightless)
+        assert isinstance(batch, PaddingBatch)
         assert (0, 0, 0) == (last.num_valid, last.num_tokens, last.num_rows)
         model = tiny_llama()
         loss = loss_rule(model).total(model, to_device(batch, torch.device("cpu")))
@@ -104,9 +104,9 @@ def test_a_weight_of_zero_needs_no_label_that_can_be_ignored(loss_fn):
     else:
         model, batch = nn.Linear(4, 1), {"input": torch.randn(2, 4), "labels": torch.randn(2, 1)}
     rule = loss_rule(model, loss_fn)
-    loss = rule.total(model, rule.prepared(Weightless(batch)))
+    loss = rule.total(model, rule.prepared(PaddingBatch(batch)))
     loss.backward()
-    assert 0 == loss.item() == rule.count(Weightless(batch))
+    assert 0 == loss.item() == rule.count(PaddingBatch(batch))
     assert {0.0} == {float(parameter.grad.abs().max()) for parameter in model.parameters()}
 
 

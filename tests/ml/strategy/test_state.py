@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from forgather.ml.checkpoint.reader import Saved
+from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer
 from tests.ml.distributed.states import write
 
@@ -22,7 +22,7 @@ def test_how_a_step_is_computed_is_no_matter_of_what_was_saved(tmp_path):
     other, reader = trained(lr=0.1, fused=False)
 
     write(held_state(model.state_dict(keep_vars=True), held_optimizer(model, optimizer)), tmp_path)
-    with Saved(tmp_path) as saved:
+    with CheckpointReader(tmp_path) as saved:
         restore_optimizer(other, reader, saved)
 
     (group,) = reader.param_groups

@@ -15,7 +15,7 @@ from torch import Tensor
 from forgather.errors import TrainingError
 from forgather.ml.documents import Documents
 from forgather.ml.model_inputs import inputs_of
-from forgather.ml.types import Weightless
+from forgather.ml.types import PaddingBatch
 
 _MAIN_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values")
 _FLATTENED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx")
@@ -52,7 +52,7 @@ def step_inputs(batch: Any) -> StepInputs:
     Raises:
         TrainingError: FG764 for a batch that a pipeline cannot split by rows.
     """
-    if isinstance(batch, Weightless):
+    if isinstance(batch, PaddingBatch):
         return step_inputs(batch.batch)
     inputs = inputs_of(batch)
     if isinstance(inputs, Tensor):
@@ -107,8 +107,8 @@ def _refusal(message: str, hint: str) -> TrainingError:
 
 def part_of(batch: Any, index: int, size: int) -> Any:
     """Returns rows `index * size` to `(index + 1) * size` of a batch."""
-    if isinstance(batch, Weightless):
-        return Weightless(part_of(batch.batch, index, size))
+    if isinstance(batch, PaddingBatch):
+        return PaddingBatch(part_of(batch.batch, index, size))
 
     def taken(item: Any) -> Any:
         splits = isinstance(item, Documents) or (isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] > 1)

@@ -17,7 +17,7 @@ from forgather.errors import TrainingError
 from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
-class Left(Exception):  # noqa: N818 - not an error: the way out of a forward pass
+class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forward pass
     """Hidden states that leave the stage."""
 
     def __init__(self, states: Tensor) -> None:
@@ -117,7 +117,7 @@ class AbsentLater(_Absent):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ends the forward pass."""
-        raise Left(first_tensor(args, kwargs))
+        raise StageExit(first_tensor(args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class BorderBlock:
         else:
             output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if border.leaves:
-            raise Left(output[0] if isinstance(output, tuple) else output)
+            raise StageExit(output[0] if isinstance(output, tuple) else output)
         return output
 
 

@@ -35,8 +35,8 @@ from forgather.ml.strategy.pipeline.placeholders import (
     Border,
     BorderBlock,
     Gate,
-    Left,
     SentBack,
+    StageExit,
 )
 from forgather.ml.strategy.pipeline.split import SplitPlan
 from forgather.ml.strategy.pipeline.trace import NumbersUnread
@@ -113,7 +113,7 @@ class _StageForward:
             with self._no_cache.in_force():
                 named = part.entry is Entry.EMBEDS
                 output = forward(**{name: given}, **keywords) if named else forward(given, **keywords)
-        except Left as left:
+        except StageExit as left:
             output = left.states
         finally:
             gate.close()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
-from forgather.ml.checkpoint.reader import Saved
-from forgather.ml.checkpoint.save_plan import Held
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
@@ -332,7 +332,7 @@ class Pipeline:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> Held:
+    def capture(self) -> LocalState:
         """Returns what of the state lies in the stages of this rank."""
         return held_state(
             self._local.named_state(),
@@ -341,7 +341,7 @@ class Pipeline:
             aliases=self._local.aliases,
         )
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint; this process reads what lies in its stages.
 
         Raises:
@@ -350,7 +350,7 @@ class Pipeline:
         stages = list(self._local.stages.values())
         restore_weights(class_name(self.model), self._state_names, stages, saved)
 
-    def restore_optimizer(self, saved: Saved) -> None:
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint; this process reads the state of what lies in its stages.
 
         Raises:

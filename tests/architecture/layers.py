@@ -1,0 +1,184 @@
+"""The layers of the package: which module may import which.
+
+Each line is a layer. A module may import modules of the lines above it alone, function-level and type-only imports
+included. The training tower may also import the foundation of the configuration tower, and nothing else of it. Names are
+relative to `forgather` in the first table and to `forgather.ml` in the second one.
+"""
+
+CONFIGURATION = """
+foundation:
+    bounded rule_conditions secret_names source spelling trainer_hooks
+    cache_file errors parallel_sizes shown_secrets
+    aliases compatibility launcher_env process_limits redaction
+    interrupt rules
+graph:
+    config config.builtin_names config.environment config.graph config.insight config.lint config.lint.file_suggestions
+    config.path config.yaml config.yaml.events
+    config.calc config.rendered config.traverse
+    config.anchor_names config.equality
+rendering:
+    config._jinja config._jinja.budget config._jinja.cache config._jinja.charged config._jinja.globals
+    config._jinja.origins config._jinja.static_analysis config.split
+    config._jinja.call_guard config._jinja.loader config._jinja.runtime_types config._jinja.seams config.syntax
+    config._jinja.assignments config._jinja.filters config._jinja.parser
+    config._jinja.environment
+    config._jinja.suggestions config._jinja.unused_names
+    config._jinja.block_override_check config._jinja.template_errors
+    config._jinja.compiler config._jinja.template_lint
+    config._jinja.renderer
+    config.render
+loading:
+    config.tags config.yaml.error_collector config.yaml.parser config.yaml.scalars config.yaml.source_positions
+    config.lint.anchor_reuse config.lint.indent_check config.lint.suspicious_scalars config.yaml.duplicate_keys
+    config.yaml.yaml_errors
+    config.yaml.merge config.yaml.scalar_text
+    config.yaml.node_builders
+    config.yaml.compose
+    config.load
+signatures:
+    signatures.binding signatures.lazy_ast signatures.module_finder signatures.results
+    signatures.parameters signatures.store signatures.symbols
+    signatures.decorators signatures.exports signatures.module_table
+    signatures.kwargs_forwarding signatures.name_resolution
+    signatures.annotations signatures.signature_errors
+    signatures.fields
+    signatures.class_transforms
+    signatures.call_signatures
+    signatures.engine
+    signatures.reader
+checks and views:
+    config.insight.blame config.insight.change config.insight.path_lookup config.insight.sequence_alignment
+    config.insight.show config.lint.check config.lint.signature_match config.lint.type_check
+    config.insight.diff config.lint.call_check config.override
+    config.insight.line_annotations
+code generation:
+    codegen codegen.diagram codegen.emit_yaml codegen.page codegen.python codegen.python.codegen_errors
+    codegen.python.ir codegen.python.names codegen.python.reachability
+    codegen.dot codegen.mermaid codegen.page.source_lines codegen.python.builtin_calls codegen.python.imports
+    codegen.python.parameters codegen.python.value_forms codegen.python.value_lowering
+    codegen.page.page codegen.python.partial_lowering
+    codegen.python.lowering
+    codegen.emit_python
+construction:
+    config.callables config.partials config.resolve
+    config.materialize config.remote
+verification:
+    verification verification.recording
+    verification.backends verification.comparison
+    verification.prove
+project:
+    project.checks project.checks.import_check project.checks.trainer_hooks project.dependencies
+    project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
+    project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
+    project.checks.setting_rules project.fact_cache project.fault_tolerance project.git_repository
+    project.path_display project.targets project.trust
+    project.checks.argument_rules project.checks.chosen_keywords project.checks.packed_rows
+    project.checks.root_settings project.checks.run_requirements project.git_state project.listing_cache
+    project.metadata project.template_environment project.untrusted project.world_size
+    project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
+    project.defaults project.error_location project.metadata_cache project.seeding
+    project.project
+    project.checks.cross_project project.comparison project.frozen_environment project.listing project.page
+    project.run_writer
+    project.checks.output_folders project.checks.trusted_calls project.golden project.revision
+    project.run_reader
+    project.check project.comparison_sides project.provenance
+    project.rerun
+launch:
+    launch.in_process launch.process_request
+    launch launch.batch_scripts launch.dry_run launch.multi_process launch.restart
+cli:
+    cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.traceback_trim
+    cli.output
+    cli.checkpoint_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
+    cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
+    cli.commands.diff cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
+    cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
+    cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
+    cli.completion
+    cli.main
+entry point:
+    __main__
+"""
+
+TRAINING = """
+ml foundation:
+    hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+processes:
+    distributed.group distributed.layout distributed.phase
+    distributed.collectives distributed.env distributed.mesh distributed.root_cause distributed.stack_dump
+    distributed.launcher distributed.watchdog log
+    distributed.peer
+data:
+    data.cache data.data_errors data.progress_bar data.prompts
+    data.padding data.sources data.tokenizer data.train_eval_split
+    data.packing
+    data.examples
+losses and models:
+    documents loss_reduction models optim
+    model_fingerprint model_inputs
+    losses
+    task
+events:
+    callbacks.base
+    callbacks.dispatch
+checkpoints:
+    checkpoint.files checkpoint.folder_checks checkpoint.rng checkpoint.storage
+    checkpoint.claims checkpoint.manifest
+    checkpoint.checkpoint_dir checkpoint.tensor_file
+    checkpoint.hf_layout checkpoint.lineage checkpoint.model_folder checkpoint.state
+    checkpoint.inspect checkpoint.reader checkpoint.retention checkpoint.save_plan
+    checkpoint.export checkpoint.manual_prune
+report:
+    report.html_text report.run_data
+    report.chart
+    report.page
+    report
+callbacks:
+    callbacks.effective_settings callbacks.output_target
+    callbacks.metrics callbacks.progress callbacks.speed callbacks.tensorboard callbacks.text_sample
+    callbacks.summary json_logger tb_logger
+strategies:
+    strategy.base strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
+    strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
+    strategy.pipeline.rng strategy.pipeline.schedules strategy.pipeline.trace strategy.precision
+    strategy.reductions strategy.tensor_parallel
+    strategy.deepspeed_keys strategy.describe strategy.fsdp_units strategy.initial_weights_file
+    strategy.pipeline.blocks strategy.pipeline.inference strategy.pipeline.placeholders
+    strategy.pipeline.schedule_runner strategy.state
+    strategy.deepspeed_config strategy.deepspeed_state strategy.initial_weights strategy.pipeline.local_stages
+    strategy.pipeline.split strategy.single
+    strategy.data_parallel strategy.deepspeed_weights strategy.fsdp2 strategy.pipeline.model_proxy
+    strategy.pipeline.stage strategy.pipeline.tied_weights
+    strategy.deepspeed strategy.pipeline.strategy
+trainers:
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter
+    trainer.rewind trainer.run_start trainer.save_function
+    trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
+    trainer.synchronization
+    trainer.compatibility trainer.control trainer.data_loader trainer.disk_space trainer.optimizers
+    trainer.parallel_arguments trainer.step_guard trainer.transformers_hooks
+    trainer.evaluation trainer.hf trainer.snapshot
+    trainer.checkpoint_writer trainer.model_export
+    trainer.resume trainer.save_policy
+    trainer.model_setup trainer.run
+    trainer.loop
+    trainer.trainer
+    trainer.accel trainer.pipeline
+dry run:
+    dry_run
+"""
+
+# Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
+# nothing when they are imported. No module of the package imports a name from one of them.
+FACADES = {
+    "forgather": "`from forgather import Project` without loading the stages",
+    "forgather.project": "`forgather.project:from_project` in configs",
+    "forgather.signatures": "`from forgather.signatures import Reader` without loading the engine",
+    "forgather.ml": "`forgather.ml:Trainer` in configs, without torch at import",
+    "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
+    "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",
+    "forgather.ml.data": "`forgather.ml.data:tokenize` in configs, without what other sources need",
+    "forgather.ml.distributed": "`forgather.ml.distributed:DistributedEnvironment` in configs",
+    "forgather.ml.strategy": "the protocol without the strategies",
+}
