@@ -37,8 +37,15 @@ _CONFIG = """\
 ## and a line after it with the same key wins.
 [trainer_args]
     == super()
+{settings}"""
+
+_SETTINGS = """\
     max_steps: 100
     learning_rate: 1e-2
+"""
+# A template of the project has settings of its own, which a new config must not replace unasked.
+_NO_SETTINGS = """\
+    ## learning_rate: 1e-2
 """
 
 _README = """\
@@ -103,7 +110,11 @@ def new_config(meta: ProjectMeta, name: str, parent: str = DEFAULT_PARENT) -> st
 
 def _config_text(file: str, title: str, parent: str) -> str:
     return _CONFIG.format(
-        file=file, parent=_quoted(parent), title=_quoted(title), description=_quoted("What this run is for")
+        file=file,
+        parent=_quoted(parent),
+        title=_quoted(title),
+        description=_quoted("What this run is for"),
+        settings=_SETTINGS if parent.startswith("trainers/") else _NO_SETTINGS,
     )
 
 

@@ -439,6 +439,13 @@ def test_new_config_extends_what_it_is_told(bench, out):
     assert '-- extends "base.yaml"' in (bench / "templates/configs/exp/mine.yaml").read_text()
 
 
+@pytest.mark.parametrize(("parent", "set_here"), [("base.yaml", False), ("trainers/hf_trainer.yaml", True)])
+def test_new_config_keeps_the_settings_of_a_template_of_the_project(bench, out, parent, set_here):
+    out("new", "config", "mine", "--extends", parent)
+
+    assert set_here is ("\n    max_steps: " in (bench / "templates/configs/mine.yaml").read_text())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
