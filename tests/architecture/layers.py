@@ -78,9 +78,9 @@ project:
     project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
     project.defaults project.error_location project.metadata_cache project.seeding
     project.project
-    project.checks.cross_project project.comparison project.frozen_environment project.listing project.page
+    project.checks.cross_project project.comparison project.listing project.page
     project.run_writer
-    project.checks.output_folders project.checks.trusted_calls project.golden project.revision
+    project.checks.output_folders project.checks.trusted_calls project.golden
     project.run_reader
     project.check project.comparison_sides project.provenance
     project.rerun
@@ -153,11 +153,11 @@ strategies:
     strategy.deepspeed strategy.pipeline.strategy
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter
-    trainer.rewind trainer.run_start trainer.save_function
+    trainer.rewind trainer.save_function
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.compatibility trainer.control trainer.data_loader trainer.disk_space trainer.optimizers
-    trainer.parallel_arguments trainer.step_guard trainer.transformers_hooks
+    trainer.control trainer.data_loader trainer.optimizers
+    trainer.parallel_arguments trainer.run_start trainer.step_guard trainer.transformers_hooks
     trainer.evaluation trainer.hf trainer.snapshot
     trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy

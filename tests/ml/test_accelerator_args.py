@@ -17,8 +17,8 @@ from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, libraries_see
 from forgather.ml.trainer.accel import ddp_settings, group_told
 from forgather.ml.trainer.argument_checks import SettingError
-from forgather.ml.trainer.compatibility import engine_of, refuse_another_engine
 from forgather.ml.trainer.parallel_arguments import accelerator_settings
+from forgather.ml.trainer.run_start import engine_of, refuse_another_engine
 
 
 def arguments(folder, accelerator_args, **settings):

@@ -17,7 +17,7 @@ from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.trainer.disk_space import Need, refuse_too_much
+from forgather.ml.trainer.checkpoint_writer import Need, refuse_too_much
 from forgather.ml.trainer.model_export import check_writable
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
 from tests.cli.checkpoint_folders import make_checkpoint

@@ -8,7 +8,7 @@ import pytest
 from forgather.ml import AccelTrainer, AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.trainer import argument_checks as door
 from forgather.ml.trainer.argument_checks import SettingError
-from forgather.ml.trainer.compatibility import refuse_combination
+from forgather.ml.trainer.run_start import refuse_combination
 
 
 @pytest.mark.parametrize("arguments", [AccelTrainingArguments, PipelineTrainingArguments])

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.project.frozen_environment import still_graph, still_project
-from forgather.project.golden import Judged, State, golden_text, judge, read_golden, update
+from forgather.project.golden import Judged, State, golden_text, judge, read_golden, still_graph, still_project, update
 from forgather.project.metadata_file import read_meta
 from forgather.project.project import Project
 from tests.project.workbench import make_project

@@ -118,7 +118,7 @@ def test_a_library_of_the_same_repository_is_that_of_the_revision(repository, mo
     (library / "base.yaml").write_text("main: 1\n")
     (repository / "templates/configs/c.yaml").write_text("-- extends 'base.yaml'\n")
     commit(repository.parents[1], "v2")
-    for module in ("metadata_file", "path_display", "revision"):
+    for module in ("metadata_file", "path_display", "comparison_sides"):
         monkeypatch.setattr(f"forgather.project.{module}.library_dir", lambda: str(library))
     monkeypatch.setattr(locations, "library_dir", lambda: str(library))
     (library / "base.yaml").write_text("main: 2\n")

@@ -12,7 +12,7 @@ from forgather.ml import Trainer
 from forgather.ml.checkpoint import LocalStorage, Retention, list_checkpoints
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.optim import MuonWithAdamW
-from forgather.ml.trainer.disk_space import Need, refuse_too_much
+from forgather.ml.trainer.checkpoint_writer import Need, refuse_too_much
 from forgather.ml.trainer.save_policy import Saves
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import make

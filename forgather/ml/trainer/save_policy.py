@@ -21,9 +21,15 @@ from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.checkpoint_writer import Background, Checkpoints, retention_of
+from forgather.ml.trainer.checkpoint_writer import (
+    Background,
+    Checkpoints,
+    Need,
+    planned_steps,
+    refuse_too_much,
+    retention_of,
+)
 from forgather.ml.trainer.control import Session
-from forgather.ml.trainer.disk_space import Need, planned_steps, refuse_too_much
 from forgather.ml.trainer.save_function import SaveFunction, Scratch, written_by
 from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
 from forgather.ml.trainer.synchronization import RunSync

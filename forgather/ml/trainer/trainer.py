@@ -38,7 +38,6 @@ from forgather.ml.trainer import model_export, model_setup, resume
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import Share
 from forgather.ml.trainer.collation import default_collate, rows_for
-from forgather.ml.trainer.compatibility import refuse_another_engine, refuse_combination
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import TrainBatches, check_size, is_iterable
@@ -48,7 +47,7 @@ from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.run import Run
-from forgather.ml.trainer.run_start import RunStart
+from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, refuse_no_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.types import TrainOutput
