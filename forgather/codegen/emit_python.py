@@ -25,7 +25,7 @@ from forgather.codegen.python.ir import (
     width,
     without_unused,
 )
-from forgather.codegen.python.lowering import Body
+from forgather.codegen.python.lowering import Lowering
 from forgather.codegen.python.parameters import Parameter, parameters_of
 from forgather.codegen.python.reachability import Reach
 from forgather.config.graph import Call, CallKind, Graph, PlainScalar
@@ -65,18 +65,18 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     imports = Imports(names, setting.system_path)
     imports.take(node for _, node in reach.nodes if isinstance(node, Call))
     parameters = parameters_of(graph, wanted, reach, names)
-    body = Body(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
+    lowering = Lowering(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
     built = []
     for target in wanted:
-        expression = body.build(graph.target(target).value, (Key(target),))
-        built.append(expression if len(wanted) == 1 else body.bind(expression, target))
-    members = zip((f"{body.key(target).text}: " for target in wanted), built, strict=True)
+        expression = lowering.build(graph.target(target).value, (Key(target),))
+        built.append(expression if len(wanted) == 1 else lowering.bind(expression, target))
+    members = zip((f"{lowering.key(target).text}: " for target in wanted), built, strict=True)
     last = returned(wanted, built, bracketed("{", members, "}", pure=True))
-    statements = [*body.block, last]
-    if body.drops:
+    statements = [*lowering.block, last]
+    if lowering.drops:
         statements = without_unused(statements)
         imports.keep(names_read(statements))
-    head = signature(parameters.values(), lambda value: body.literal(value, (), 10**6).text)
+    head = signature(parameters.values(), lambda value: lowering.literal(value, (), 10**6).text)
     imports.own |= {"UNSET"} if any(parameter.unset for parameter in parameters.values()) else set()
     tail = ending(graph, wanted, parameters.values(), setting.seed)
     imports.own |= {"seed_everything"} if tail and setting.seed is not None else set()

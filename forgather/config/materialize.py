@@ -309,8 +309,7 @@ class _Construction:
         try:
             return evaluate(node.expression, lambda name: self._named(name, node, path))
         except Refusal as refusal:
-            message, code = refusal.message, refusal.code
-            raise GraphError(message, code=code, span=node.span, path=format_path(path), hint=refusal.hint) from None
+            raise refusal.located(node.span, format_path(path)) from None
 
     def _named(self, name: str, node: Calc, path: GraphPath) -> Any:
         if name in self._variables:

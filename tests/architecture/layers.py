@@ -52,11 +52,12 @@ checks and views:
     config.insight.diff config.lint.call_check config.override
     config.insight.line_annotations
 code generation:
-    codegen codegen.diagram codegen.emit_yaml codegen.page codegen.python codegen.python.codegen_errors
-    codegen.python.ir codegen.python.names codegen.python.reachability
+    codegen codegen.diagram codegen.emit_yaml codegen.page codegen.python codegen.python.ir codegen.python.names
+    codegen.python.reachability
     codegen.dot codegen.mermaid codegen.page.source_lines codegen.python.builtin_calls codegen.python.imports
-    codegen.python.parameters codegen.python.value_forms codegen.python.value_lowering
-    codegen.page.page codegen.python.partial_lowering
+    codegen.python.parameters
+    codegen.page.page codegen.python.context
+    codegen.python.partial_lowering
     codegen.python.lowering
     codegen.emit_python
 construction:

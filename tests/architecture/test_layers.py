@@ -67,8 +67,6 @@ def upward(source):
     name = source.name
     if name in FACADES:
         return []
-    if name in ("forgather.codegen.python.partial_lowering", "forgather.codegen.python.value_lowering"):
-        return []  # until lowering hands them a value instead of itself
     table = CONFIGURATION_LAYERS if name in CONFIGURATION_LAYERS else TRAINING_LAYERS
     found = []
     for imported, line in imports(name):

@@ -7,6 +7,7 @@ what is laid out here is what `ruff format` leaves as it is.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from forgather.errors import GraphError
 WIDTH = 120
 INDENT = "    "
 _PIECE = 88
+_LONGEST_PATH = 240
 # Characters that stand for themselves: one column wide, or two (CJK); all others are written as escapes.
 _NARROW = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02af\u0391-\u03ff\u0410-\u044f]*")
 _KEPT = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02af\u0391-\u03ff\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff]")
@@ -96,6 +98,14 @@ def quoted(text: str) -> str:
     """
     quote = "'" if text.count('"') > text.count("'") else '"'
     return quote + "".join(_escaped(char, quote) for char in text) + quote
+
+
+def below(folder: str, text: str) -> list[str]:
+    """Returns the parts of a path below an absolute folder; none where joining them does not give the very text."""
+    if not os.path.isabs(folder) or not text.startswith(folder + os.sep) or len(text) > _LONGEST_PATH:
+        return []
+    parts = text[len(folder) + 1 :].split(os.sep)
+    return parts if all(parts) else []
 
 
 def _escaped(char: str, quote: str) -> str:

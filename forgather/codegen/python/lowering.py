@@ -2,48 +2,36 @@
 
 Takes the nodes that targets need, gives the statements that build them. Keeps true: calls stand in the order in which
 `config.materialize` makes them, what it remembers is built once and has a variable where it is needed again, and what
-is needed only in some cases is built only then.
+is needed only in some cases (the default of something that is given, the other branch of a `!calc`) is built only then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from math import inf, isnan
+import ast
+from collections.abc import Callable
+from functools import partial
 
-from forgather.codegen.python.builtin_calls import PARAMETERS, expanded
-from forgather.codegen.python.codegen_errors import cannot
-from forgather.codegen.python.imports import Imports, is_file, split, static_folders
-from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted, unused, width
-from forgather.codegen.python.names import Names, is_identifier, is_named, wish
+from forgather.codegen.python.context import DEEPEST, LONGEST_INLINE, LoweringContext, cannot
+from forgather.codegen.python.imports import Imports
+from forgather.codegen.python.ir import Expression, Statement, call, name, width
+from forgather.codegen.python.names import Names, is_named, name_for
 from forgather.codegen.python.parameters import Parameter
-from forgather.codegen.python.partial_lowering import FreshWriter
-from forgather.codegen.python.reachability import Reach, is_null
-from forgather.codegen.python.value_forms import DEEPEST, SPREAD_MARK, Part, below, room
-from forgather.codegen.python.value_lowering import ValueWriter
-from forgather.config.graph import (
-    SPREAD,
-    Calc,
-    Call,
-    CallKind,
-    ContainerKind,
-    Env,
-    Graph,
-    Mapped,
-    Node,
-    PlainScalar,
-    Scalar,
-    Sequence,
-    Var,
-)
-from forgather.config.path import GraphPath, Index, Key
-from forgather.config.tags import SHORT_NAMES
+from forgather.codegen.python.partial_lowering import PartialLowering
+from forgather.codegen.python.reachability import Reach
+from forgather.config.calc import FUNCTIONS, parse_calc
+from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, PlainScalar, Scalar, Sequence, Var
+from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.yaml.events import Refusal
 
-LONGEST_INLINE = 80
 _LONGEST_TWICE = 60
-_LONGEST_KEY = 24
+_LONGEST_CALC = 60
+_ANY_WIDTH = 1_000_000
+_COMPARED = tuple(
+    text for sign in ("==", "!=") for word in ("None", "True", "False") for text in (f"{sign} {word}", f"{word} {sign}")
+)
 
 
-class Body:
+class Lowering(LoweringContext):
     """The statements of one generated function, as they grow."""
 
     def __init__(
@@ -56,21 +44,10 @@ class Body:
         *,
         project_dir: str = "",
     ) -> None:
-        self.graph, self.reach, self.imports, self.names = graph, reach, imports, names
-        self.parameters, self._project_dir = parameters, project_dir
-        self.block: list[Statement] = []
-        self.top = self.block
-        self.uncertain = 0
-        self.drops = False
-        # How many variables hold what is not remembered, and has to be made again with what it is a part of.
-        self.temporaries = 0
-        self._bound: dict[int, Expression] = {}
+        super().__init__(graph, reach, imports, names, parameters, project_dir=project_dir)
         self._makers: dict[int, Expression] = {}
         self._open: list[int] = []
-        self._fresh = FreshWriter(self)
-        self.values = ValueWriter(self)
-
-    # nodes
+        self._partials = PartialLowering(self)
 
     def build(self, node: Node, path: GraphPath) -> Expression:
         """Returns the expression of a node; statements that have to stand before it are added to the block."""
@@ -83,19 +60,19 @@ class Body:
             return call(self._makers[key], ())
         repeats = self.reach.repeats(node)
         if repeats and self.uncertain:
-            return self.lazy(node, path, lambda: self.make_apart(node, path))
+            return self.lazy(node, path, lambda: self.make_deferred(node, path))
         temporaries = self.temporaries
-        expression = self.make(node, path)
+        expression = self._make(node, path)
         if repeats:
-            self._bound[key] = expression = self.bind(expression, wish(self.graph, node, path))
+            self._bound[key] = expression = self.bind(expression, name_for(self.graph, node, path))
             self.temporaries = temporaries
         elif self.temporaries == temporaries and self._wants_function(node, expression):
             return self._maker(node, expression, path)
         elif len(path) > 1 and self._wants_variable(node, expression):
-            return self.bind(expression, wish(self.graph, node, path))
+            return self.bind(expression, name_for(self.graph, node, path))
         return expression
 
-    def make(self, node: Node, path: GraphPath) -> Expression:
+    def _make(self, node: Node, path: GraphPath) -> Expression:
         """Returns the expression of a node as if nothing of it had been built yet."""
         self._open.append(id(node))
         try:
@@ -104,69 +81,26 @@ class Body:
             if isinstance(node, (Sequence, Mapped)):
                 return self.container(node, path, self.build)
             if isinstance(node, Var):
-                return self.values.variable(node, path)
+                return self._variable(node, path)
             if isinstance(node, Env):
-                return self.values.environment(node, path)
+                return self._environment(node, path)
             if isinstance(node, Calc):
-                return self.values.calculated(node, path)
+                return self._calculated(node, path)
         finally:
             self._open.pop()
         raise TypeError(f"unknown node {type(node).__name__}")
 
-    def is_open(self, node: Node) -> bool:
+    def make_deferred(self, node: Node, path: GraphPath) -> Expression:
+        """Returns the expression of a node for a function that is called later, or never."""
+        with self._partials.deferred():
+            return self._make(node, path)
+
+    def _is_open(self, node: Node) -> bool:
         """Returns whether a node is being built just now."""
         return id(node) in self._open
 
-    def bound(self, node: Node) -> Expression | None:
-        """Returns what stands for a node that has been built already."""
-        return self._bound.get(id(node))
-
-    def make_apart(self, node: Node, path: GraphPath) -> Expression:
-        """Returns what `make` returns, for a function that is called later, or never."""
-        with self._fresh.elsewhere():
-            return self.make(node, path)
-
-    def bind(self, expression: Expression, wished: str, string: str | None = None) -> Expression:
-        """Returns a variable that holds the expression's value; the expression itself where that is a name already."""
-        if expression.constant and string is None:
-            return expression
-        variable = self.names.free(wished)
-        self.temporaries += string is None
-        self.block.append(Statement(f"{variable} = ", expression, string))
-        return name(variable)
-
-    def keep(self, expression: Expression, wished: str, faults: str = "") -> Expression:
-        """Returns a variable that holds the value of an expression that cannot be broken over lines."""
-        variable = self.names.free(wished)
-        self.temporaries += 1
-        self.block.append(Statement(f"{variable} = ", expression, whole=True, faults=faults))
-        return name(variable)
-
-    def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns a call of a local function that builds a node when it is first needed, and once."""
-        block, self.block = self.block, []
-        self.uncertain += 1
-        expression = make()
-        self.uncertain -= 1
-        inner, self.block = self.block, block
-        function = self.names.free(wish(self.graph, node, path))
-        self.imports.use("cache")
-        inner.append(Statement("return ", expression))
-        self.top.append(Statement(heads=("@cache", f"def {function}():"), body=inner))
-        found = self._bound[id(node)] = call(name(function), ())
-        return found
-
-    def local_lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns what `lazy` returns, for use inside the function that is being written alone."""
-        before = self._bound.get(id(node))
-        found = self.lazy(node, path, make)
-        del self._bound[id(node)]
-        if before is not None:
-            self._bound[id(node)] = before
-        return found
-
     def _maker(self, node: Node, expression: Expression, path: GraphPath) -> Expression:
-        function = self.names.free(f"make_{wish(self.graph, node, path)}")
+        function = self.names.free(f"make_{name_for(self.graph, node, path)}")
         self.block.append(Statement(heads=(f"def {function}():",), body=[Statement("return ", expression)]))
         self._makers[id(node)] = name(function)
         return call(name(function), ())
@@ -183,217 +117,200 @@ class Body:
         long = width(expression.text) > LONGEST_INLINE
         return expression.depth > DEEPEST or (long and (isinstance(node, Call) or is_named(self.graph, node)))
 
-    # plain values
-
-    def literal(self, value: PlainScalar, path: GraphPath = (), longest: int | None = None) -> Expression:
-        """Returns a plain value."""
-        if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
-            self.imports.use("math")
-            return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
-        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-            return self.keep(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
-        if not isinstance(value, str):
-            return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
-        if path and (parts := below(self._project_dir, value)):
-            self.imports.use("os")
-            self.imports.use("PROJECT_DIR")
-            return Expression(f"os.path.join(PROJECT_DIR, {', '.join(map(quoted, parts))})", constant=True)
-        literal = Expression(quoted(value), constant=True)
-        if width(literal.text) <= (room(path) if longest is None else longest):
-            return literal
-        return self.bind(literal, wish(self.graph, Scalar(value=value), path) if path else "text", value)
-
-    def key(self, key: object) -> Expression:
-        """Returns a mapping's key."""
-        if isinstance(key, tuple):
-            return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
-        return self.literal(key, (), _LONGEST_KEY)  # type: ignore[arg-type]
-
-    # values in a row
-
-    def sequence(self, parts: Iterable[Part]) -> list[Part]:
-        """Builds parts in order. What a part calls beforehand comes after the calls of those before it."""
-        done: list[Part] = []
-        for part in parts:
-            start = len(self.block)
-            part.expression = part.make()
-            if not all(statement.quiet for statement in self.block[start:]):
-                self.settle(done, start)
-            done.append(part)
-        return done
-
-    def _alike(self, items: Iterable[Part]) -> list[Part]:
-        """Builds the items of a list; where one has become a variable, so do the others that call something."""
-        start = len(self.block)
-        parts = self.sequence(items)
-        made = {statement.before for statement in self.block[start:]}
-        if any(f"{part.expression.text} = " in made for part in parts):
-            self.settle(parts, len(self.block))
-        return parts
-
-    def settle(self, parts: list[Part], at: int) -> None:
-        """Gives a variable to each part that calls something, in statements from position `at` on."""
-        for part in parts:
-            if part.expression.pure or (part.dropped and part.expression.constant):
-                continue
-            before = unused(part.expression)
-            if not part.dropped:
-                variable = self.names.free(part.wish)
-                before = f"{variable} = "
-            self.temporaries += 1
-            self.block.insert(at, Statement(before, part.expression))
-            part.expression = name("None" if part.dropped else variable)
-            at += 1
-
-    def container(
-        self, node: Sequence | Mapped, path: GraphPath, of: Callable[[Node, GraphPath], Expression]
-    ) -> Expression:
-        """Returns a container's display; `of` builds its members."""
-        if isinstance(node, Sequence):
-            members = [(Index(position), value) for position, value in enumerate(node.items)]
-            parts = self._alike(self._part("", value, (*path, step), of) for step, value in members)
-            opening, closing = "()" if node.kind is ContainerKind.TUPLE else "[]"
-            return bracketed(opening, [("", part.expression) for part in parts], closing, pure=True)
-        if node.kind is ContainerKind.DLIST:
-            entries = [entry for entry in node.entries if not is_null(entry.value)]
-            parts = self._alike(self._part("", entry.value, (*path, Key(entry.key)), of) for entry in entries)
-            return bracketed("[", [("", part.expression) for part in parts], "]", pure=True)
-        keys = [entry.key for entry in node.entries]
-        texts = [f"{self.key(key).text}: " for key in keys]
-        entries_of = zip(texts, node.entries, strict=True)
-        parts = self.sequence(self._part(text, entry.value, (*path, Key(entry.key)), of) for text, entry in entries_of)
-        return bracketed("{", self.merged(list(keys), parts), "}", pure=True)
-
-    def merged(
-        self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
-    ) -> list[tuple[str, Expression]]:
-        """Returns the members of a dict display; of equal keys the first stays, with the last value.
-
-        Args:
-            keys: the keys.
-            parts: their values.
-            earlier: what was built before them.
-        """
-        last = {key: position for position, key in enumerate(keys)}
-        first = {key: position for position, key in reversed(list(enumerate(keys)))}
-        if len(first) < len(parts):
-            self.drops = True
-            for position, part in enumerate(parts):
-                part.dropped = last[keys[position]] != position
-            self.settle([*earlier, *parts], len(self.block))
-        order = sorted(first, key=lambda key: first[key])
-        return [(parts[first[key]].before, parts[last[key]].expression) for key in order]
-
-    def _part(self, before: str, node: Node, path: GraphPath, of: Callable[[Node, GraphPath], Expression]) -> Part:
-        return Part(before, lambda: of(node, path), wish(self.graph, node, path))
-
-    # calls
-
     def _call(self, node: Call, path: GraphPath) -> Expression:
         if node.kind is CallKind.META:
             raise cannot("FG331", f"!meta:{node.constructor} takes its arguments unconstructed", node, path)
         if node.kind is CallKind.PARTIAL:
-            return self._fresh.partial(node, path)
-        callee = self.callee(node, path)
-        # What is called is found before the arguments are built.
-        callee = callee if callee.pure else self.bind(callee, "function")
+            return self._partials.partial(node, path)
+        callee = self.bound_callee(node, path)
         return self.applied(node, path, callee, self.sequence(self.arguments(node, path, self.build)))
-
-    def arguments(self, node: Call, path: GraphPath, of: Callable[[Node, GraphPath], Expression]) -> list[Part]:
-        """Returns the arguments of a call, still to be built; `before` holds the keyword."""
-        parts = [self._part("", value, (*path, Index(position)), of) for position, value in enumerate(node.args)]
-        for entry in (*node.kwargs, *node.named_latent_args):
-            parts.append(self._part(str(entry.key), entry.value, (*path, Key(entry.key)), of))
-        if node.spread is not None:
-            parts.append(self._part(SPREAD_MARK, node.spread, (*path, Key(SPREAD)), of))
-        return parts
-
-    def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
-        """Returns a call with built arguments, or what a short name does with them."""
-        count = len(node.args)
-        if node.constructor in SHORT_NAMES:
-            if node.spread is not None:
-                raise cannot("FG331", f"the keywords of {node.constructor} are given at construction", node, path)
-            return self._short(node, path, parts)
-        if (
-            node.constructor in ("getattr", "builtins:getattr")
-            and len(parts) == count == 2
-            and parts[0].expression.primary
-        ):
-            attribute = node.args[1]
-            if isinstance(attribute, Scalar) and isinstance(attribute.value, str) and is_identifier(attribute.value):
-                return Expression(f"{parts[0].expression.text}.{attribute.value}", pure=False)
-        keywords = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
-        positional = [("", part.expression) for part in parts[:count]]
-        return call(callee, [*positional, *self.keywords(keywords)])
-
-    def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
-        """Returns keyword arguments; from the first that is no identifier on, as `**{...}`."""
-        if any(word == SPREAD_MARK for word, _ in members):
-            return [("**", self._display(members))]
-        odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
-        plain = [(f"{word}=", value) for word, value in members[:odd]]
-        if odd == len(members):
-            return plain
-        return [*plain, ("**", self._display(members[odd:]))]
-
-    def _display(self, members: list[tuple[str, Expression]]) -> Expression:
-        return bracketed("{", [self._member(word, value) for word, value in members], "}", pure=True)
-
-    def _member(self, word: str, value: Expression) -> tuple[str, Expression]:
-        return ("**", as_primary(value)) if word == SPREAD_MARK else (f"{self.key(word).text}: ", value)
-
-    def _short(self, node: Call, path: GraphPath, parts: list[Part]) -> Expression:
-        word, count = node.constructor, len(node.args)
-        members = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
-        if sum(width(part.expression.text) for part in parts) > LONGEST_INLINE or (word in PARAMETERS and members):
-            self.settle(parts, len(self.block))
-            members = self.merged([part.before for part in parts[count:]], parts[count:])
-        args = [part.expression for part in parts[:count]]
-        found = expanded(word, args, members, self._display(members))
-        if found is None:
-            raise cannot("FG332", f"the arguments of {word!r} do not fit it", node, path)
-        if word == "call":
-            return call(found, [*(("", arg) for arg in args[1:]), *self.keywords(members)])
-        return found
-
-    def callee(self, node: Call, path: GraphPath) -> Expression:
-        """Returns the expression of what a call calls."""
-        source, symbol = split(node.constructor)
-        if node.constructor in SHORT_NAMES:
-            return self.imports.short_function(symbol) if node.kind is CallKind.PARTIAL else name("None")
-        local = source is not None and (is_file(source) or source.startswith("."))
-        if source is not None and is_file(source) and not source.endswith(".py"):
-            raise cannot("FG332", f"{source!r} is not a Python file", node, path)
-        if node.submodule_searchpath is None:
-            if local and source is not None and not is_file(source):
-                raise cannot("FG332", f"the relative module {source!r} has no folders to be looked for in", node, path)
-            return self.imports.function(node)
-        if static_folders(node) is not None:
-            return self.imports.function(node)
-        if not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
-            raise cannot("FG332", "submodule_searchpath has a member that has to be built", node, path)
-        folders = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
-        if local:
-            return self.imports.function(node, folders)
-        if not folders.pure:
-            self.block.append(Statement(unused(folders), folders))
-        return self.imports.function(node)
 
     # values that construction finds
 
-    def otherwise(self, test: str, given: Expression, wished: str, default: Callable[[], Expression]) -> Expression:
-        """Returns `default` where the test holds, else `given`; what the default needs is built only then."""
-        block, self.block = self.block, []
-        self.uncertain += 1
-        expression = default()
-        self.uncertain -= 1
-        inner, self.block = self.block, block
-        text = f"{expression.text} if {test} else {given.text}"
-        if not inner and width(text) <= LONGEST_INLINE and " if " not in expression.text:
-            return Expression(text, pure=expression.pure and given.pure, primary=False)
-        variable = self.names.free(wished)
-        self.temporaries += 1
-        inner.append(Statement(f"{variable} = ", expression))
-        self.block += [Statement(f"{variable} = ", given), Statement(heads=(f"if {test}:",), body=inner)]
-        return name(variable)
+    def _variable(self, node: Var, path: GraphPath) -> Expression:
+        """Returns a `!var`: a parameter, or its default."""
+        parameter = self.parameters[node.variable]
+        if not parameter.unset:
+            return name(parameter.name)
+        if node.default is None:
+            return self._given(node.variable)
+        self.imports.use("UNSET")
+        make = partial(self.build, node.default, (*path, Key("default")))
+        return self.unless(f"{parameter.name} is UNSET", name(parameter.name), parameter.name, make)
+
+    def _environment(self, node: Env, path: GraphPath) -> Expression:
+        """Returns an `!env`: read when it is built, by `os.environ`."""
+        default, inside = node.default, (*path, Key("default"))
+        self.imports.use("os")
+        if default is None:
+            return Expression(f"os.environ[{self.literal(node.variable).text}]", pure=False)
+        if isinstance(default, Scalar):
+            items = [("", self.literal(node.variable))]
+            items += [] if default.value is None else [("", self.literal(default.value, inside))]
+            return call(name("os.environ.get"), items)
+        value = self.environment_value(node)
+        return self.unless(f"{value.text} is None", value, node.variable.lower(), partial(self.build, default, inside))
+
+    def _calculated(self, node: Calc, path: GraphPath) -> Expression:
+        """Returns a `!calc`."""
+
+        def text_of(word: str) -> str:
+            found = self._named(word, lazily)
+            loose = found.text.startswith("-") or (not found.primary and " " in found.text)
+            return f"({found.text})" if loose else found.text
+
+        try:
+            lazily = is_lazy(node.expression)
+            self.uncertain += lazily
+            text = calc_text(node.expression, text_of, lambda value: self.literal(value, (), _ANY_WIDTH).text)
+            self.uncertain -= lazily
+        except Refusal as refusal:
+            raise refusal.located(node.span, format_path(path)) from None
+        return self._arithmetic(text, name_for(self.graph, node, path))
+
+    def _arithmetic(self, text: str, wanted: str) -> Expression:
+        expression = Expression(text, pure=False, primary=False)
+        faults = "E711, E712" if any(sign in text for sign in _COMPARED) else ""
+        if not faults and width(text) <= _LONGEST_CALC:
+            return expression
+        return self.bind_unbroken(expression, wanted, faults)
+
+    def _named(self, word: str, lazily: bool) -> Expression:
+        """Returns what a name in a `!calc` stands for: a variable, or else a target."""
+        entry = self.graph.targets.get(word)
+        if entry is None:
+            return self._given(word)
+        if self._is_open(entry.value):
+            hint = "break the cycle with a !var or a plain value"
+            raise Refusal("FG304", f"!calc reads the target {word!r} while that is being built from it", hint)
+        make = partial(self._target, word, entry.value, lazily)
+        if word not in self.parameters:
+            return make()
+        self.imports.use("UNSET")
+        parameter = self.parameters[word].name
+        return self.unless(f"{parameter} is UNSET", name(parameter), word, make)
+
+    def _given(self, variable: str) -> Expression:
+        """Returns a variable that must have been given."""
+        parameter = self.parameters[variable]
+        if not parameter.unset:
+            return name(parameter.name)
+        self.imports.own |= {"UNSET", "given"}
+        return call(name("given"), [("", name(parameter.name)), ("", self.literal(variable))], pure=True)
+
+    def _target(self, word: str, node: Node, lazily: bool) -> Expression:
+        path: GraphPath = (Key(word),)
+        if not lazily or isinstance(node, Scalar):
+            return self.bind(self.build(node, path), word)
+        bound = self.bound(node)
+        if bound is not None:
+            return bound
+        make = partial(self.make_deferred, node, path)
+        if self.reach.remembered(node):
+            return self.lazy(node, path, make)
+        found = self.local_lazy(node, path, make)
+        # What is built anew for each reader is not kept by the function either.
+        self.top[-1].heads = self.top[-1].heads[1:]
+        self.drops = True
+        return found
+
+
+_BINARY: dict[type[ast.operator], tuple[str, int]] = {
+    ast.Add: ("+", 11), ast.Sub: ("-", 11), ast.Mult: ("*", 12), ast.Div: ("/", 12), ast.FloorDiv: ("//", 12),
+    ast.Mod: ("%", 12), ast.Pow: ("**", 14),
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_IF, _OR, _AND, _NOT, _ORDER, _SIGN, _ATOM = 3, 4, 5, 6, 7, 13, 20
+
+
+def calc_text(expression: str, text_of: Callable[[str], str], literal: Callable[[PlainScalar], str]) -> str:
+    """Returns the Python text of an expression.
+
+    Args:
+        expression: as the config has it.
+        text_of: gives the text, a name, that stands for a name of the expression.
+        literal: gives the text of a plain value.
+
+    Raises:
+        Refusal: the expression holds something that is not allowed.
+    """
+    writer = _Writer(expression, text_of, literal)
+    return writer.write(parse_calc(expression), 0)
+
+
+def is_lazy(expression: str) -> bool:
+    """Returns whether a part of an expression may stay unevaluated."""
+    tree = parse_calc(expression)
+    return any(
+        isinstance(node, (ast.BoolOp, ast.IfExp)) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+        for node in ast.walk(tree)
+    )
+
+
+class _Writer:
+    def __init__(self, expression: str, text_of: Callable[[str], str], literal: Callable[[PlainScalar], str]) -> None:
+        self._expression, self._text_of, self._literal = expression, text_of, literal
+
+    def write(self, node: ast.expr, around: int) -> str:
+        """Returns a part's text, in brackets where it binds less than what is around it."""
+        text, strength = self._part(node)
+        return f"({text})" if strength < around else text
+
+    def _part(self, node: ast.expr) -> tuple[str, int]:
+        match node:
+            case ast.Constant(value=(bool() | int() | float() | str() | None) as value):
+                return self._literal(value), _ATOM
+            case ast.Name():
+                return self._text_of(node.id), _ATOM
+            case ast.UnaryOp(op=ast.Not()):
+                return f"not {self.write(node.operand, _NOT)}", _NOT
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                sign = "-" if isinstance(node.op, ast.USub) else "+"
+                return sign + self.write(node.operand, _ATOM), _SIGN
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.BoolOp():
+                word, strength = (" and ", _AND) if isinstance(node.op, ast.And) else (" or ", _OR)
+                return word.join(self.write(value, strength + 1) for value in node.values), strength
+            case ast.Compare():
+                return self._comparison(node), _ORDER
+            case ast.IfExp():
+                then, test = self.write(node.body, _IF + 1), self.write(node.test, _IF + 1)
+                return f"{then} if {test} else {self.write(node.orelse, _IF)}", _IF
+            case ast.Call(func=ast.Name(id=function), keywords=[]) if function in FUNCTIONS:
+                return f"{function}({', '.join(self.write(arg, 0) for arg in node.args)})", _ATOM
+            case ast.Tuple() | ast.List():
+                return f"[{', '.join(self.write(item, 0) for item in node.elts)}]", _ATOM
+        raise self._refused(node)
+
+    def _binary(self, node: ast.BinOp) -> tuple[str, int]:
+        sign, strength = _BINARY.get(type(node.op), ("", 0))
+        if not sign:
+            raise self._refused(node)
+        if isinstance(node.op, ast.Pow):
+            left, right = self.write(node.left, strength + 1), self.write(node.right, _SIGN)
+            tight = _is_simple(node.left) and _is_simple(node.right) and "(" not in left + right
+            return (f"{left}**{right}" if tight else f"{left} ** {right}"), strength
+        left, right = self.write(node.left, strength), self.write(node.right, strength + 1)
+        return f"{left} {sign} {right}", strength
+
+    def _comparison(self, node: ast.Compare) -> str:
+        parts = [self.write(node.left, _ORDER + 1)]
+        for operation, part in zip(node.ops, node.comparators, strict=True):
+            sign = _COMPARE.get(type(operation))
+            if sign is None:
+                raise self._refused(node)
+            parts += [sign, self.write(part, _ORDER + 1)]
+        return " ".join(parts)
+
+    def _refused(self, node: ast.expr) -> Refusal:
+        what, where = repr(ast.unparse(node)[:60]), repr(self._expression[:80])
+        return Refusal("FG305", f"!calc {where}: {what} is not allowed", "use numbers, names, arithmetic, comparisons")
+
+
+def _is_simple(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
+        node = node.operand
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Constant) and isinstance(node.value, (int, float)))

@@ -55,9 +55,9 @@ class Names:
         # Names are never given back: no smaller number is free later.
         self._next: dict[str, int] = {}
 
-    def free(self, wish: str) -> str:
-        """Returns `wish`, or the next free name, and takes it."""
-        base = identifier(wish)
+    def free(self, wanted: str) -> str:
+        """Returns `wanted`, or the next free name, and takes it."""
+        base = identifier(wanted)
         found, stem = base, base.rstrip("_")
         number = self._next.get(stem, 2)
         while found in self._taken:
@@ -67,7 +67,7 @@ class Names:
         return found
 
 
-def wish(graph: Graph, node: Node, path: GraphPath) -> str:
+def name_for(graph: Graph, node: Node, path: GraphPath) -> str:
     """Returns what a node would best be called: its `@name`, anchor, target, key, or what it is made by."""
     own = node.name if isinstance(node, (Call, Sequence, Mapped)) else None
     return own or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)

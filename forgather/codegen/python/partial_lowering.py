@@ -10,20 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from forgather.codegen.python.codegen_errors import cannot
+from forgather.codegen.python.context import SPREAD_MARK, LoweringContext, Part, cannot
 from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted
-from forgather.codegen.python.names import wish
+from forgather.codegen.python.names import name_for
 from forgather.codegen.python.reachability import is_null
-from forgather.codegen.python.value_forms import SPREAD_MARK
 from forgather.config.graph import Call, ContainerKind, Env, Mapped, Node, Scalar, Sequence, Var
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children
-
-if TYPE_CHECKING:
-    from forgather.codegen.python.lowering import Body
-    from forgather.codegen.python.value_forms import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +41,11 @@ class Known:
         return Known(self.fixed | other.fixed, self.callees | other.callees)
 
 
-class FreshWriter:
-    """Writes partials into a body."""
+class PartialLowering:
+    """Writes partials into the function of a context."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
+    def __init__(self, context: LoweringContext) -> None:
+        self._context = context
         self._known = Known({}, {})
         self._certain = Known({}, {})
         # Of the function that is being written: what is built beforehand where a variable has no value, by the
@@ -65,23 +59,21 @@ class FreshWriter:
     def partial(self, node: Call, path: GraphPath) -> Expression:
         """Returns the expression of a partial."""
         values = [*node.args, *(entry.value for entry in node.kwargs)]
-        if node.latent_args or any(self._body.reach.live(value) for value in values):
+        if node.latent_args or any(self._context.reach.live(value) for value in values):
             return self._function(node, path)
-        body = self._body
-        callee = body.callee(node, path)
-        # What is called is found before the arguments are built.
-        callee = callee if callee.pure else body.bind(callee, "function")
-        parts = body.sequence(body.arguments(node, path, body.build))
+        context = self._context
+        callee = context.bound_callee(node, path)
+        parts = context.sequence(context.arguments(node, path, context.build))
         count = len(node.args)
-        keywords = body.keywords([(part.before, part.expression) for part in parts[count:]])
+        keywords = context.keywords([(part.before, part.expression) for part in parts[count:]])
         positional = [("", part.expression) for part in parts[:count]]
-        return call(body.imports.use("partial"), [("", callee), *positional, *keywords], pure=True)
+        return call(context.imports.use("partial"), [("", callee), *positional, *keywords], pure=True)
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Forgets, inside a function that is called later, what was built in another such function."""
-        body = self._body
-        if body.uncertain == 1:
+        context = self._context
+        if context.uncertain == 1:
             self._certain = self._known.copy()
         kept, self._known = self._known, self._certain.copy()
         yield
@@ -90,54 +82,54 @@ class FreshWriter:
     # what is built once
 
     def _function(self, node: Call, path: GraphPath) -> Expression:
-        body = self._body
+        context = self._context
         known, kept = self._known.copy(), (self._inside, self._scope, self._local)
         self._inside, self._scope, self._local = {}, (), {}
         self._fix_call(node, path)
-        function = body.names.free(wish(body.graph, node, path))
+        function = context.names.free(name_for(context.graph, node, path))
         callee = self._known.callees[id(node)]
-        block, top = body.block, body.top
-        body.block = body.top = []
+        block, top = context.block, context.top
+        context.block = context.top = []
         returned = self._returned(node, path, callee)
-        inner = [*body.block, Statement("return ", returned)]
-        body.block, body.top = block, top
-        body.imports.use("wraps")
+        inner = [*context.block, Statement("return ", returned)]
+        context.block, context.top = block, top
+        context.imports.use("wraps")
         heads = (f"@wraps({callee.text}, updated=())", f"def {function}(*args, **kwargs):")
-        body.block.append(Statement(heads=heads, body=inner))
-        self._tell_keywords(function, node)
-        if body.uncertain:
+        context.block.append(Statement(heads=heads, body=inner))
+        self._add_keywords(function, node)
+        if context.uncertain:
             self._known = known
         self._inside, self._scope, self._local = kept
         return name(function)
 
-    def _tell_keywords(self, function: str, node: Call) -> None:
+    def _add_keywords(self, function: str, node: Call) -> None:
         """Adds the attribute by which a partial says what it has set."""
-        live = self._body.reach.live
+        live = self._context.reach.live
         values = [(entry.key, entry.value) for entry in node.kwargs if not live(entry.value)]
-        members = [(f"{quoted(str(key))}: ", self._anew(value, ())) for key, value in values]
+        members = [(f"{quoted(str(key))}: ", self._per_call(value, ())) for key, value in values]
         if members:
             display = bracketed("{", members, "}", pure=True)
-            self._body.block.append(Statement(f"{function}.keywords = ", display))
+            self._context.block.append(Statement(f"{function}.keywords = ", display))
 
     def _fix_call(self, node: Call, path: GraphPath) -> None:
-        body = self._body
+        context = self._context
         if id(node) not in self._known.callees:
-            self._known.callees[id(node)] = body.bind(body.callee(node, path), "function")
+            self._known.callees[id(node)] = context.bind(context.callee(node, path), "function")
         for step, value in children(node):
             if value is not node.submodule_searchpath:
                 self._fix(value, (*path, step))
 
     def _fix(self, node: Node, path: GraphPath) -> None:
         """Builds, before the function, the parts of a node that all calls share."""
-        body = self._body
+        context = self._context
         if isinstance(node, Scalar) or id(node) in self._known.fixed:
             return
-        if not body.reach.live(node):
-            self._known.fixed[id(node)] = body.bind(self._once(node, path), wish(body.graph, node, path))
+        if not context.reach.live(node):
+            self._known.fixed[id(node)] = context.bind(self._once(node, path), name_for(context.graph, node, path))
         elif isinstance(node, Call):
             self._fix_call(node, path)
         elif isinstance(node, (Sequence, Mapped)):
-            if body.reach.undecided(node):
+            if context.reach.undecided(node):
                 message = "a container of a !partial holds a factory in the default of a variable alone"
                 raise cannot("FG332", message, node, path)
             for step, value in children(node):
@@ -148,37 +140,41 @@ class FreshWriter:
             self._fix_default(node, node.default, (*path, Key("default")))
 
     def _once(self, node: Node, path: GraphPath) -> Expression:
-        body = self._body
-        if not isinstance(node, (Sequence, Mapped)) or body.reach.remembered(node) or body.reach.places[id(node)] < 2:
-            return body.build(node, path)
+        context = self._context
+        if (
+            not isinstance(node, (Sequence, Mapped))
+            or context.reach.remembered(node)
+            or context.reach.places[id(node)] < 2
+        ):
+            return context.build(node, path)
         if id(node) not in self._containers:
-            if not body.uncertain:
-                return body.build(node, path)
-            self._containers[id(node)] = body.local_lazy(node, path, lambda: body.make_apart(node, path))
+            if not context.uncertain:
+                return context.build(node, path)
+            self._containers[id(node)] = context.local_lazy(node, path, lambda: context.make_deferred(node, path))
         return self._containers[id(node)]
 
     def _fix_default(self, node: Var | Env, default: Node, path: GraphPath) -> None:
-        body = self._body
+        context = self._context
         if isinstance(node, Env) and id(node) not in self._known.callees:
-            self._known.callees[id(node)] = body.values.environment_value(node)
+            self._known.callees[id(node)] = context.environment_value(node)
         test, _ = self._test(node)
         known = self._known.copy()
-        block, body.block = body.block, []
-        body.uncertain += 1
+        block, context.block = context.block, []
+        context.uncertain += 1
         self._fix(default, path)
-        body.uncertain -= 1
-        inner, body.block = body.block, block
+        context.uncertain -= 1
+        inner, context.block = context.block, block
         self._inside[id(node)], self._known = self._known, known
         if inner:
-            body.drops = True
-            body.block.append(Statement(heads=(f"if {test}:",), body=inner))
+            context.drops = True
+            context.block.append(Statement(heads=(f"if {test}:",), body=inner))
 
     def _test(self, node: Var | Env) -> tuple[str, Expression]:
         """Returns the test that holds where a variable has no value, and its value."""
-        body = self._body
+        context = self._context
         if isinstance(node, Var):
-            body.imports.use("UNSET")
-            given = name(body.parameters[node.variable].name)
+            context.imports.use("UNSET")
+            given = name(context.parameters[node.variable].name)
             return f"{given.text} is UNSET", given
         found = self._known.callees[id(node)]
         return f"{found.text} is None", found
@@ -186,12 +182,12 @@ class FreshWriter:
     # what each call builds
 
     def _returned(self, node: Call, path: GraphPath, callee: Expression) -> Expression:
-        body, count = self._body, len(node.args)
-        parts = body.arguments(node, path, self._anew)
+        context, count = self._context, len(node.args)
+        parts = context.arguments(node, path, self._per_call)
         for entry, part in zip(node.kwargs, parts[count:], strict=False):
-            if body.reach.live(entry.value):
+            if context.reach.live(entry.value):
                 self._unless_given(str(entry.key), part)
-        body.sequence(parts)
+        context.sequence(parts)
         positional = [("", part.expression) for part in parts[:count]]
         own = [(f"{quoted(part.before)}: ", part.expression) for part in parts[count : count + len(node.kwargs)]]
         # A key that is there already stays where it is, with the later value.
@@ -209,41 +205,41 @@ class FreshWriter:
         return ("**", bracketed("{", [member], "}", pure=True)) if again else member
 
     def _unless_given(self, key: str, part: Part) -> None:
-        make, body, word = part.make, self._body, quoted(key)
+        make, context, word = part.make, self._context, quoted(key)
         given = Expression(f"kwargs.get({word})")
-        part.make = lambda: body.otherwise(f"{word} not in kwargs", given, key, make)
+        part.make = lambda: context.unless(f"{word} not in kwargs", given, key, make)
 
-    def _anew(self, node: Node, path: GraphPath) -> Expression:
+    def _per_call(self, node: Node, path: GraphPath) -> Expression:
         """Returns the expression of a node inside the function."""
-        body = self._body
+        context = self._context
         if isinstance(node, Scalar):
-            return body.literal(node.value, path)
+            return context.literal(node.value, path)
         if id(node) in self._known.fixed:
             return self._known.fixed[id(node)]
         if isinstance(node, Call):
-            parts = body.sequence(body.arguments(node, path, self._anew))
-            return body.applied(node, path, self._known.callees[id(node)], parts)
+            parts = context.sequence(context.arguments(node, path, self._per_call))
+            return context.applied(node, path, self._known.callees[id(node)], parts)
         if isinstance(node, (Sequence, Mapped)):
             return self._container(node, path)
         if not isinstance(node, (Var, Env)) or node.default is None:
             raise TypeError(f"{type(node).__name__} is not built anew")
         default, inside = node.default, (*path, Key("default"))
         test, given = self._test(node)
-        return body.otherwise(test, given, node.variable, lambda: self._default(node, default, inside))
+        return context.unless(test, given, node.variable, lambda: self._default(node, default, inside))
 
     def _default(self, node: Node, default: Node, path: GraphPath) -> Expression:
         known, scope = self._known, self._scope
         self._known, self._scope = self._inside[id(node)].under(known), (*scope, id(node))
-        expression = self._anew(default, path)
+        expression = self._per_call(default, path)
         self._known, self._scope = known, scope
         return expression
 
     def _container(self, node: Sequence | Mapped, path: GraphPath) -> Expression:
-        body = self._body
-        if not body.reach.repeats(node):
-            return body.container(node, path, self._anew)
+        context = self._context
+        if not context.reach.repeats(node):
+            return context.container(node, path, self._per_call)
         if id(node) not in self._local:
-            found = body.local_lazy(node, path, lambda: body.container(node, path, self._anew))
+            found = context.local_lazy(node, path, lambda: context.container(node, path, self._per_call))
             self._local[id(node)] = found, self._scope
         expression, scope = self._local[id(node)]
         if self._scope[: len(scope)] != scope:

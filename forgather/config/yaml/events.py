@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from forgather.errors import GraphError
 from forgather.source import Span
 
 SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping", "end"
@@ -71,6 +72,15 @@ class Refusal(ValueError):
     def __init__(self, code: str, message: str, hint: str | None = None, *, span: Span | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.span = code, message, hint, span
+
+    def located(self, span: Span | None, path: str) -> GraphError:
+        """Returns the error of a value that is refused when it is built.
+
+        Args:
+            span: where the value is written.
+            path: where it is in the graph.
+        """
+        return GraphError(self.message, code=self.code, span=span, path=path, hint=self.hint)
 
 
 class YamlProblem(Exception):

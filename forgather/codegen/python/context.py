@@ -1,0 +1,395 @@
+"""What every part of the lowering works with: the statements written so far, and how values become expressions.
+
+Takes built parts, gives expressions; statements that have to stand before them are added to the block. Keeps true: what
+is called first stands first. How a node is built is left to `lowering`, which is above this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, isnan
+
+from forgather.codegen.python.builtin_calls import PARAMETERS, expanded
+from forgather.codegen.python.imports import Imports, is_file, split, static_folders
+from forgather.codegen.python.ir import (
+    Expression,
+    Statement,
+    as_primary,
+    below,
+    bracketed,
+    call,
+    name,
+    quoted,
+    unused,
+    width,
+)
+from forgather.codegen.python.names import Names, is_identifier, name_for
+from forgather.codegen.python.parameters import Parameter
+from forgather.codegen.python.reachability import Reach, is_null
+from forgather.config.graph import (
+    SPREAD,
+    Calc,
+    Call,
+    CallKind,
+    ContainerKind,
+    Env,
+    Graph,
+    Mapped,
+    Node,
+    PlainScalar,
+    Scalar,
+    Sequence,
+    Var,
+)
+from forgather.config.path import GraphPath, Index, Key, format_path
+from forgather.config.tags import SHORT_NAMES
+from forgather.errors import GraphError
+
+Build = Callable[[Node, GraphPath], Expression]
+LONGEST_INLINE, LONGEST_STRING, DEEPEST = 80, 60, 4
+_LONGEST_KEY = 24
+
+SPREAD_MARK = "**"
+"""What stands before a value that holds keywords, as `Part.before` and in a display of keywords."""
+_HINTS = {
+    "FG331": "build it with the config: Project(...)(target), or export a target that does not need it",
+    "FG332": "'fgcli check' says what is wrong with a config; export a target that does not need it",
+}
+
+
+def cannot(code: str, message: str, node: Node, path: GraphPath) -> GraphError:
+    """Returns the error that says what stands in the way of Python code."""
+    message = f"{message}, which plain Python cannot say" if code == "FG331" else message
+    return GraphError(message, code=code, span=node.span, path=format_path(path), hint=_HINTS[code])
+
+
+@dataclass(slots=True)
+class Part:
+    """One value among others that are built in a row.
+
+    Args:
+        before: what stands before it: `lr=`, `"key": `.
+        make: builds it.
+        wanted_name: what a variable that holds it would be called.
+        expression: what it became.
+        dropped: True where only the building counts: another value takes its place.
+    """
+
+    before: str
+    make: Callable[[], Expression]
+    wanted_name: str
+    expression: Expression = name("None")
+    dropped: bool = False
+
+
+def room(path: GraphPath) -> int:
+    """Returns how wide a string at a path may be: the deeper it may be indented, the less."""
+    if not path:
+        return LONGEST_STRING
+    step = path[-1]
+    key = len(str(step.name)) if isinstance(step, Key) else 0
+    return max(104 - 4 * min(len(path), DEEPEST + 1) - key, 20)
+
+
+class LoweringContext(ABC):
+    """What is known while one function is written: its statements, names, imports and parameters.
+
+    Args:
+        graph: the whole graph.
+        reach: the part of it that the targets need.
+        imports: what the module imports.
+        names: the names that are taken.
+        parameters: the parameter of each variable.
+        project_dir: the project's folder; paths below it are written relative to it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        reach: Reach,
+        imports: Imports,
+        names: Names,
+        parameters: dict[str, Parameter],
+        *,
+        project_dir: str = "",
+    ) -> None:
+        self.graph, self.reach, self.imports, self.names = graph, reach, imports, names
+        self.parameters, self._project_dir = parameters, project_dir
+        self.block: list[Statement] = []
+        self.top = self.block
+        self.uncertain = 0
+        self.drops = False
+        # How many variables hold what is not remembered, and has to be made again with what it is a part of.
+        self.temporaries = 0
+        self._bound: dict[int, Expression] = {}
+
+    # nodes
+
+    @abstractmethod
+    def build(self, node: Node, path: GraphPath) -> Expression:
+        """Returns the expression of a node; statements that have to stand before it are added to the block."""
+
+    @abstractmethod
+    def make_deferred(self, node: Node, path: GraphPath) -> Expression:
+        """Returns the expression of a node for a function that is called later, or never."""
+
+    def bound(self, node: Node) -> Expression | None:
+        """Returns the expression of a node that has been built already."""
+        return self._bound.get(id(node))
+
+    def bind(self, expression: Expression, wanted: str, string: str | None = None) -> Expression:
+        """Returns a variable that holds the expression's value; the expression itself where that is a name already."""
+        if expression.constant and string is None:
+            return expression
+        variable = self.names.free(wanted)
+        self.temporaries += string is None
+        self.block.append(Statement(f"{variable} = ", expression, string))
+        return name(variable)
+
+    def bind_unbroken(self, expression: Expression, wanted: str, faults: str = "") -> Expression:
+        """Returns a variable that holds the value of an expression that cannot be broken over lines."""
+        variable = self.names.free(wanted)
+        self.temporaries += 1
+        self.block.append(Statement(f"{variable} = ", expression, whole=True, faults=faults))
+        return name(variable)
+
+    def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
+        """Returns a call of a local function that builds a node when it is first needed, and once."""
+        block, self.block = self.block, []
+        self.uncertain += 1
+        expression = make()
+        self.uncertain -= 1
+        inner, self.block = self.block, block
+        function = self.names.free(name_for(self.graph, node, path))
+        self.imports.use("cache")
+        inner.append(Statement("return ", expression))
+        self.top.append(Statement(heads=("@cache", f"def {function}():"), body=inner))
+        found = self._bound[id(node)] = call(name(function), ())
+        return found
+
+    def local_lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
+        """Returns what `lazy` returns, for use inside the function that is being written alone."""
+        before = self._bound.get(id(node))
+        found = self.lazy(node, path, make)
+        del self._bound[id(node)]
+        if before is not None:
+            self._bound[id(node)] = before
+        return found
+
+    # plain values
+
+    def literal(self, value: PlainScalar, path: GraphPath = (), longest: int | None = None) -> Expression:
+        """Returns a plain value."""
+        if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
+            self.imports.use("math")
+            return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
+        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+            return self.bind_unbroken(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
+        if not isinstance(value, str):
+            return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
+        if path and (parts := below(self._project_dir, value)):
+            self.imports.use("os")
+            self.imports.use("PROJECT_DIR")
+            return Expression(f"os.path.join(PROJECT_DIR, {', '.join(map(quoted, parts))})", constant=True)
+        literal = Expression(quoted(value), constant=True)
+        if width(literal.text) <= (room(path) if longest is None else longest):
+            return literal
+        return self.bind(literal, name_for(self.graph, Scalar(value=value), path) if path else "text", value)
+
+    def key(self, key: object) -> Expression:
+        """Returns a mapping's key."""
+        if isinstance(key, tuple):
+            return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
+        return self.literal(key, (), _LONGEST_KEY)  # type: ignore[arg-type]
+
+    # values in a row
+
+    def sequence(self, parts: Iterable[Part]) -> list[Part]:
+        """Builds parts in order. What a part calls beforehand comes after the calls of those before it."""
+        done: list[Part] = []
+        for part in parts:
+            start = len(self.block)
+            part.expression = part.make()
+            if not all(statement.quiet for statement in self.block[start:]):
+                self.bind_calls(done, start)
+            done.append(part)
+        return done
+
+    def _row(self, items: Iterable[Part]) -> list[Part]:
+        """Builds the items of a list; where one has become a variable, so do the others that call something."""
+        start = len(self.block)
+        parts = self.sequence(items)
+        made = {statement.before for statement in self.block[start:]}
+        if any(f"{part.expression.text} = " in made for part in parts):
+            self.bind_calls(parts, len(self.block))
+        return parts
+
+    def bind_calls(self, parts: list[Part], at: int) -> None:
+        """Gives a variable to each part that calls something, in statements from position `at` on."""
+        for part in parts:
+            if part.expression.pure or (part.dropped and part.expression.constant):
+                continue
+            before = unused(part.expression)
+            if not part.dropped:
+                variable = self.names.free(part.wanted_name)
+                before = f"{variable} = "
+            self.temporaries += 1
+            self.block.insert(at, Statement(before, part.expression))
+            part.expression = name("None" if part.dropped else variable)
+            at += 1
+
+    def container(self, node: Sequence | Mapped, path: GraphPath, build: Build) -> Expression:
+        """Returns a container's display; `build` builds its members."""
+        if isinstance(node, Sequence):
+            members = [(Index(position), value) for position, value in enumerate(node.items)]
+            parts = self._row(self._part("", value, (*path, step), build) for step, value in members)
+            opening, closing = "()" if node.kind is ContainerKind.TUPLE else "[]"
+            return bracketed(opening, [("", part.expression) for part in parts], closing, pure=True)
+        if node.kind is ContainerKind.DLIST:
+            entries = [entry for entry in node.entries if not is_null(entry.value)]
+            parts = self._row(self._part("", entry.value, (*path, Key(entry.key)), build) for entry in entries)
+            return bracketed("[", [("", part.expression) for part in parts], "]", pure=True)
+        keys = [entry.key for entry in node.entries]
+        texts = [f"{self.key(key).text}: " for key in keys]
+        entries_of = zip(texts, node.entries, strict=True)
+        parts = self.sequence(
+            self._part(text, entry.value, (*path, Key(entry.key)), build) for text, entry in entries_of
+        )
+        return bracketed("{", self.merged(list(keys), parts), "}", pure=True)
+
+    def merged(
+        self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
+    ) -> list[tuple[str, Expression]]:
+        """Returns the members of a dict display; of equal keys the first stays, with the last value.
+
+        Args:
+            keys: the keys.
+            parts: their values.
+            earlier: what was built before them.
+        """
+        last = {key: position for position, key in enumerate(keys)}
+        first = {key: position for position, key in reversed(list(enumerate(keys)))}
+        if len(first) < len(parts):
+            self.drops = True
+            for position, part in enumerate(parts):
+                part.dropped = last[keys[position]] != position
+            self.bind_calls([*earlier, *parts], len(self.block))
+        order = sorted(first, key=lambda key: first[key])
+        return [(parts[first[key]].before, parts[last[key]].expression) for key in order]
+
+    def _part(self, before: str, node: Node, path: GraphPath, build: Build) -> Part:
+        return Part(before, lambda: build(node, path), name_for(self.graph, node, path))
+
+    # calls
+
+    def arguments(self, node: Call, path: GraphPath, build: Build) -> list[Part]:
+        """Returns the arguments of a call, still to be built; `before` holds the keyword."""
+        parts = [self._part("", value, (*path, Index(position)), build) for position, value in enumerate(node.args)]
+        for entry in (*node.kwargs, *node.named_latent_args):
+            parts.append(self._part(str(entry.key), entry.value, (*path, Key(entry.key)), build))
+        if node.spread is not None:
+            parts.append(self._part(SPREAD_MARK, node.spread, (*path, Key(SPREAD)), build))
+        return parts
+
+    def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
+        """Returns a call with built arguments, or what a short name does with them."""
+        count = len(node.args)
+        if node.constructor in SHORT_NAMES:
+            if node.spread is not None:
+                raise cannot("FG331", f"the keywords of {node.constructor} are given at construction", node, path)
+            return self._short(node, path, parts)
+        if (
+            node.constructor in ("getattr", "builtins:getattr")
+            and len(parts) == count == 2
+            and parts[0].expression.primary
+        ):
+            attribute = node.args[1]
+            if isinstance(attribute, Scalar) and isinstance(attribute.value, str) and is_identifier(attribute.value):
+                return Expression(f"{parts[0].expression.text}.{attribute.value}", pure=False)
+        keywords = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
+        positional = [("", part.expression) for part in parts[:count]]
+        return call(callee, [*positional, *self.keywords(keywords)])
+
+    def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
+        """Returns keyword arguments; from the first that is no identifier on, as `**{...}`."""
+        if any(word == SPREAD_MARK for word, _ in members):
+            return [("**", self._display(members))]
+        odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
+        plain = [(f"{word}=", value) for word, value in members[:odd]]
+        if odd == len(members):
+            return plain
+        return [*plain, ("**", self._display(members[odd:]))]
+
+    def _display(self, members: list[tuple[str, Expression]]) -> Expression:
+        return bracketed("{", [self._member(word, value) for word, value in members], "}", pure=True)
+
+    def _member(self, word: str, value: Expression) -> tuple[str, Expression]:
+        return ("**", as_primary(value)) if word == SPREAD_MARK else (f"{self.key(word).text}: ", value)
+
+    def _short(self, node: Call, path: GraphPath, parts: list[Part]) -> Expression:
+        word, count = node.constructor, len(node.args)
+        members = self.merged([part.before for part in parts[count:]], parts[count:], parts[:count])
+        if sum(width(part.expression.text) for part in parts) > LONGEST_INLINE or (word in PARAMETERS and members):
+            self.bind_calls(parts, len(self.block))
+            members = self.merged([part.before for part in parts[count:]], parts[count:])
+        args = [part.expression for part in parts[:count]]
+        found = expanded(word, args, members, self._display(members))
+        if found is None:
+            raise cannot("FG332", f"the arguments of {word!r} do not fit it", node, path)
+        if word == "call":
+            return call(found, [*(("", arg) for arg in args[1:]), *self.keywords(members)])
+        return found
+
+    def bound_callee(self, node: Call, path: GraphPath) -> Expression:
+        """Returns what `callee` returns, found before the arguments of the call are built."""
+        callee = self.callee(node, path)
+        return callee if callee.pure else self.bind(callee, "function")
+
+    def callee(self, node: Call, path: GraphPath) -> Expression:
+        """Returns the expression of what a call calls."""
+        source, symbol = split(node.constructor)
+        if node.constructor in SHORT_NAMES:
+            return self.imports.short_function(symbol) if node.kind is CallKind.PARTIAL else name("None")
+        local = source is not None and (is_file(source) or source.startswith("."))
+        if source is not None and is_file(source) and not source.endswith(".py"):
+            raise cannot("FG332", f"{source!r} is not a Python file", node, path)
+        if node.submodule_searchpath is None:
+            if local and source is not None and not is_file(source):
+                raise cannot("FG332", f"the relative module {source!r} has no folders to be looked for in", node, path)
+            return self.imports.function(node)
+        if static_folders(node) is not None:
+            return self.imports.function(node)
+        if not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
+            raise cannot("FG332", "submodule_searchpath has a member that has to be built", node, path)
+        folders = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
+        if local:
+            return self.imports.function(node, folders)
+        if not folders.pure:
+            self.block.append(Statement(unused(folders), folders))
+        return self.imports.function(node)
+
+    # values that construction finds
+
+    def environment_value(self, node: Env) -> Expression:
+        """Returns a variable that holds an environment variable, or `None`."""
+        self.imports.use("os")
+        read = call(name("os.environ.get"), [("", self.literal(node.variable))])
+        return self.bind(read, node.variable.lower())
+
+    def unless(self, test: str, given: Expression, wanted: str, default: Callable[[], Expression]) -> Expression:
+        """Returns `default` where the test holds, else `given`; what the default needs is built only then."""
+        block, self.block = self.block, []
+        self.uncertain += 1
+        expression = default()
+        self.uncertain -= 1
+        inner, self.block = self.block, block
+        text = f"{expression.text} if {test} else {given.text}"
+        if not inner and width(text) <= LONGEST_INLINE and " if " not in expression.text:
+            return Expression(text, pure=expression.pure and given.pure, primary=False)
+        variable = self.names.free(wanted)
+        self.temporaries += 1
+        inner.append(Statement(f"{variable} = ", expression))
+        self.block += [Statement(f"{variable} = ", given), Statement(heads=(f"if {test}:",), body=inner)]
+        return name(variable)
