@@ -9,7 +9,7 @@ import pytest
 from forgather.aliases import KINDS, VERDICTS, alias_of, aliases_of, read_aliases, suggest, suggest_module
 from forgather.cli.parsing import build_parser
 from forgather.config.tags import TAGS
-from forgather.ml.strategy.deepspeed_keys import SECTIONS, unknown_keys
+from forgather.ml.strategy.deepspeed_settings import SECTIONS, unknown_keys
 from forgather.project.dynamic_args import FIELDS
 from forgather.rules import shipped_rules
 from forgather.signatures import Reader

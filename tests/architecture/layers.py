@@ -142,16 +142,14 @@ callbacks:
 strategies:
     strategy.base strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
-    strategy.pipeline.rng strategy.pipeline.schedules strategy.pipeline.trace strategy.precision
-    strategy.reductions strategy.tensor_parallel
-    strategy.deepspeed_keys strategy.describe strategy.fsdp_units strategy.initial_weights_file
-    strategy.pipeline.blocks strategy.pipeline.inference strategy.pipeline.placeholders
+    strategy.pipeline.schedules strategy.pipeline.trace strategy.precision strategy.tensor_parallel
+    strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.pipeline.schedule_runner strategy.state
-    strategy.deepspeed_config strategy.deepspeed_state strategy.initial_weights strategy.pipeline.local_stages
-    strategy.pipeline.split strategy.single
-    strategy.data_parallel strategy.deepspeed_weights strategy.fsdp2 strategy.pipeline.model_proxy
-    strategy.pipeline.stage strategy.pipeline.tied_weights
-    strategy.deepspeed strategy.pipeline.strategy
+    strategy.initial_weights strategy.pipeline.split strategy.single
+    strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
+    strategy.pipeline.stage
+    strategy.deepspeed strategy.pipeline.inference
+    strategy.pipeline.strategy
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter
     trainer.rewind trainer.save_function

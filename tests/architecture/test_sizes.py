@@ -16,6 +16,8 @@ FUNCTION_LINES, MOST_FUNCTION_LINES = 60, 100
 PARAMETERS = 12
 LONG_MODULES = {
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
+    "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
+    "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/trainer/data_loader.py": "one iterator, with what it checks when a stream is read again",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
     "forgather/ml/trainer/run.py": "the state of one training, in one class",

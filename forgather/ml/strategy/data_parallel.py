@@ -38,8 +38,8 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.gradients import added, summed
 from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.reductions import added, summed
 from forgather.ml.strategy.single import tell_sizes, to_device
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.types import Topology, Update, Window

@@ -32,10 +32,9 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_knobs, refuse_differences
-from forgather.ml.strategy.deepspeed_state import EngineState
-from forgather.ml.strategy.deepspeed_weights import take_over
+from forgather.ml.strategy.deepspeed_state import EngineState, take_over
+from forgather.ml.strategy.gradients import summed
 from forgather.ml.strategy.initial_weights import InitialWeights, initial_state
-from forgather.ml.strategy.reductions import summed
 from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import held_state, on_host
 from forgather.ml.types import Topology, Update, Window

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import Diagnostic, TrainingError
-from forgather.ml.strategy.deepspeed_keys import ELSEWHERE, UnknownKey, unknown_keys
 from forgather.ml.strategy.deepspeed_settings import (
     ABSENT,
     AUTO,
+    ELSEWHERE,
     ZERO,
+    UnknownKey,
     ZeroConfig,
     knobs_of,
     put,
     refuse_differences,
+    unknown_keys,
     written_in,
 )
 from forgather.source import Span

@@ -1,8 +1,9 @@
-"""What a ZeRO engine holds, by the names of weights and whole; and back.
+"""The state of a ZeRO engine: weights and optimizer state by name, the way back, and the first weights of stage 3.
 
-Takes DeepSpeed's optimizer, whose state lies in flat slices, one of each group on each process; gives weights and
-optimizer state in the form that no layout changes. Keeps true: every process calls each method, in the same order;
-weights are those that the optimizer steps (float32), also where the model computes in a half type.
+Takes DeepSpeed's optimizer, whose state is in flat slices, one per group and process; gives whole weights and optimizer
+state, the form that every layout reads. Keeps true: every process calls each method, in the same order; the weights are
+those that the optimizer steps (float32), also if the model computes in a half type; at stage 3 no process and no device
+holds more than one whole weight, weights stay the objects that the optimizer was made of, and tied weights stay tied.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from forgather.ml.checkpoint.reader import CheckpointReader, Stored
 from forgather.ml.distributed import collectives
+from forgather.ml.strategy.initial_weights import InitialWeights
+from forgather.ml.strategy.meta_model import put, tensors_of
 from forgather.ml.strategy.state import (
     OF_THE_LAYOUT,
     refuse_other_groups,
@@ -258,3 +261,49 @@ def _shared_weights(model: nn.Module) -> set[int]:
     for _, weight in model.named_parameters(remove_duplicate=False):
         (shared if id(weight) in seen else seen).add(id(weight))
     return shared
+
+
+def take_over(
+    model: nn.Module, initial: InitialWeights, deepspeed: Any, settings: Mapping[str, Any], device: torch.device
+) -> None:
+    """Gives every weight its value and slices it, one after the other, and every buffer its value; collective.
+
+    Args:
+        model: with its tensors on the meta device.
+        initial: the weights.
+        deepspeed: the module.
+        settings: the config of the engine.
+        device: where this process computes.
+    """
+    # As `deepspeed.initialize` does: what slices weights asks DeepSpeed, and not torch, for the processes.
+    backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
+    deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
+    dtype = _computed_in(settings)
+    first: Any = None
+    buffers: dict[int, tuple[Tensor, Tensor]] = {}
+    for fqn, owner, name, tensor in list(tensors_of(model)):
+        if not tensor.is_meta:
+            continue
+        if not isinstance(tensor, nn.Parameter):
+            if id(tensor) not in buffers:
+                buffers[id(tensor)] = (tensor, initial.read(fqn).to(device, copy=True))
+            put(owner, name, buffers[id(tensor)][1])
+        elif not hasattr(tensor, "ds_id"):
+            kind = dtype if tensor.is_floating_point() else None
+            value = nn.Parameter(initial.read(fqn).to(device, kind, copy=True), requires_grad=tensor.requires_grad)
+            value.__dict__.update(vars(tensor))
+            torch.utils.swap_tensors(tensor, value)  # type: ignore[no-untyped-call]
+            del value
+            if first is None:
+                deepspeed.zero.Init(module=nn.ParameterList([tensor]), config_dict_or_path=dict(settings))
+                first = tensor
+            else:
+                first.convert_to_zero_parameters(param_list=[tensor])
+
+
+def _computed_in(settings: Mapping[str, Any]) -> torch.dtype | None:
+    """Returns the type that the engine wants weights in; None for that which they have."""
+    for section, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if (settings.get(section) or {}).get("enabled") is True:
+            return dtype
+    return None

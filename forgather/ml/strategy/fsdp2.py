@@ -32,10 +32,9 @@ from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
-from forgather.ml.strategy.gradients import clip, norm_of
+from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients, summed
 from forgather.ml.strategy.initial_weights import initial_state
 from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.reductions import sum_gradients, summed
 from forgather.ml.strategy.single import tell_sizes, to_device
 from forgather.ml.strategy.state import (
     held_optimizer,

@@ -11,9 +11,9 @@ from torch import nn
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml.losses import loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
+from forgather.ml.strategy.pipeline.local_stages import Tied, tied_weights
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import SCHEDULES, Placement, num_micro_batches, place
-from forgather.ml.strategy.pipeline.tied_weights import Tied, tied_weights
 from forgather.ml.types import PaddingBatch
 from tests.ml.distributed.gang import RankFailed, import_compiler, run_ranks
 from tests.ml.distributed.pipeline_runs import (

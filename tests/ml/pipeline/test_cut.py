@@ -12,9 +12,9 @@ from transformers import LlamaConfig, MixtralConfig, T5Config, T5ForConditionalG
 
 from forgather.errors import TrainingError
 from forgather.ml.strategy.pipeline.blocks import find_blocks
+from forgather.ml.strategy.pipeline.local_stages import tied_parameters
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, infer_output, present_blocks
-from forgather.ml.strategy.pipeline.tied_weights import tied_parameters
 from forgather.ml.strategy.pipeline.trace import on_meta_device
 from tests.ml.pipeline.models import (
     TRANSFORMERS,

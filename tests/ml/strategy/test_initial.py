@@ -11,7 +11,7 @@ from forgather.errors import DistributedError, TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import loss_rule
-from forgather.ml.strategy import initial_weights_file
+from forgather.ml.strategy import initial_weights
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.initial_weights import initial_state, tensors_of
 from forgather.ml.types import Topology
@@ -166,7 +166,7 @@ def test_the_other_ranks_name_the_rank_that_could_not_make_the_model():
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setattr(initial_weights_file, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(initial_weights, "available_bytes", lambda: 100_000)
     with pytest.raises(TrainingError, match="takes .*and this machine has 97.7 KiB") as caught:
         initial_state(recipe_of(llama), alone())
     assert caught.value.code == "FG733"

@@ -17,7 +17,7 @@ from forgather.ml.data.cache import default_cache_dir
 from forgather.ml.losses import loss_rule
 from forgather.ml.model_fingerprint import model_key
 from forgather.ml.models import from_config, from_pretrained
-from forgather.ml.strategy import initial_weights_file as ours
+from forgather.ml.strategy import initial_weights as ours
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.initial_weights import initial_state, tensors_of
 from forgather.ml.types import Topology

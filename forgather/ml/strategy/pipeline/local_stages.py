@@ -1,8 +1,9 @@
-"""The stages of one rank as one model, and their share of the state of the whole.
+"""The stages of one rank as one model, their part of the whole state, and tied weights between stages.
 
-Takes stage modules and names of the whole model; gives one module for optimizers and modes, what of the state lies
-here, and weights whole on every rank. Keeps true: weights have the names of the whole model, a tied weight its first
-one; a state says nothing of stages, so any layout can go on from it.
+Takes stage modules and names of the whole model; gives one module for optimizers and train mode, the local state, whole
+weights on every rank, and summed gradients of tied weights. Keeps true: weights have the names of the whole model, a
+tied weight its first name; a state does not depend on the stages, so every layout can resume from it; each weight that
+several stages hold is listed as tied.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from forgather.errors import DistributedError
+from forgather.ml.strategy.gradients import local_part
+from forgather.ml.strategy.pipeline.schedules import Placement
+from forgather.ml.strategy.pipeline.split import SplitPlan
 from forgather.ml.strategy.state import whole_tensor
 
 
@@ -119,3 +125,147 @@ def _told(value: Any, facts: Any, *, owner: int, group: Any, device: torch.devic
     if dist.get_world_size(group) > 1:
         dist.broadcast(there, group=group, group_src=owner)
     return there
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """One parameter of the model, and its copies.
+
+    Args:
+        copies: (stage, name on that stage), in order of stages; one for each stage that holds it.
+    """
+
+    copies: tuple[tuple[int, str], ...]
+
+    @property
+    def first(self) -> tuple[int, str]:
+        """The copy of the earliest stage: the one that counts in a norm."""
+        return self.copies[0]
+
+    @property
+    def last(self) -> tuple[int, str]:
+        """The copy of the latest stage."""
+        return self.copies[-1]
+
+
+def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
+    """Returns the parameters that more than one stage holds, in the order of the model."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = []
+    for same in names.values():
+        copies: dict[int, str] = {}
+        for index in range(plan.num_stages):
+            here = next((name for name in same if plan.holds(index, name)), None)
+            if here is not None:
+                copies[index] = here
+        if len(copies) > 1:
+            found.append(Tied(tuple(copies.items())))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TiedWeight:
+    """A weight that several stages use.
+
+    Args:
+        copies: the copies that lie here, in the order of their stages.
+        ranks: the ranks of the pipeline that hold copies.
+    """
+
+    copies: tuple[nn.Parameter, ...]
+    ranks: tuple[int, ...]
+
+
+def join_local(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> None:
+    """Makes copies of a tied weight that lie on this rank one parameter."""
+    for weight in tied:
+        here = [(stages[index], name) for index, name in weight.copies if index in stages]
+        for stage, name in here[1:]:
+            owner, _, attribute = name.rpartition(".")
+            stage.get_submodule(owner)._parameters[attribute] = here[0][0].get_parameter(here[0][1])
+
+
+def tied_weights(
+    stages: Mapping[int, nn.Module], tied: Sequence[Tied], placement: Placement, group: Any
+) -> tuple[list[TiedWeight], set[nn.Parameter]]:
+    """Returns the tied weights of which copies lie here, and the copies here that another copy counts for; collective.
+
+    Args:
+        stages: the stage modules of this rank by number.
+        tied: the weights that several stages hold.
+        placement: where all stages lie.
+        group: the process group of the pipeline.
+
+    Raises:
+        DistributedError: FG766 where two ends of a weight lie in different slices.
+    """
+    found: list[TiedWeight] = []
+    represented: set[nn.Parameter] = set()
+    for weight in tied:
+        here = {index: stages[index].get_parameter(name) for index, name in weight.copies if index in stages}
+        _refuse_unlike(weight, here, group)
+        if not any(copy.requires_grad for copy in here.values()):
+            continue
+        copies = tuple(dict.fromkeys(here.values()))
+        ranks = tuple(sorted({placement.rank_of(index) for index, _ in weight.copies}))
+        represented |= {copy for copy in copies if copy is not here.get(weight.first[0])}
+        found.append(TiedWeight(copies, ranks))
+    return found, represented
+
+
+def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -> None:
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, [_lies(copy) for copy in here.values()], group=group)
+    layouts = sorted({layout for layouts in everyone for layout in layouts})
+    if len(layouts) > 1:
+        raise DistributedError(
+            f"the tied weight {weight.first[1]!r} is sliced in one way at one end of the pipeline and in another "
+            "at the other: " + " and ".join(layouts),
+            code="FG766",
+            hint="give a tp_plan that slices both ends alike, or leave this weight whole",
+        )
+
+
+def _lies(parameter: nn.Parameter) -> str:
+    placements = parameter.placements if isinstance(parameter, DTensor) else "whole"
+    return f"{tuple(parameter.shape)} {placements}"
+
+
+@torch.no_grad()
+def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
+    """Gives every copy of each tied weight the sum of the gradients of all copies.
+
+    Args:
+        tied: the tied weights of which copies lie here.
+        rank: this rank's position in the pipeline.
+        group: the process group of the pipeline.
+        device: where gradients pass from rank to rank.
+    """
+    for weight in tied:
+        for copy in weight.copies:
+            if copy.grad is None:
+                copy.grad = torch.zeros_like(copy)
+        own = local_part(weight.copies[0].grad).to(device, copy=True)
+        for copy in weight.copies[1:]:
+            own += local_part(copy.grad).to(device)
+        total = _sum_among(own, weight.ranks, rank=rank, group=group)
+        for copy in weight.copies:
+            local_part(copy.grad).copy_(total)
+
+
+def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> Tensor:
+    others = {other: torch.empty_like(own) for other in ranks if other != rank}
+    if not others:
+        return own
+    operations = [dist.P2POp(dist.isend, own, group=group, group_peer=other) for other in others]
+    operations += [dist.P2POp(dist.irecv, there, group=group, group_peer=other) for other, there in others.items()]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    # One order on every rank: sums in floating point depend on it.
+    parts = [own if other == rank else others[other] for other in sorted(ranks)]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total

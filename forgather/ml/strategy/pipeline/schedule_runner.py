@@ -1,14 +1,18 @@
-"""Runs a schedule of torch over the stages of this rank, forward and backward.
+"""Runs a schedule of torch over the stages of this rank, forward and backward, with random numbers of its own.
 
-Takes the stage modules that lie here and inputs; gives gradients, and the losses on the rank of the last stage. Keeps
-true: gradients add up over steps and are never scaled by the schedule; each shape of inputs has buffers of its own,
-since torch freezes shapes at the first step; gradients of earlier steps survive the making of new buffers.
+Takes the stage modules of this rank and inputs; gives gradients, and the losses on the rank of the last stage. Keeps
+true: gradients add up over steps and are never scaled by the schedule; each shape of inputs has its own buffers, since
+torch freezes shapes at the first step; gradients of earlier steps survive new buffers. Stages and replicas draw
+different random numbers; the global ones stay equal on all ranks of a replica, since a collator may draw from them,
+and restoring them restores the numbers of every stage.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -136,3 +140,49 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+class StageRandomness:
+    """The random numbers of the passes on one rank.
+
+    Args:
+        replica: which replica this is.
+        position: position of this rank in the pipeline.
+        draws: whether the model draws at all; where it does not, nothing is touched.
+    """
+
+    def __init__(self, *, replica: int, position: int, draws: bool) -> None:
+        self.replica = replica
+        self.position = position
+        self.draws = draws
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Runs its body with random numbers of this rank; every rank of the pipeline enters as often as the others."""
+        if not self.draws:
+            yield
+            return
+        # One draw from the numbers that all ranks of the replica share: what a checkpoint holds is enough to go on.
+        shared = int(torch.randint(2**62, (), dtype=torch.int64))
+        kept = torch.get_rng_state()
+        text = f"{shared} {self.replica} {self.position}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(kept)
+
+
+def draws_random_numbers(model: nn.Module, config: Any = None) -> bool:
+    """Tells whether a model in training draws: a dropout of more than zero, as a module or in its configuration."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0:
+            return True
+    settings = config.to_dict() if hasattr(config, "to_dict") else {}
+    words = ("drop", "noise", "jitter")
+    return any(
+        isinstance(value, float) and value > 0 and any(word in name for word in words)
+        for name, value in settings.items()
+    )

@@ -30,20 +30,24 @@ from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
-from forgather.ml.strategy.gradients import clip, norm_of
+from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients
 from forgather.ml.strategy.initial_weights import initial_state
-from forgather.ml.strategy.pipeline.inference import ForwardPass
-from forgather.ml.strategy.pipeline.local_stages import LocalStages, optimizer_of, whole_state
+from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineView
+from forgather.ml.strategy.pipeline.local_stages import (
+    LocalStages,
+    join_local,
+    optimizer_of,
+    sum_tied,
+    tied_parameters,
+    tied_weights,
+    whole_state,
+)
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
-from forgather.ml.strategy.pipeline.model_proxy import PipelineView
-from forgather.ml.strategy.pipeline.rng import StageRandomness, draws_random_numbers
-from forgather.ml.strategy.pipeline.schedule_runner import Steps
+from forgather.ml.strategy.pipeline.schedule_runner import StageRandomness, Steps, draws_random_numbers
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, present_blocks
-from forgather.ml.strategy.pipeline.tied_weights import join_local, sum_tied, tied_parameters, tied_weights
 from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.reductions import sum_gradients
 from forgather.ml.strategy.single import to_device
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
