@@ -8,7 +8,7 @@ too, and what could not be checked is listed with the reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,17 +18,18 @@ from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.remote import judge_remote_code
 from forgather.config.traverse import all_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
-from forgather.project.checks.argument_rules import judge_handed
-from forgather.project.checks.chosen_keywords import judge_chosen
+from forgather.project.checks.argument_rules import check_arguments
+from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import judge_projects
-from forgather.project.checks.import_check import judge_imports
-from forgather.project.checks.output_folders import judge_output_folder
-from forgather.project.checks.packed_rows import judge_packed_rows
+from forgather.project.checks.import_check import check_imports
+from forgather.project.checks.output_folders import check_output_folder
+from forgather.project.checks.packed_rows import check_packed_rows
 from forgather.project.checks.root_settings import judge_no_run, judge_roots
-from forgather.project.checks.run_requirements import judge_before_a_run
+from forgather.project.checks.run_requirements import check_run_requirements
 from forgather.project.checks.setting_rules import judge_settings
-from forgather.project.checks.trainer_hooks import judge_hooks
-from forgather.project.checks.trusted_calls import judge_callables
+from forgather.project.checks.subject import Subject
+from forgather.project.checks.trainer_hooks import check_trainer_hooks
+from forgather.project.checks.trusted_calls import check_trusted_calls
 from forgather.project.dynamic_args import FAULTS, read_options
 from forgather.project.fault_tolerance import fault_tolerance
 from forgather.project.locations import library_dir
@@ -50,6 +51,17 @@ LOOKALIKE = "FG222"
 """The finding that a text looks like a number, a boolean or nothing."""
 SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
 """Findings that whatever is built says too: a run need not print them twice."""
+CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
+    check_arguments,
+    check_chosen_keywords,
+    check_run_requirements,
+    check_trusted_calls,
+    check_packed_rows,
+    check_output_folder,
+    check_imports,
+    check_trainer_hooks,
+)
+"""What is checked beyond calls, settings and other projects. A further check is a function here, and nothing else."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
@@ -100,16 +112,10 @@ def check_project(
     if for_run:
         found = _as_a_run_sees(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
-    found += judge_handed(judgement.calls)
-    found += judge_chosen(judgement.calls, reader)
-    found += judge_before_a_run(graph, judgement.calls, reader)
-    found += (*judge_callables(project), *judge_remote_code(graph))
-    found += judge_packed_rows(judgement.calls, reader)
-    found += _of_meta(graph)
-    named = (called.node for called in judgement.calls.values())
-    found += judge_output_folder(project)
-    found += judge_imports(named, project.meta.project_dir, reader)
-    found += judge_hooks(graph, reader)
+    subject = Subject(project, graph, judgement.calls, reader)
+    for check in CHECKS:
+        found += check(subject)
+    found += (*judge_remote_code(graph), *_of_meta(graph))
     known = {one.span for one in found}
     found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
     found += judge_no_run(graph, for_run=for_run)

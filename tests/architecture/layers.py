@@ -68,17 +68,19 @@ verification:
     verification.backends verification.comparison
     verification.prove
 project:
-    project.checks project.checks.import_check project.checks.trainer_hooks project.dependencies
+    project.checks project.dependencies
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
     project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.fault_tolerance project.git_repository
     project.path_display project.targets project.trust
-    project.checks.argument_rules project.checks.chosen_keywords project.checks.packed_rows
-    project.checks.root_settings project.checks.run_requirements project.git_state project.listing_cache
+    project.checks.root_settings project.git_state project.listing_cache
     project.metadata project.template_environment project.untrusted project.world_size
     project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
     project.defaults project.error_location project.metadata_cache project.seeding
     project.project
+    project.checks.subject
+    project.checks.argument_rules project.checks.chosen_keywords project.checks.import_check
+    project.checks.packed_rows project.checks.run_requirements project.checks.trainer_hooks
     project.checks.cross_project project.comparison project.listing project.page
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden

@@ -22,14 +22,16 @@ from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.yaml.node_builders import describe
 from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.subject import Subject
 from forgather.rules import is_path
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
 
 
-def judge_handed(calls: Mapping[int, Called]) -> list[Diagnostic]:
+def check_arguments(subject: Subject) -> list[Diagnostic]:
     """Returns what is wrong with arguments for what their constructors do with them."""
+    calls = subject.calls
     findings: list[Diagnostic] = []
     for called in calls.values():
         if called.node.kind is not CallKind.META:

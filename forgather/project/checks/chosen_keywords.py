@@ -16,6 +16,7 @@ from forgather.config.lint.call_check import Called
 from forgather.config.path import Key, format_path
 from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.subject import Subject
 from forgather.rules import Rules
 from forgather.signatures.results import Callee
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 _KEYWORDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-def judge_chosen(calls: Mapping[int, Called], reader: Reader) -> Iterator[Diagnostic]:
+def check_chosen_keywords(subject: Subject) -> Iterator[Diagnostic]:
     """Yields keywords that the chosen function does not take, and those without which it cannot be called."""
+    calls, reader = subject.calls, subject.reader
     for called in calls.values():
         if called.node.kind in (CallKind.META, CallKind.PARTIAL):
             continue

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forgather.bounded import MAX_CODE_BYTES, read_text
-from forgather.config.graph import Call
 from forgather.errors import Diagnostic, Severity
+from forgather.project.checks.subject import Subject
 from forgather.source import Span
 
 if TYPE_CHECKING:
-    from forgather.signatures.reader import Reader
+    pass
 
 # At the margin, so that nothing guards it; `from .blocks import` is the business of whoever reads the constructor.
 _IMPORT = re.compile(r"^(?:from[ \t]+([A-Za-z_][\w.]*)[ \t]+import\b|import[ \t]+([A-Za-z_][\w.]*))", re.MULTILINE)
 _CHANGES_THE_SEARCH = re.compile(r"sys\.(?:path|modules|meta_path)|importlib|__import__|__path__|site\.")
 
 
-def judge_imports(calls: Iterable[Call], project_dir: str, reader: Reader) -> Iterator[Diagnostic]:
+def check_imports(subject: Subject) -> Iterator[Diagnostic]:
     """Yields an error for each import at the margin of a project's file whose module surely does not exist."""
-    files = dict.fromkeys(_file(call.constructor, project_dir) for call in calls)
+    project_dir, reader = subject.project.meta.project_dir, subject.reader
+    files = dict.fromkeys(_file(called.node.constructor, project_dir) for called in subject.calls.values())
     for file in files:
         text = _text(file) if file else None
         if file is None or text is None or _CHANGES_THE_SEARCH.search(text):

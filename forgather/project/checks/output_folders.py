@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from forgather.config.graph import Entry
 from forgather.errors import Diagnostic, ForgatherError
+from forgather.project.checks.subject import Subject
 from forgather.project.configs import config_files
 from forgather.project.listing import describe_config, describe_project
 from forgather.project.listing_cache import ConfigListing, cached_listing, keep_listing
@@ -24,8 +25,9 @@ from forgather.project.trainer_arguments import trainer_arguments
 from forgather.source import Span
 
 
-def judge_output_folder(project: Project) -> Iterator[Diagnostic]:
+def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
     """Yields an error where another config of the project writes into the folder that is made of this one's name."""
+    project = subject.project
     folder = _of_its_name(project)
     if folder is None:
         return

@@ -20,6 +20,7 @@ from forgather.config.path import Key, format_path
 from forgather.config.traverse import walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.subject import Subject
 from forgather.signatures.results import Callee
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ _STACKS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadd
 _KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGeneration|Decoder|WithLMHeadModel)$")
 
 
-def judge_packed_rows(calls: Mapping[int, Called], reader: Reader) -> list[Diagnostic]:
+def check_packed_rows(subject: Subject) -> list[Diagnostic]:
     """Returns what is wrong with the collators and models that rows of `tokenize` and `tokenize_examples` reach."""
+    calls, reader = subject.calls, subject.reader
     findings: list[Diagnostic] = []
     for called in calls.values():
         given = arguments_of(called)

@@ -20,6 +20,7 @@ from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.checks.setting_rules import rules_about
+from forgather.project.checks.subject import Subject
 from forgather.project.literal import plain_value
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
@@ -31,8 +32,9 @@ _DEEPSPEED = "forgather.ml.strategy.deepspeed_config"
 _WRAP = "transformer_layer_cls_to_wrap"
 
 
-def judge_before_a_run(graph: Graph, calls: Mapping[int, Called], reader: Reader) -> Iterator[Diagnostic]:
+def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
     """Yields what would keep a run from starting, as far as it is written out."""
+    graph, calls, reader = subject.graph, subject.calls, subject.reader
     for called in calls.values():
         yield from _lacking(called)
     arguments = trainer_arguments(graph)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from forgather.config.graph import Call, Graph
+from forgather.config.graph import Call
 from forgather.config.traverse import all_nodes
 from forgather.errors import Diagnostic
+from forgather.project.checks.subject import Subject
 from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ _PACKAGE = "forgather.ml"
 _LIBRARIES = ("forgather", "transformers", "torch", "accelerate", "datasets", "builtins")
 
 
-def judge_hooks(graph: Graph, reader: Reader) -> Iterator[Diagnostic]:
+def check_trainer_hooks(subject: Subject) -> Iterator[Diagnostic]:
     """Yields an error for each hook that a trainer's class defines, and that nothing calls."""
     seen: set[str] = set()
-    for _, node in all_nodes(graph):
+    for _, node in all_nodes(subject.graph):
         if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):
             seen.add(node.constructor)
-            yield from _of_class(node, reader)
+            yield from _of_class(node, subject.reader)
 
 
 def _may_be_a_trainer(node: Call) -> bool:

@@ -18,13 +18,15 @@ from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.cross_project import projects_named
+from forgather.project.checks.subject import Subject
 from forgather.project.project import Project
 from forgather.project.trust import current_trust
 from forgather.project.untrusted import Needs, Places, denied, said, to_trust, way
 
 
-def judge_callables(project: Project) -> Iterator[Diagnostic]:
+def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
     """Yields an error for each call that no config may make, and a note where the user has to trust something first."""
+    project = subject.project
     places = Places(project.meta.project_dir, project.meta.system_path)
     for path, node in all_nodes(project.graph):
         if isinstance(node, Call):

@@ -1,0 +1,28 @@
+"""What every check of a config looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forgather.config.graph import Graph
+from forgather.config.lint.call_check import Called
+from forgather.project.project import Project
+from forgather.signatures.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A config whose graph is loaded and whose calls are known.
+
+    Args:
+        project: the config, with its options and overrides.
+        graph: the graph of the project.
+        calls: every call that does not fail for sure, by `id(node)`.
+        reader: reads signatures.
+    """
+
+    project: Project
+    graph: Graph
+    calls: Mapping[int, Called]
+    reader: Reader
