@@ -13,10 +13,8 @@ from dataclasses import replace
 from forgather.signatures import symbols
 from forgather.signatures.annotations import describe
 from forgather.signatures.binding import flow
-from forgather.signatures.class_transforms import effects_on
+from forgather.signatures.classes import effects_on, is_true, joined, own_fields, tuple_params
 from forgather.signatures.decorators import keeps_signature
-from forgather.signatures.fields import is_true, joined, own_fields, tuple_params
-from forgather.signatures.kwargs_forwarding import Handing, handing_of, is_local
 from forgather.signatures.name_resolution import Names, Scope
 from forgather.signatures.parameters import (
     EITHER,
@@ -24,9 +22,12 @@ from forgather.signatures.parameters import (
     OPTIONAL,
     STAR,
     STARS,
+    Handing,
     Param,
     after,
     default_of,
+    handing_of,
+    is_local,
     merged,
     opened,
     optional,

@@ -15,7 +15,8 @@ from dataclasses import replace
 from forgather.signatures import symbols
 from forgather.signatures.binding import flow, static
 from forgather.signatures.decorators import attributes_set, returns_its_argument
-from forgather.signatures.exports import (
+from forgather.signatures.modules import (
+    World,
     has_stars,
     lazy_target,
     makes_names,
@@ -24,7 +25,6 @@ from forgather.signatures.exports import (
     set_by_functions,
     stars_last,
 )
-from forgather.signatures.module_table import World
 from forgather.signatures.symbols import (
     Class,
     Doubt,

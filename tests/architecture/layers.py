@@ -37,12 +37,11 @@ loading:
     config.load
 signatures:
     signatures.binding signatures.lazy_ast signatures.module_finder signatures.results
-    signatures.parameters signatures.store signatures.symbols
-    signatures.decorators signatures.exports signatures.module_table
-    signatures.kwargs_forwarding signatures.name_resolution
-    signatures.annotations signatures.signature_errors
-    signatures.fields
-    signatures.class_transforms
+    signatures.symbols
+    signatures.decorators signatures.modules
+    signatures.name_resolution signatures.parameters
+    signatures.annotations
+    signatures.classes
     signatures.call_signatures
     signatures.engine
     signatures.reader
@@ -65,7 +64,6 @@ construction:
     config.materialize config.remote
 verification:
     verification verification.recording
-    verification.backends verification.comparison
     verification.prove
 project:
     project.checks project.dependencies

@@ -148,7 +148,7 @@ def test_two_processes_may_fill_one_folder(project, cache):
 def test_answers_of_another_edition_of_the_reader_are_not_taken(project, cache, monkeypatch):
     read(project, cache)
     counted = reads_source(monkeypatch)
-    monkeypatch.setattr("forgather.signatures.store.edition", lambda *_: "another")
+    monkeypatch.setattr("forgather.signatures.reader.edition", lambda *_: "another")
     assert isinstance(read(project, cache), Callee)
     assert 1 == len(counted)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forgather.signatures.lazy_ast import Text, body_of
-from forgather.signatures.module_table import decode
+from forgather.signatures.modules import decode
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
