@@ -1,1 +1,1 @@
-"""The trainer: its arguments, its loop, and the small modules that prepare and follow a run."""
+"""The trainer: its arguments, its training loop, its data, its checkpoints, and the strategies' entry points."""

@@ -1,7 +1,7 @@
-"""`AccelTrainer`: data parallelism over Accelerate, shared weights (FSDP2) and sliced layers.
+"""`AccelTrainer`: data-parallel, FSDP2, tensor-parallel and DeepSpeed training over Accelerate.
 
-Takes what `Trainer` takes, with `AccelTrainingArguments`; gives the same run on several processes. Keeps true: it is a
-choice of strategy, by the arguments alone.
+Takes what `Trainer` takes, with `AccelTrainingArguments`; gives the same run on several processes. The class only
+chooses a strategy; the arguments alone decide which one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = get_logger(__name__)
 
 
 class AccelTrainer(Trainer):
-    """Trains a model on several processes, each of which sees other rows.
+    """Trains a model on several processes; each data-parallel rank computes different rows.
 
-    `args` is an `AccelTrainingArguments`; everything else is that of `Trainer`.
+    `args` is an `AccelTrainingArguments`; all other parameters are those of `Trainer`.
 
     Raises:
-        DistributedError: FG704 for sizes that do not make the processes that run, FG722 where Accelerate became
-            something else than what was asked for, FG724 where its launcher asks for another engine.
-        SettingError: FG723 for a setting of `accelerator_args` that has no place here.
+        DistributedError: FG704 where the parallel sizes do not multiply to the number of processes, FG722 where the
+            state of Accelerate differs from what was requested, FG724 where its launcher requests another engine.
+        SettingError: FG723 for a setting of `accelerator_args` that is not supported.
     """
 
     args: AccelTrainingArguments
@@ -42,15 +42,22 @@ class AccelTrainer(Trainer):
     RULES = door.rules("accel_trainer", "forgather.ml:AccelTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns how updates are computed."""
+        """Returns the strategy of these arguments: DeepSpeed, FSDP2 (with or without tensor parallelism), or DDP.
+
+        Raises:
+            DistributedError: FG704 where the parallel sizes do not multiply to the number of processes.
+            SettingError: FG723 for conflicting settings.
+        """
         args = self.args
         told = accelerator_settings(args.accelerator_args)
         environment = group_told(environment, told, use_cpu=args.use_cpu)
         layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+        # DeepSpeed comes first: its engine does its own sharding, so `fsdp` settings never reach it.
         if args.deepspeed is not None:
             return deepspeed_strategy(args, environment, layout)
         if args.tensor_parallel_size > 1 or shares_weights(args.fsdp, args.fsdp_config):
             return sharded(environment, args, scaling=told.scaling)
+        # DDP is what remains, also for a single process, where it wraps nothing.
         settings = DataParallelSettings(
             ddp=ddp_settings(args, told.ddp), scaling=told.scaling, sync_each_batch=told.sync_each_batch
         )
@@ -60,10 +67,15 @@ class AccelTrainer(Trainer):
 def group_told(
     environment: DistributedEnvironment, told: AcceleratorSettings, *, use_cpu: bool
 ) -> DistributedEnvironment:
-    """Returns the environment with what `accelerator_args` says of the process group.
+    """Returns the environment, updated with the process-group settings of `accelerator_args`.
+
+    Args:
+        environment: of this process.
+        told: settings taken from `accelerator_args`.
+        use_cpu: whether the run is forced onto the CPU.
 
     Raises:
-        SettingError: FG723 for a backend that the environment gives otherwise.
+        SettingError: FG723 for a backend that contradicts the one of the environment.
     """
     if told.timeout_seconds is not None:
         environment = dataclasses.replace(environment, timeout_seconds=told.timeout_seconds)
@@ -77,6 +89,7 @@ def group_told(
             code="FG723",
             hint="keep one of them",
         ).about("args.accelerator_args")
+    # On the CPU the environment replaces a CUDA backend (nccl) by gloo, so the line reports the backend that is used.
     on_cpu = use_cpu or environment.device.type == "cpu"
     in_force = dataclasses.replace(environment, backend=told.backend)
     _log.warning(
@@ -90,10 +103,14 @@ def group_told(
 def ddp_settings(
     args: AccelTrainingArguments, handler: DistributedDataParallelKwargs | None = None
 ) -> DistributedDataParallelKwargs:
-    """Returns the settings of DistributedDataParallel: those of a handler, of the arguments, or its own defaults.
+    """Returns the settings of `DistributedDataParallel`, merged from the arguments and a kwargs handler.
+
+    Args:
+        args: `ddp_*` settings; None leaves torch's default.
+        handler: of `accelerator_args.kwargs_handlers`; it is returned as it is where it is given.
 
     Raises:
-        SettingError: FG723 for one that handler and arguments give.
+        SettingError: FG723 for a setting that the handler and the arguments give different values.
     """
     given = {
         "find_unused_parameters": args.ddp_find_unused_parameters,

@@ -1,8 +1,9 @@
-"""The door of `TrainingArguments`: names and values are checked here, and nowhere else.
+"""Checks of training arguments: names, values, and conflicts between settings.
 
-Takes what the user wrote and the rules about it; gives settings under their present names, or a `SettingError`. Keeps
-true: nothing is dropped in silence. An old spelling is translated with one warning line; a setting of transformers that
-this trainer does not have is refused by name, unless it asks for what happens anyway.
+Takes settings as the user wrote them and the rules about them; gives settings under their current names, or a
+`SettingError`. No setting is dropped silently: an old name is translated with one warning, and a setting of
+transformers that this trainer lacks is refused by name, unless its value asks for the default behaviour. All trainers
+check arguments here and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FOLDER = Path(__file__).parents[1] / "rules"
 
 
 class SettingError(TrainingError, ValueError):
-    """A training argument that does not exist, or that cannot have this value."""
+    """An unknown training argument, or one with a value that is not allowed."""
 
     code = "FG810"
 
@@ -36,20 +37,25 @@ TRANSFORMERS_DEFAULTS: dict[str, Any] = {
 
 
 def rules(file: str, constructor: str) -> Rules:
-    """Returns the rules about a constructor out of a file of `forgather/ml/rules/`."""
+    """Returns the rules about a constructor from a file of `forgather/ml/rules/`.
+
+    Args:
+        file: name of the JSON file, without its suffix.
+        constructor: the `"module:attr"` string that the rules are about.
+    """
     return next(found for found in read_rules(str(_FOLDER / f"{file}.json")) if constructor in found.about)
 
 
 def present_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `given` under present names.
+    """Returns `given` with every setting under its current name.
 
     Args:
-        known: names that exist, and what became of others.
+        known: the existing names, and the fate of renamed or removed ones.
         given: settings as the user wrote them.
 
     Raises:
-        SettingError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812
-            for one setting given under two names.
+        SettingError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812 for one setting
+            given under two names.
     """
     settings, found = known.names(given, TRANSFORMERS_DEFAULTS)
     for breach in found:
@@ -60,7 +66,7 @@ def present_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse(found: Iterable[Violation]) -> None:
-    """Raises the first breach that is an error.
+    """Raises the first violation that is an error; ignores warnings.
 
     Raises:
         SettingError: FG810 to FG814.
@@ -74,7 +80,10 @@ def refuse(found: Iterable[Violation]) -> None:
 
 @contextlib.contextmanager
 def about_settings(args: Any) -> Iterator[None]:
-    """Lets errors about a setting of `args` name it as a caller of the trainer does, which is where it is looked up."""
+    """Prefixes the argument name of an error with `args.`, as a caller of the trainer writes it.
+
+    A strategy reports errors by the name of a setting; a diagnostic is located by the path of the trainer's argument.
+    """
     try:
         yield
     except ForgatherError as error:

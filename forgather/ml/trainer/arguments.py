@@ -1,8 +1,8 @@
 """`TrainingArguments`: every setting of a run, under transformers' names.
 
-Takes keywords; gives a frozen record whose values fit together. Keeps true: building one reads no
-device and starts no process group; what a logging callback of transformers reads from arguments
-(`to_dict`, `to_sanitized_dict`, `process_index`, ...) is here. Defaults are those of transformers.
+Takes keyword arguments; gives a frozen record whose values are consistent with one another. Building one reads no
+device and starts no process group. The attributes and methods that transformers' logging callbacks read from arguments
+(`to_dict`, `to_sanitized_dict`, `process_index`, ...) exist. Defaults are those of transformers.
 """
 
 from __future__ import annotations
@@ -27,64 +27,66 @@ from forgather.rules import Rules
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class TrainingArguments:
-    """Settings of a run. Unknown names, wrong types and settings that contradict one another are refused.
+    """Settings of a run. Unknown names, wrong types and contradicting settings are refused.
 
     Args:
-        output_dir: where the model and `checkpoint-<step>` folders go.
-        logging_dir: where callbacks write metrics; `<output_dir>/runs/<utc time>-<n>` by default, for this run alone.
+        output_dir: folder of the model and the `checkpoint-<step>` folders.
+        logging_dir: folder of the callbacks' metrics; a new `<output_dir>/runs/<utc time>-<n>` for each run by default.
         run_name: name of the run in trackers; the output folder by default.
         per_device_train_batch_size: rows of one micro-batch.
-        per_device_eval_batch_size: rows of one evaluation batch; no result depends on it.
-        gradient_accumulation_steps: micro-batches of one optimizer update.
-        num_train_epochs: passes over the data; a fraction is allowed.
-        max_steps: optimizer updates; where positive it overrides `num_train_epochs`.
-        learning_rate: of the default optimizer, and of a factory that sets none itself.
-        lr_scheduler_type: name of a schedule of transformers.
+        per_device_eval_batch_size: rows of one evaluation batch; metrics do not depend on it.
+        gradient_accumulation_steps: micro-batches of one optimizer step.
+        num_train_epochs: passes over the data; may be a fraction.
+        max_steps: optimizer steps; a positive value overrides `num_train_epochs`.
+        learning_rate: of the default optimizer, and of a factory that does not set its own.
+        lr_scheduler_type: name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the schedule.
-        warmup_steps: optimizer updates of warm-up; below 1 a share of all steps.
+        warmup_steps: optimizer steps of warm-up; a value below 1 is a fraction of all steps.
         max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
-        bad_step_policy: what becomes of a step whose loss or gradient norm is not finite, or spikes: "stop" ends the
-            run before the update, "skip" leaves the update out, "rewind" goes back to the last checkpoint and leaves
-            the rows of the step out.
-        spike_threshold: a norm so many standard deviations above the mean of the last ones is a spike; None for no such
-            thing.
-        spike_window: how many norms a spike is told by, and how many steps `max_bad_steps` are counted among.
-        max_bad_steps: how many steps are left out among `spike_window`; one more ends the run.
+        bad_step_policy: reaction to a step whose loss or gradient norm is not finite, or is a spike: "stop" ends the
+            run before the optimizer step, "skip" skips the optimizer step, "rewind" goes back to the last checkpoint
+            and skips the rows of the step.
+        spike_threshold: a gradient norm this many standard deviations above the mean of recent norms is a spike; None
+            turns spike detection off.
+        spike_window: number of recent norms that define a spike, and of recent steps over which `max_bad_steps` counts.
+        max_bad_steps: skipped steps that are allowed within `spike_window`; one more ends the run.
         label_smoothing_factor: of the token loss of causal language models.
-        bf16: forward passes under bfloat16 autocast (FSDP2 gathers weights in bfloat16 instead); the loss is computed
-            in float32.
-        torch_compile_regions: compile the repeated blocks of the model and not the whole of it: equal blocks are
-            compiled once, and each may be sharded by itself.
+        bf16: forward passes run under bfloat16 autocast (FSDP2 gathers weights in bfloat16 instead); the loss is
+            computed in float32.
+        torch_compile_regions: compile the repeated blocks of the model instead of the whole model: equal blocks are
+            compiled once, and each can be sharded separately.
         gradient_checkpointing: recompute activations in the backward pass.
-        logging_steps, eval_steps, save_steps: every so many updates; below 1 a share of all steps.
-        save_minutes: a checkpoint also whenever so many minutes have passed since the last one.
-        save_on_best: a checkpoint also where an evaluation is among the best `save_top_k`.
-        save_total_limit: how many checkpoints stay; the best and the newest always do.
-        save_top_k: how many of the best stay, by `metric_for_best_model`; alone, they and the newest.
-        keep_every_n_steps: checkpoints of every so many steps stay for ever; `save_total_limit` does not count them.
-        save_only_model: leave out what resuming needs.
-        async_save: write checkpoints while the run goes on; it waits for a copy of weights and optimizer on the host.
-        seed: of the model's weights and of everything random; `data_seed` of the shuffling alone.
+        logging_steps, eval_steps, save_steps: interval in optimizer steps; a value below 1 is a fraction of all steps.
+        save_minutes: also save a checkpoint when this many minutes have passed since the last one.
+        save_on_best: also save a checkpoint when an evaluation is among the best `save_top_k`.
+        save_total_limit: number of checkpoints to keep; the best and the newest one are always kept.
+        save_top_k: number of best checkpoints to keep, by `metric_for_best_model`; without `save_total_limit`, only
+            they and the newest one are kept.
+        keep_every_n_steps: checkpoints at multiples of this step are never removed; `save_total_limit` does not count
+            them.
+        save_only_model: leave out the state that resuming needs.
+        async_save: write checkpoints in the background; training waits only until weights and optimizer state are
+            copied to host memory.
+        seed: of the model's weights and of everything random; `data_seed` replaces it for the shuffling.
         train_sampling_strategy: "random" or "sequential".
-        resume_from_checkpoint: true or "auto" for the newest verified one, or a folder.
-        allow_missing: parts of that checkpoint that may be missing, and begin anew then: "optimizer", "schedule",
-            "data", "rng", "meter", "progress". Any other lack is an error.
-        allow_changed: what may be another thing than when the checkpoint was written: "data" (rows), "tokenizer",
-            "labels" (names of classes), "model" (settings that its weights depend on). Any other such change is an
-            error.
+        resume_from_checkpoint: true or "auto" for the newest verified checkpoint, or a folder.
+        allow_missing: parts of that checkpoint that may be missing, and then start from the beginning: "optimizer",
+            "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
+        allow_changed: what may differ from when the checkpoint was written: "data" (rows), "tokenizer", "labels" (names
+            of classes), "model" (settings that its weights depend on). Any other such change is an error.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
 
-    Their values and what must hold among them are data: `forgather/ml/rules/trainer.json`.
+    Allowed values and the rules between settings are data: `forgather/ml/rules/trainer.json`.
 
     Raises:
         SettingError: FG810 to FG814.
     """
 
     RULES: ClassVar[Rules] = door.rules("trainer", "forgather.ml:TrainingArguments")
-    """What holds for these settings; `fgcli check` reads the same file."""
+    """Rules about these settings; `fgcli check` reads the same file."""
 
     output_dir: str = "trainer_output"
-    # Where records go changes nothing of a run: arguments that differ in it alone are equal.
+    # Excluded from comparison: the default holds the time, and two runs with equal settings must compare equal.
     logging_dir: str | None = dataclasses.field(default=None, compare=False)
     run_name: str | None = None
     per_device_train_batch_size: int = 8
@@ -154,12 +156,15 @@ class TrainingArguments:
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         if output_dir is not None:
             is_path = isinstance(output_dir, str | os.PathLike)
+            # Only a path is expanded: any other type must reach the rules, whose error names it.
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
         settings = door.present_names(self.RULES, settings)
+        # Set before defaults are filled in: later code has to tell a setting that the user wrote from its default.
         object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
         door.refuse(self.RULES.values(given))
+        # After the check of single values, so that a subclass reads nested settings of a known type.
         given = self._settled(given)
         whole = self.RULES.complete(given)
         for field in fields:
@@ -168,25 +173,28 @@ class TrainingArguments:
         door.refuse(self.RULES.broken(whole, given))
 
     explicit = frozenset[str]()
-    """Names that the user gave."""
+    """Names of the settings that the user gave."""
 
     def _settled(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings with those that stand inside of others."""
+        """Returns the settings, extended by those that are nested inside of others. Subclasses override it."""
         return given
 
     def _derive(self) -> None:
         if self.logging_dir is None:
+            # The record is frozen; `object.__setattr__` is how a frozen dataclass sets a derived field.
             object.__setattr__(self, "logging_dir", str(own_run_folder(self.output_dir)))
         saves_best = self.save_strategy == "best" or self.save_on_best or self.save_top_k is not None
         needs_metric = self.load_best_model_at_end or saves_best or self.schedule_follows_metric
         if needs_metric and self.metric_for_best_model is None:
             object.__setattr__(self, "metric_for_best_model", "loss")
         if self.metric_for_best_model is not None and self.greater_is_better is None:
+            # transformers derives it from the name in the same way.
             object.__setattr__(self, "greater_is_better", not self.metric_for_best_model.endswith("loss"))
         trackers = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or ())
         object.__setattr__(self, "report_to", [name for name in trackers if name != "none"])
         if self.torch_compile_backend is not None or self.torch_compile_mode is not None or self.torch_compile_regions:
             object.__setattr__(self, "torch_compile", True)
+        # YAML and transformers allow 500.0; a step count is used in `range` and in modulo, and must be an int.
         for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and value >= 1:
@@ -194,12 +202,12 @@ class TrainingArguments:
 
     @property
     def schedule_follows_metric(self) -> bool:
-        """True for a schedule that is stepped by evaluations and not by updates."""
+        """True for a schedule that is stepped after each evaluation instead of after each optimizer step."""
         return self.lr_scheduler_type == "reduce_lr_on_plateau"
 
     @property
     def activation_checkpointing(self) -> bool:
-        """transformers' newer name of `gradient_checkpointing`."""
+        """transformers' newer name for `gradient_checkpointing`."""
         return self.gradient_checkpointing
 
     @property
@@ -219,17 +227,17 @@ class TrainingArguments:
 
     @property
     def process_index(self) -> int:
-        """Position among all processes."""
+        """Rank of this process among all processes."""
         return process_facts().rank
 
     @property
     def local_process_index(self) -> int:
-        """Position among the processes of this machine."""
+        """Rank of this process among those of this machine."""
         return process_facts().local_rank
 
     @property
     def local_rank(self) -> int:
-        """Position among the processes of this machine; -1 where there is one process, as in transformers."""
+        """Rank of this process among those of this machine; -1 for a single process, as in transformers."""
         return process_facts().local_rank if self.world_size > 1 else -1
 
     @property
@@ -239,12 +247,12 @@ class TrainingArguments:
 
     @property
     def should_log(self) -> bool:
-        """True on the process that logs."""
+        """True on the main process, which logs."""
         return self.process_index == 0
 
     @property
     def should_save(self) -> bool:
-        """True on the process that writes files."""
+        """True on the main process, which writes files."""
         return self.process_index == 0
 
     def get_process_log_level(self) -> int:
@@ -252,7 +260,11 @@ class TrainingArguments:
         return logging.getLogger().getEffectiveLevel()
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Returns the number of warm-up updates of a run of `num_training_steps`."""
+        """Returns the number of warm-up steps of a run.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run.
+        """
         if self.warmup_steps < 1:
             return math.ceil(num_training_steps * self.warmup_steps)
         return int(self.warmup_steps)
@@ -265,7 +277,7 @@ class TrainingArguments:
         }
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Returns every setting as a number, a text, a yes or no: what trackers accept."""
+        """Returns every setting as a number, a string or a bool, which is what trackers accept."""
         sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         plain = bool | int | float | str
         return {
@@ -277,13 +289,13 @@ class TrainingArguments:
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def replace(self, **settings: Any) -> Self:
-        """Returns a copy with other values for some settings."""
+        """Returns a copy with new values for some settings; derived values are derived again."""
         given = {name: getattr(self, name) for name in self.explicit}
         return type(self)(**{**given, **door.present_names(self.RULES, settings)})
 
     def __getattr__(self, name: str) -> Any:
-        # Only missing names arrive here: a callback of transformers that asks for a setting which this trainer
-        # does not have finds the value that stands for "not used".
+        # Python calls this for missing names only. A callback of transformers may read a setting that this trainer
+        # lacks; it gets transformers' default, which stands for "not used".
         if name in door.TRANSFORMERS_DEFAULTS:
             return door.TRANSFORMERS_DEFAULTS[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -294,7 +306,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def signature_of(arguments: type[TrainingArguments]) -> inspect.Signature:
-    """Returns the signature that tools show: every setting by name, and room for older spellings."""
+    """Returns the signature that tools show: every setting by name, and `**older_names` for renamed settings."""
     named = [
         inspect.Parameter(
             field.name,
@@ -307,4 +319,5 @@ def signature_of(arguments: type[TrainingArguments]) -> inspect.Signature:
     return inspect.Signature([*named, inspect.Parameter("older_names", inspect.Parameter.VAR_KEYWORD)])
 
 
+# `__init__` takes `**settings`; without this, help() and editors would list no setting.
 TrainingArguments.__signature__ = signature_of(TrainingArguments)  # type: ignore[attr-defined]

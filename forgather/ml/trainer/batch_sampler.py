@@ -1,9 +1,9 @@
-"""Which rows of a micro-batch are this process's own, and what stands in for rows that are missing.
+"""The rows of each micro-batch that belong to one data-parallel rank, and padding for missing rows.
 
-Takes the micro-batch of all processes, in one order that no number of processes changes; gives the part that one
-data-parallel rank computes. Keeps true: each row is computed by exactly one rank; a rank without rows computes one that
-counts for nothing, so that every rank takes part in what all do together; where micro-batches must be of one size,
-what fills them up has labels that are ignored.
+Takes a global micro-batch, whose order does not depend on the number of processes; gives the part of one data-parallel
+rank. Every row is computed by exactly one rank. A rank without rows gets one padding row that counts for nothing,
+because every rank must take part in the collectives. Where micro-batches must have one size (pipelines), padding rows
+have ignored labels.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Row = TypeVar("Row")
 
 
 class Ready(NamedTuple):
-    """A micro-batch as a strategy gets it, and what it holds without rows that fill it up.
+    """A micro-batch for a strategy, with its counts; padding rows are not counted.
 
     Args:
-        batch: labels shifted, and filled up where the size is fixed.
+        batch: with shifted labels, padded to the fixed size where there is one.
         num_rows: rows that count.
-        num_tokens: their input tokens.
+        num_tokens: input tokens of these rows.
     """
 
     batch: Any
@@ -41,13 +41,13 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of each micro-batch that one process computes.
+    """The slice of each global micro-batch that one data-parallel rank computes.
 
     Args:
-        rows: rows of one micro-batch of one replica.
-        rank: which replica this is.
-        size: number of replicas.
-        fixed: True where every micro-batch of a replica must have `rows` rows.
+        rows: rows of one micro-batch on one rank.
+        rank: data-parallel rank.
+        size: number of data-parallel ranks.
+        fixed: whether every micro-batch must have exactly `rows` rows.
 
     Example:
         >>> [Share(2, rank, 3).of([7, 8, 9]) for rank in range(3)]
@@ -61,29 +61,34 @@ class Share:
 
     @classmethod
     def by(cls, topology: Topology, rows: int) -> Share:
-        """Returns the share of a process in micro-batches of `rows` rows a replica."""
+        """Returns the share of a process, for micro-batches of `rows` rows per data-parallel rank."""
         return cls(rows, topology.dp_rank, topology.dp_size, topology.fixed_rows)
 
     @property
     def all_rows(self) -> int:
-        """Rows of one micro-batch of all replicas."""
+        """Rows of one global micro-batch, over all data-parallel ranks."""
         return self.rows * self.size
 
     @property
     def facts(self) -> dict[str, int]:
-        """Which rows of which micro-batches these are, as plain numbers."""
+        """Batch rows, rank and number of ranks, as plain numbers for a checkpoint."""
         return {"rows": self.rows, "rank": self.rank, "size": self.size}
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns this process's part of the rows of a micro-batch of all replicas."""
+        """Returns the rank-local rows of a global micro-batch; empty where the last micro-batch is too short."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
     def ready(self, batch: Any, rule: LossRule) -> Ready:
-        """Returns a batch as the strategy gets it: labels shifted, and filled up where the size is fixed.
+        """Returns a batch for the strategy: labels shifted, and padded where the size is fixed.
+
+        Args:
+            batch: collated rows of this rank.
+            rule: shifts and ignores labels.
 
         Raises:
-            TrainingError: FG852 for rows to fill up whose labels cannot be ignored.
+            TrainingError: FG852 for a short batch whose padding cannot be ignored by the loss.
         """
+        # Counted before padding: throughput and the loss must not see rows that were added.
         kept, tokens = num_rows(batch), num_tokens(batch)
         if self.fixed and kept != self.rows:
             whole = batch.batch if isinstance(batch, PaddingBatch) else batch
@@ -92,25 +97,34 @@ class Share:
 
 
 class OwnRows:
-    """A collator that gives another collator this process's part of the rows of all."""
+    """A collator that passes only the rank-local rows of a global micro-batch to another collator."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], share: Share) -> None:
         self.collate = collate
         self.share = share
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Returns the micro-batch of this process."""
+        """Returns the rank-local micro-batch; a `PaddingBatch` where this rank has no rows."""
         own = self.share.of(rows)
         return self.collate(own) if own else PaddingBatch(self.collate(rows[:1]))
 
 
 def filled_up(batch: Any, rows: int) -> Any:
-    """Returns a batch of `rows` rows: the first one is repeated at the end."""
+    """Returns a batch of `rows` rows; the first row is repeated at the end.
+
+    Args:
+        batch: a tensor, or a mapping or sequence of tensors.
+        rows: rows of the result.
+
+    Shapes:
+        Tensors whose first dimension is the number of rows grow to (`rows`, ...); other items stay as they are.
+    """
     present = num_rows(batch)
 
     def longer(item: Any) -> Any:
         if not isinstance(item, Tensor) or item.ndim == 0 or item.shape[0] != present:
             return item
+        # A real row is repeated: made-up values need not be valid inputs of the model.
         return torch.cat([item, item[:1].expand(rows - present, *item.shape[1:])])
 
     if isinstance(batch, Mapping):
@@ -121,10 +135,18 @@ def filled_up(batch: Any, rows: int) -> Any:
 
 
 def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
-    """Returns a batch in which the labels of all rows but the first `kept` are ignored.
+    """Returns a batch in which only the first `kept` rows have labels; all others are set to the ignore index.
+
+    Args:
+        batch: with labels, shifted or not.
+        rule: names the ignore index.
+        kept: rows that count.
+
+    Shapes:
+        labels: (B, ...) of integers, B rows; only their values change.
 
     Raises:
-        TrainingError: FG852 where there are no such labels.
+        TrainingError: FG852 where labels are missing or floating point, or the loss has no ignore index.
     """
     labels = batch.get(SHIFTED, labels_of(batch)) if isinstance(batch, Mapping) else labels_of(batch)
     if labels is None or labels.is_floating_point() or rule.ignore_index is None:
@@ -137,7 +159,12 @@ def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
 
 
 def cannot_fill_up(present: int, needed: int) -> TrainingError:
-    """Returns the error for a short micro-batch that cannot be filled up with rows that count for nothing."""
+    """Returns the FG852 error for a short micro-batch that cannot be padded.
+
+    Args:
+        present: rows that the micro-batch has.
+        needed: rows that it must have.
+    """
     return TrainingError(
         f"the last micro-batch has {present} of {needed} rows, each one must have {needed} here, and rows that fill it "
         "up cannot be left out of this loss",
@@ -148,14 +175,15 @@ def cannot_fill_up(present: int, needed: int) -> TrainingError:
 
 
 class EpochBatches(Sampler[list[int]]):
-    """This process's rows of each micro-batch of one epoch, from any row on.
+    """A batch sampler: the rank-local rows of each micro-batch of one epoch, from any row on.
 
     Args:
         num_rows: rows of the data set.
-        share: the part of a micro-batch that is this process's own.
-        order: seed of the shuffling; None keeps the order of the data.
-        drop_last: leave out a last micro-batch that is not full.
-        carry_seeds: whether what rows draw is to follow from their numbers, see `Rows`.
+        share: the slice of a micro-batch that this process computes.
+        order: seed of the shuffling; None keeps the order of the data set.
+        drop_last: leave out an incomplete last micro-batch.
+        carry_seeds: attach a seed to each micro-batch, from which its data set and collator draw random numbers, see
+            `Rows`.
     """
 
     def __init__(
@@ -169,12 +197,12 @@ class EpochBatches(Sampler[list[int]]):
         self.place()
 
     def place(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
-        """Says where the next iteration begins.
+        """Sets where the next iteration begins.
 
         Args:
-            seed: of what rows draw.
-            epoch: whose order it is.
-            start: rows of all processes that came before.
+            seed: base seed of the random numbers that rows draw.
+            epoch: whose order is used.
+            start: rows of all processes to skip.
         """
         self.seed = seed
         self.epoch = epoch
@@ -194,21 +222,24 @@ class EpochBatches(Sampler[list[int]]):
         for number in range(self.left(self.start)):
             first = self.start + number * size
             rows = order[first : first + size]
+            # A loader cannot give an empty batch; `OwnBatches` marks this row as padding with `is_empty`.
             own = self.share.of(rows) or [rows[0]]
             yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
 
     def is_empty(self, first: int) -> bool:
-        """Tells whether no row of the micro-batch that begins at row `first` is this process's own.
+        """Returns whether this process has no row of the micro-batch that begins at row `first`.
 
-        It reads one of another process then.
+        It then reads a row of another rank, as padding.
         """
         return self.num_rows <= first + self.share.rank * self.share.rows
 
     def _shuffled(self, seed: int) -> list[int]:
+        # A generator of its own: shuffling must not depend on, or change, the global random state.
         generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
         return torch.randperm(self.num_rows, generator=generator).tolist()
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Returns the seed of an epoch; different epochs and different seeds do not meet."""
+    """Returns the seed of an epoch; pairs of seed and epoch in practical ranges give different seeds."""
+    # `seed + epoch` would give (1, 2) and (2, 1) the same order; odd 64-bit constants keep the pairs apart.
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % (2**63)

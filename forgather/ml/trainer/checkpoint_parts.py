@@ -1,8 +1,8 @@
-"""The parts of a checkpoint beside the weights, and what a run does without one of them.
+"""The training state of a checkpoint, by part, and what a run does without one of them.
 
-Takes the folder of a checkpoint and the parts that a run may do without; gives what is there. Keeps true: a part that
-is missing is an error that names it, unless it may be missing, and then what begins anew is said in one line; a part
-that is not of the form in which a run writes it is one error, too.
+Takes a checkpoint folder and the parts that may be missing; gives the parts that are there. A missing part is an error
+that names it, unless it is allowed to be missing; then one warning says what starts from the beginning. A part that has
+another form than a run writes is an FG675 error.
 """
 
 from __future__ import annotations
@@ -28,15 +28,20 @@ WITHOUT = {
     METER: "the mean loss begins anew",
     PROGRESS: "the log and the best metric begin anew",
 }
-"""Each part, with what a run that goes on without it does."""
+"""Each part, and what a run does without it."""
 
 
+# Checkpoints are untrusted input. 2**53 is the largest count that a float holds exactly; no run reaches it.
 _MOST = 2**53
 _MOST_OF_ALL = 1e300
 
 
 class AllowedMissing:
-    """The files that a run may do without, as a container of names."""
+    """The checkpoint files that a run can do without, as a container of file names.
+
+    Args:
+        allowed: parts that may be missing; a file is contained if everything in it is allowed.
+    """
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
@@ -47,10 +52,10 @@ class AllowedMissing:
 
 
 def explained(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
-    """Returns the error for a missing file with the way to go on without the parts that lie in it.
+    """Returns the error for a missing file, with a hint that names the `--allow-missing` option.
 
     Args:
-        error: of the checkpoint.
+        error: raised while the checkpoint was verified.
         allowed: parts that may be missing already.
     """
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
@@ -60,20 +65,22 @@ def explained(error: CheckpointError, allowed: Collection[str]) -> CheckpointErr
 
 
 def read_parts(folder: Path, present: Collection[str], allowed: Collection[str]) -> dict[str, Any]:
-    """Returns what the training state of a checkpoint holds, by part; what is missing and may be is left out.
+    """Returns the training state of a checkpoint, by part, without the parts that are allowed to be missing.
 
     Args:
         folder: of a verified checkpoint.
-        present: parts that lie elsewhere in it.
+        present: parts that other files of the checkpoint hold.
         allowed: parts that may be missing.
 
     Raises:
-        CheckpointError: FG608, naming every part that is missing and may not be; FG611 for a file that cannot be read.
+        CheckpointError: FG608, naming every missing part that is required; FG611 for a file that cannot be read.
     """
     listed = read_manifest(folder).files
     files = [f"{TRAINING_STATE}.json", f"{TRAINING_STATE}.safetensors"]
+    # Both conditions: a file that the manifest does not list is not part of the checkpoint and was not verified.
     has_state = all(name in listed and (folder / name).exists() for name in files)
     state = read_state(folder, TRAINING_STATE) if has_state else {}
+    # Treated as empty, so that the error names the parts that are missing.
     if not isinstance(state, dict):
         state = {}
     missing = [part for part in WITHOUT if part not in present and part not in state]
@@ -96,10 +103,14 @@ def _all_of(parts: Collection[str], allowed: Collection[str]) -> str:
 
 
 def numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:
-    """Returns a part that is made of numbers.
+    """Returns a part whose values must all be finite numbers.
+
+    Args:
+        state: values by name.
+        whole: require non-negative integers below 2**53.
 
     Raises:
-        ValueError: a value is none, or is not finite; of whole numbers, one is below zero, or larger than any count.
+        ValueError: a value is not such a number.
     """
     for name, value in state.items():
         fits = type(value) is int and 0 <= value < _MOST if whole else _is_finite(value)
@@ -113,10 +124,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def words(state: Any) -> list[str]:
-    """Returns a part that is a list of words.
+    """Returns a part that must be a list of strings.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is something else.
     """
     if not isinstance(state, list) or not all(isinstance(word, str) for word in state):
         raise TypeError(f"it is {state!r:.40}")
@@ -124,14 +135,19 @@ def words(state: Any) -> list[str]:
 
 
 def schedule_state(schedule: Any, state: Any) -> dict[str, Any]:
-    """Returns the state of a schedule, which sets no more than facts.
+    """Returns the state of a learning rate schedule, after a check that it sets only data attributes.
+
+    Args:
+        schedule: that the state will be loaded into.
+        state: as it was read.
 
     Raises:
-        TypeError: it is no table, or has the name of a method: what is put back becomes part of the object.
+        TypeError: it is not a mapping, or one of its keys is the name of a method.
     """
     if not isinstance(state, dict):
         raise TypeError(f"it is a {type(state).__name__}")
     for name in state:
+        # `LRScheduler.load_state_dict` updates `__dict__` with it: a key "step" would replace the method.
         if not isinstance(name, str) or callable(getattr(type(schedule), name, None)):
             raise TypeError(f"{name!r:.40} is no fact of a schedule")
     return state
@@ -143,7 +159,11 @@ def _listed(parts: list[str]) -> str:
 
 @contextmanager
 def used(part: str, folder: Path) -> Iterator[None]:
-    """Tells which part of which checkpoint it was that could not be put back.
+    """Converts errors of its body into one that names the part and the checkpoint.
+
+    Args:
+        part: what the body restores.
+        folder: of the checkpoint.
 
     Raises:
         CheckpointError: FG675.
