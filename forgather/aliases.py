@@ -80,6 +80,12 @@ def aliases_of(word: str) -> list[Alias]:
     return found
 
 
+def other_words(setting: str) -> list[str]:
+    """Returns the words that other tools have for a setting, where only the name differs."""
+    aliases = (_alias("setting", word, record) for word, record in read_aliases()["setting"].items())
+    return sorted(one.word for one in aliases if one.verdict == "same" and one.to == f"setting:{setting}")
+
+
 def suggest(
     kind: str, word: str, candidates: Sequence[str], *, first: Sequence[str] = (), owner: str = ""
 ) -> str | None:

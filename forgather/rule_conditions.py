@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 
@@ -146,6 +146,22 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
     kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
     if any(_FITS[kind](value, rule) for kind in kinds):
         return None
+    return _expected(rule, kinds)
+
+
+def accepted_values(rule: Mapping[str, Any]) -> str:
+    """Returns which values a rule accepts, in words.
+
+    Example:
+        >>> accepted_values({"type": "whole", "minimum": 1, "also": [-1]})
+        'a whole number from 1, or -1'
+    """
+    kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+    further = [*map(repr, rule.get("also", ())), *(["null"] if rule.get("optional") else [])]
+    return ", or ".join([_expected(rule, kinds), *further])
+
+
+def _expected(rule: Mapping[str, Any], kinds: Sequence[str]) -> str:
     expected: str | None = rule.get("expected")
     return expected or " or ".join(_EXPECTED[kind](rule) for kind in kinds)
 

@@ -470,6 +470,25 @@ def test_explain_prints_the_page_of_a_code(out, code):
     assert out("explain", code).startswith("# FG405: the project has no such config\n")
 
 
+@pytest.mark.parametrize("word", ["trainer_args.learning_rate", "learning_rate"])
+def test_explain_prints_a_setting(out, word):
+    told = out("explain", word)
+    assert told.startswith("trainer_args.learning_rate: float = 5e-05\n")
+    assert "AccelTrainer" in told and "forgather/ml/trainer/optimizers.py" in told
+
+
+def test_explain_prints_a_template_with_an_example(out):
+    assert "[raw_dataset]\n        -- include 'datasets/json_lines.yaml'" in out("explain", "datasets/json_lines.yaml")
+    assert ["raw_dataset"] == [json.loads(out("explain", "datasets/json_lines.yaml", "--json"))["fills"]]
+
+
+@pytest.mark.parametrize("word", ["trainer_args.lerning_rate", "lerning_rate", "datasets/json_line.yaml", "nonsense"])
+def test_a_word_that_nothing_explains_is_an_error_with_a_hint(capsys, word):
+    assert 1 == main(["explain", word])
+    told = capsys.readouterr().err
+    assert told.startswith("error[FG415]") and "help: " in told
+
+
 def test_explain_alone_lists_every_code(out):
     assert "FG405  the project has no such config" in out("explain").split("\n")
     assert "the project has no such config" == json.loads(out("explain", "--json"))["FG405"]

@@ -1,22 +1,27 @@
-"""`fgcli explain`: the page of an error code."""
+"""`fgcli explain`: what an error code, a setting, a template of the library or a word of another tool means."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+from dataclasses import asdict
 
 from forgather.aliases import Alias, aliases_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
-from forgather.errors import ProjectError
+from forgather.errors import ProjectError, nearest
 from forgather.project.locations import error_pages_dir
+from forgather.project.reference import setting_page, settings, template_page, templates
 
-DESCRIPTION = """Explain an error code: what it means, an example that leads to it, and how to mend it. Of a word of
-another tool (Lightning, DeepSpeed, Axolotl, torchtune, TRL, ...): what it is called here."""
+DESCRIPTION = """Explain an error code (what it means, an example that leads to it, how to fix it), a setting of the
+trainer (type, default, meaning, which trainers take it, where it is read), a template of the library (what it is for,
+its blocks, an example), or a word of another tool (Lightning, DeepSpeed, Axolotl, ...): what it is called here."""
 EXAMPLES = """examples:
   fgcli explain FG204
+  fgcli explain trainer_args.learning_rate
+  fgcli explain datasets/json_lines.yaml
   fgcli explain batch_size      what another tool's word is called here
   fgcli explain                 every code, one line each"""
 
@@ -27,7 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "code",
         nargs="?",
         metavar="CODE",
-        help="an error code, as in FG204, or a word of another tool; without one, list all codes",
+        help="an error code, as in FG204, a setting, a template of the library, or a word of another tool; without "
+        "one, list all codes",
     )
     add_json(parser)
 
@@ -53,6 +59,8 @@ def run(invocation: Invocation) -> int:
         else:
             write_text("\n".join(f"{code}  {title}" for code, title in codes.items()))
         return 0
+    if _print_reference(options.code, as_json=options.json):
+        return 0
     words = aliases_of(options.code)
     if words:
         if options.json:
@@ -63,9 +71,7 @@ def run(invocation: Invocation) -> int:
     code = options.code.upper().strip("[]")
     code = code if code.startswith("FG") else f"FG{code}"
     if code not in codes:
-        raise ProjectError(
-            f"there is no error code {options.code!r}", code="FG415", hint="'fgcli explain' lists every code"
-        )
+        raise _unknown(options.code)
     with open(os.path.join(error_pages_dir(), f"{code}.md"), encoding="utf-8") as stream:
         text = stream.read()
     if options.json:
@@ -73,6 +79,37 @@ def run(invocation: Invocation) -> int:
     else:
         write_text(text)
     return 0
+
+
+def _print_reference(word: str, *, as_json: bool) -> bool:
+    """Prints the page of a setting or of a template; returns whether the word names one."""
+    owner, _, name = word.rpartition(".")
+    if owner in ("", "trainer_args") and (setting := settings().get(name)):
+        facts, text = asdict(setting), setting_page(setting)
+    elif template := templates().get(word):
+        facts, text = asdict(template), template_page(template)
+    else:
+        return False
+    if as_json:
+        write_json(facts)
+    else:
+        write_text(text)
+    return True
+
+
+def _unknown(word: str) -> ProjectError:
+    owner, _, name = word.rpartition(".")
+    hint: str | None = "'fgcli explain' lists every code"
+    if owner == "trainer_args":
+        what, hint = f"there is no setting {name!r} of the trainer", nearest(name, [*settings()])
+    elif name in ("yaml", "yml"):
+        what, hint = f"the library has no template {word!r}", nearest(word, [*templates()])
+    elif re.fullmatch(r"(?:FG)?\d+", word, re.I) or not word.isidentifier():
+        what = f"there is no error code {word!r}"
+    else:
+        what = f"{word!r} is no error code, no setting of the trainer and no word of another tool that is known"
+        hint = nearest(word, [*settings()]) or hint
+    return ProjectError(what, code="FG415", hint=hint)
 
 
 def _line(alias: Alias) -> str:

@@ -39,6 +39,9 @@ class TrainingArguments:
         num_train_epochs: passes over the data; may be a fraction.
         max_steps: optimizer steps; a positive value overrides `num_train_epochs`.
         learning_rate: of the default optimizer, and of a factory that does not set its own.
+        weight_decay: of the default optimizer, and of a factory that does not set its own; biases and norms have none.
+        adam_beta1, adam_beta2, adam_epsilon: of the default optimizer, where it is AdamW.
+        optim: name of the default optimizer, which is used where a config gives no `optimizer_factory`.
         lr_scheduler_type: name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the schedule.
         warmup_steps: optimizer steps of warm-up; a value below 1 is a fraction of all steps.
@@ -53,10 +56,19 @@ class TrainingArguments:
         label_smoothing_factor: of the token loss of causal language models.
         bf16: forward passes run under bfloat16 autocast (FSDP2 gathers weights in bfloat16 instead); the loss is
             computed in float32.
+        tf32: allow TensorFloat-32 in float32 matrix products on CUDA; None leaves the setting of torch alone.
+        torch_compile: compile the model with `torch.compile`.
+        torch_compile_backend, torch_compile_mode: arguments of `torch.compile`; either one turns it on.
         torch_compile_regions: compile the repeated blocks of the model instead of the whole model: equal blocks are
             compiled once, and each can be sharded separately.
         gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing_kwargs: arguments of `torch.utils.checkpoint.checkpoint`, as `use_reentrant`.
+        logging_strategy, eval_strategy, save_strategy: when to log, to evaluate and to save: "no", "steps" or "epoch"
+            (`save_strategy` also "best").
         logging_steps, eval_steps, save_steps: interval in optimizer steps; a value below 1 is a fraction of all steps.
+        logging_first_step: also log the first optimizer step.
+        eval_delay: epochs, or with `eval_strategy: steps` optimizer steps, before the first evaluation.
+        eval_on_start: evaluate once before the first optimizer step.
         save_minutes: also save a checkpoint when this many minutes have passed since the last one.
         save_on_best: also save a checkpoint when an evaluation is among the best `save_top_k`.
         save_total_limit: number of checkpoints to keep; the best and the newest one are always kept.
@@ -67,7 +79,19 @@ class TrainingArguments:
         save_only_model: leave out the state that resuming needs.
         async_save: write checkpoints in the background; training waits only until weights and optimizer state are
             copied to host memory.
-        seed: of the model's weights and of everything random; `data_seed` replaces it for the shuffling.
+        load_best_model_at_end: the model at the end is the best one by `metric_for_best_model`, not the last one.
+        metric_for_best_model: metric that compares models; the loss of the evaluation by default.
+        greater_is_better: whether a larger metric is better; by default, not for a metric whose name ends in "loss".
+        restore_callback_states_from_checkpoint: a resumed run takes the states of its callbacks from the checkpoint.
+        seed: of the model's weights and of everything random.
+        data_seed: of the shuffling, in place of `seed`.
+        use_cpu: train on the CPU where an accelerator is there.
+        dataloader_drop_last: leave out the last rows of an epoch where they do not fill a batch.
+        dataloader_num_workers: processes that read and collate rows; 0 reads them in the training process.
+        dataloader_pin_memory: collate into page-locked host memory where there is an accelerator.
+        dataloader_persistent_workers: workers live on from one epoch to the next.
+        dataloader_prefetch_factor: batches that each worker prepares in advance; the default of torch where None.
+        remove_unused_columns: drop columns of the data that the model's `forward` does not take.
         train_sampling_strategy: "random" or "sequential".
         resume_from_checkpoint: true or "auto" for the newest verified checkpoint, or a folder.
         allow_missing: parts of that checkpoint that may be missing, and then start from the beginning: "optimizer",
@@ -75,6 +99,7 @@ class TrainingArguments:
         allow_changed: what may differ from when the checkpoint was written: "data" (rows), "tokenizer", "labels" (names
             of classes), "model" (settings that its weights depend on). Any other such change is an error.
         report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
+        project: project of the run in trackers that have projects.
 
     Allowed values and the rules between settings are data: `forgather/ml/rules/trainer.json`.
 

@@ -1,0 +1,118 @@
+#!/usr/bin/env python
+"""Writes the generated pages of docs/reference: settings, templates, commands and error codes.
+
+Takes the sources of the package; gives Markdown. `--check` writes nothing, and fails where a page is not what it would
+write. Keeps true: a page depends on the repository alone.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["COLUMNS"] = "100"
+os.environ["NO_COLOR"] = "1"
+
+from forgather.cli.commands.explain import error_codes  # noqa: E402
+from forgather.cli.parsing import COMMANDS, build_parser  # noqa: E402
+from forgather.project.reference import settings, templates  # noqa: E402
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+NOTE = "<!-- Written by scripts/write_reference.py from the sources. Change those, and run it again. -->"
+
+
+def sentence(text):
+    return text[:1].upper() + text[1:]
+
+
+def settings_page():
+    lines = ["# Settings of the trainers", NOTE, ""]
+    lines += [
+        "Every key of `trainer_args`. `fgcli explain trainer_args.NAME` prints the same, with the modules that read"
+    ]
+    lines += [
+        "the setting and its names in other tools. [templates.md](templates.md) lists the templates that set them.",
+        "",
+    ]
+    groups = {}
+    for one in settings().values():
+        groups.setdefault(one.trainers, []).append(one)
+    for trainers, several in groups.items():
+        lines += [f"## {', '.join(f'`{name}`' for name in trainers)}", ""]
+        lines += ["| setting | type | default | accepted | meaning |", "|---|---|---|---|---|"]
+        for one in several:
+            cells = [f"`{one.name}`", f"`{one.type}`", f"`{one.default}`", one.values, sentence(one.meaning)]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def templates_page():
+    lines = ["# Templates of the library", NOTE, ""]
+    lines += [
+        "`fgcli explain NAME` prints a template with its source. [../templates.md](../templates.md) says how they fit"
+    ]
+    lines += ["together.", ""]
+    folder = None
+    for one in templates().values():
+        here, _, _ = one.name.partition("/")
+        if here != folder:
+            folder = here
+            lines += [f"## {folder}", ""]
+        lines += [f"### `{one.name}`", "", one.about, ""]
+        if one.fills:
+            lines += ["```yaml", f"[{one.fills}]", f"    -- include '{one.name}'", "```", ""]
+        elif one.blocks:
+            lines += ["```yaml", f"-- extends '{one.name}'", "```", ""]
+        if one.blocks:
+            lines += ["| block | about |", "|---|---|"]
+            lines += [f"| `{name}` | {about} |" for name, about in one.blocks.items()] + [""]
+        if one.constructors:
+            lines += ["Builds " + ", ".join(f"`{name}`" for name in one.constructors) + ".", ""]
+    return "\n".join(lines)
+
+
+def commands_page():
+    lines = ["# Commands", NOTE, "", "What `fgcli COMMAND --help` prints.", ""]
+    for name in COMMANDS:
+        _, parser, _ = build_parser(name)
+        lines += [f"## `fgcli {name}`", "", "```text", *(line.rstrip() for line in parser.format_help().splitlines())]
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def errors_page():
+    lines = ["# Error codes", NOTE, "", "`fgcli explain CODE` prints a page.", "", "| code | meaning |", "|---|---|"]
+    lines += [f"| [{code}](../errors/{code}.md) | {sentence(title)} |" for code, title in error_codes().items()]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "templates.md": templates_page,
+    "commands.md": commands_page,
+    "errors.md": errors_page,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is stale")
+    options = parser.parse_args()
+    stale = []
+    for name, page in PAGES.items():
+        text, file = page().rstrip("\n") + "\n", FOLDER / name
+        if options.check:
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:
+                stale.append(name)
+            continue
+        FOLDER.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"stale: {', '.join(stale)}; run scripts/write_reference.py")
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
