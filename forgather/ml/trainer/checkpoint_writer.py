@@ -1,8 +1,8 @@
-"""The checkpoints of a run: how they are written, and which of them stay.
+"""Writes the checkpoints of a run, in the foreground or in the background, and estimates the disk space they need.
 
-Takes a `Snapshot` of every process; gives a folder that is complete. Keeps true: every process calls each method and
-writes its part; rank 0 makes the folder and gives it its name, after everything in it was written and synced; a failure
-of one process is one of all, and leaves nothing; a checkpoint of another run is never removed.
+Takes a `Snapshot` on every process; gives a complete folder. Every process calls each method and writes its part. The
+main process creates the folder and gives it its final name after every file was written and synced. A failure on one
+process fails all of them and leaves no folder. Checkpoints of another run are never removed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from forgather.ml.trainer.snapshot import Snapshot
 
 
 def retention_of(args: TrainingArguments) -> Retention:
-    """Returns which checkpoints of a run stay.
+    """Returns the rules by which checkpoints of a run are kept.
 
-    Who asks for the best ones alone does not want all the others.
+    `save_top_k` without `save_total_limit` keeps the best ones and the newest one, not all of them.
     """
     last = 1 if args.save_total_limit is None and args.save_top_k is not None else args.save_total_limit
     return Retention(last=last, best=args.save_top_k or 1, every=args.keep_every_n_steps)
 
 
 class Checkpoints:
-    """The checkpoints that a run writes into a folder.
+    """Writes checkpoints of one run into a folder, and removes those that are no longer needed.
 
     Args:
-        output_dir: where they lie.
-        storage: makes the changes.
-        retention: which stay.
-        max_steps: updates that the run is to take.
-        facts: what each manifest says beside, see `Manifest`.
+        output_dir: folder of the `checkpoint-<step>` folders.
+        storage: does the file operations.
+        retention: which checkpoints are kept.
+        max_steps: optimizer steps of the whole run.
+        facts: further entries of each manifest, see `Manifest`.
     """
 
     def __init__(
@@ -64,21 +64,23 @@ class Checkpoints:
         self._facts = dict(facts)
 
     def write(self, snapshot: Snapshot, *, ranked: Sequence[int] = ()) -> Path:
-        """Writes a checkpoint, removes surplus ones and returns its folder.
+        """Writes a checkpoint, removes surplus ones, and returns the folder of the new one.
+
+        Every process calls it. Collective: it waits for all of them.
 
         Args:
             snapshot: of this process.
-            ranked: steps that were evaluated, the best first.
+            ranked: steps that were evaluated, best first.
 
         Raises:
-            CheckpointError: FG609 where the disk refuses, on every process; earlier checkpoints are untouched.
+            CheckpointError: FG609, on every process, where the disk refuses; earlier checkpoints are unchanged.
         """
         folder = collectives.run_on_main(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
         try:
             parts = collectives.by_all(functools.partial(self._fill, draft, snapshot))
-        except Exception:  # of any process: all are here
-            collectives.run_on_main(functools.partial(drop_draft, draft))  # all have stopped writing into it
+        except Exception:  # `by_all` raises on every process, so all of them take part in what follows
+            collectives.run_on_main(functools.partial(drop_draft, draft))  # no process writes into it any more
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
         return collectives.run_on_main(functools.partial(self._finish, draft, snapshot.step, files, ranked))
@@ -99,20 +101,26 @@ class Checkpoints:
                 folder = finish_draft(self.storage, draft.folder, step, files, {**self._facts, "run": origin})
         finally:
             drop_draft(draft)
+        # Only after the new checkpoint is complete: a crash in between must not leave fewer checkpoints than are kept.
         prune(self.output_dir, self._retention, ranked=ranked, newest=folder, run=self.run_id, storage=self.storage)
         return folder
 
 
 class Staging:
-    """Buffers by file and key."""
+    """Host buffers for snapshots, by file and key, which are reused by later snapshots."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with tensors of its own, on the host; it waits until they are there."""
+        """Returns the snapshot with its tensors copied to host memory; waits until all copies are complete.
+
+        Units:
+            Host memory: the bytes of all tensors of the snapshot, kept until the next call.
+        """
         held = {(file, key): tensor for file, tensors in snapshot.tensors.items() for key, tensor in tensors.items()}
         self._buffers = {place: self._filled(place, tensor) for place, tensor in held.items()}
+        # Copies to pinned memory are asynchronous: training changes the weights in place as soon as this returns.
         for device in {tensor.device for tensor in held.values() if tensor.device.type != "cpu"}:
             torch.accelerator.current_stream(device).synchronize()
         copies: dict[str, dict[str, Tensor]] = {file: {} for file in snapshot.tensors}
@@ -123,6 +131,7 @@ class Staging:
     def _filled(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(place)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            # Only a copy to pinned memory is asynchronous.
             pinned = tensor.device.type == "cuda"
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         return buffer.copy_(tensor.detach(), non_blocking=True)
@@ -130,25 +139,28 @@ class Staging:
 
 _log = get_logger(__name__)
 
-# More than there are processes, and small enough to be added up.
+# Status of a failed save in the sum over processes: more than any number of processes, and exact in float32.
 _FAILED = 65536.0
 
 
 class Background:
-    """Writes the checkpoints of a run, one at a time."""
+    """Writes the checkpoints of a run in a background thread, one at a time."""
 
     def __init__(self) -> None:
         self._staging = Staging()
+        # A process group of its own: collectives of the thread and of the training loop have no common order.
         self._channel = collectives.second_channel()
         self._pending: _Act | None = None
         self._has_waited = False
 
     def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
-        """Begins to write a checkpoint; the one before is settled.
+        """Starts to write a checkpoint, after the tensors are copied to host memory.
+
+        The previous checkpoint must be complete, see `settled`.
 
         Args:
             snapshot: of this process.
-            write: does it, together with the other processes.
+            write: writes it, together with the other processes.
         """
         copy = self._staging.copy(snapshot)
         self._pending = _Act(snapshot.step, functools.partial(self._write, write, copy))
@@ -158,10 +170,12 @@ class Background:
             write(snapshot)
 
     def settled(self, *, wait: bool) -> bool:
-        """Tells, on every process alike, whether the checkpoint is complete; every process asks after the same steps.
+        """Returns whether the checkpoint is complete; the answer is the same on every process.
+
+        Collective: every process calls it after the same steps.
 
         Args:
-            wait: for it.
+            wait: wait until it is complete.
 
         Raises:
             CheckpointError: it failed, see `Checkpoints.write`.
@@ -172,11 +186,12 @@ class Background:
         told = 0.0
         if not wait:
             told = collectives.total(act.status)
-            if told < collectives.size():  # as many as there are processes: all are done
+            if told < collectives.size():  # each process that is done adds 1 or more
                 return False
         elif not act.is_done and not self._has_waited:
             self._has_waited = True
             _log.warning("waiting until the checkpoint of step %d is written", act.step)
+        # Cleared before an error is raised, so that it is raised only once.
         self._pending = None
         act.finish()
         if told >= _FAILED:
@@ -188,7 +203,7 @@ class Background:
         return True
 
     def leave(self) -> None:
-        """Waits for what is being written, whatever other processes do.
+        """Waits for the checkpoint that is being written, without asking other processes.
 
         Raises:
             CheckpointError: it failed.
@@ -199,20 +214,20 @@ class Background:
 
 
 class _Act:
-    """What a thread does."""
+    """A thread that writes one checkpoint."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step = step
         self._act = act
         self._error: BaseException | None = None
-        # A daemon: a run that is told to stop at once does not wait for it.
+        # A daemon: a process that is stopped at once does not wait for it.
         self._thread = threading.Thread(target=self._run, name="forgather-save", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._act()
-        except BaseException as error:  # noqa: BLE001 - the border of a thread: the run raises it
+        except BaseException as error:  # noqa: BLE001 - a thread cannot raise to its starter: `finish` raises it
             self._error = error
 
     @property
@@ -233,13 +248,16 @@ class _Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a run will write.
+    """Bytes and steps of the checkpoints that a run will write.
 
     Args:
-        checkpoint: bytes of one.
-        model: bytes of the model alone, which is written at the end.
-        steps: at which checkpoints are written.
-        present: steps of those of the same run that lie there already, in the order of writing.
+        checkpoint: size of one checkpoint.
+        model: size of the model alone, which is written at the end.
+        steps: steps at which checkpoints are written.
+        present: steps of existing checkpoints of the same run, in the order of writing.
+
+    Units:
+        Sizes are in bytes.
     """
 
     checkpoint: int
@@ -248,14 +266,15 @@ class Need:
     present: Sequence[int] = ()
 
     def at_once(self, retention: Retention) -> tuple[int, int]:
-        """Returns how many further checkpoints there are at most at one time, and how many at the end."""
-        if retention.last is None:  # nothing goes: a run of very many saves need not be gone through
+        """Returns the number of additional checkpoints at the peak, and at the end of the run."""
+        if retention.last is None:  # nothing is removed, so the loop below, slow for many saves, is not needed
             earlier = {*self.present, *self.steps[:-1]}
             return len(earlier) + 1 - len(self.present), len(earlier | {*self.steps[-1:]}) - len(self.present)
         lying = list(self.present)
         most = len(lying)
         for step in self.steps:
-            # The new one is written beside all others, also where it takes the place of one.
+            # The new one is written next to all others, even if it replaces one of them: a draft is renamed when it is
+            # complete.
             most = max(most, len(lying) + 1)
             lying = [other for other in lying if other != step] + [step]
             gone = set(retention.surplus(lying, self.steps[: retention.best]))
@@ -263,13 +282,19 @@ class Need:
         return max(most - len(self.present), 1), max(len(lying) - len(self.present), 0)
 
     def bytes(self, retention: Retention) -> int:
-        """Returns how much has to be free."""
+        """Returns the bytes that must be free before the run."""
         most, last = self.at_once(retention)
         return max(most * self.checkpoint, last * self.checkpoint + self.model)
 
 
 def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | None) -> None:
-    """Raises where there is not enough room.
+    """Raises if the free disk space is smaller than what the run will write.
+
+    Args:
+        need: what the run will write.
+        retention: which checkpoints are kept.
+        folder: named in the message.
+        free: free bytes; None if unknown.
 
     Raises:
         CheckpointError: FG630.
@@ -285,7 +310,7 @@ def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | 
 
 
 def _told(need: Need, retention: Retention) -> str:
-    """Returns what lies there when most does: checkpoints alone, or, at the end, fewer of them and the model."""
+    """Returns the largest set of files in words: checkpoints only, or fewer checkpoints and the model at the end."""
     most, last = need.at_once(retention)
     ends_with_most = need.bytes(retention) > most * need.checkpoint
     count = last if ends_with_most else most
@@ -297,6 +322,7 @@ def _told(need: Need, retention: Retention) -> str:
 
 def _what_fits(need: Need, retention: Retention, free: int) -> str:
     limits = range(min(retention.last or len(need.steps), len(need.steps)) - 1, 0, -1)
+    # `Need.bytes` walks through all saves: with very many checkpoints only a few limits are tried.
     for last in limits if len(limits) < 100 else (16, 8, 4, 3, 2, 1):
         if need.bytes(dataclasses.replace(retention, last=last, every=None)) <= free:
             beside = ", without keep_every_n_steps" if retention.every else ""
@@ -312,7 +338,15 @@ def _others(need: Need, retention: Retention, free: int) -> str:
 
 
 def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoch: int | None) -> list[int]:
-    """Returns the steps at which checkpoints will be written for certain; some come by minutes, or by a metric."""
+    """Returns the steps at which checkpoints are certain to be written.
+
+    Saves by minutes or by a metric are not known in advance and are left out.
+
+    Args:
+        args: save settings.
+        state: current and last step.
+        updates_per_epoch: optimizer steps per epoch; None if unknown.
+    """
     first, last = state.global_step + 1, state.max_steps
     if args.save_strategy == "no" or first > last:
         return []

@@ -1,9 +1,8 @@
-"""From rows to the inputs of a model.
+"""Collators and data sets that fit a model's inputs.
 
-Takes a model, a data set and perhaps a collator; gives the data set without the columns that the model
-does not know, and the collator. Keeps true: a column that a collator of the user's own may need stays
-when `remove_unused_columns` is off; labels that rows have reach the model; rows of several documents for a model that
-mixes them are warned about.
+Takes a model, a data set and optionally a collator; gives the data set without columns that the model does not name,
+and the collator. With `remove_unused_columns: false` all columns stay for the user's collator. Labels of the rows are
+never overwritten. Packed rows for a model that would mix their documents give a warning.
 """
 
 from __future__ import annotations
@@ -35,8 +34,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 def default_collate(processing_class: Any) -> Collate:
-    """Returns the collator for rows without one: padding where there is a tokenizer, else stacking."""
+    """Returns the default collator: padding where there is a tokenizer, else stacking.
+
+    Args:
+        processing_class: a tokenizer or processor; None for none.
+    """
     pads = callable(getattr(processing_class, "pad", None))
+    # `DataCollatorWithPadding` pads no labels of tokens; `PaddingCollator` does.
     for_tokens: Collate = PaddingCollator(processing_class) if pads else default_data_collator
     for_mappings: Collate = DataCollatorWithPadding(processing_class) if pads else default_data_collator
 
@@ -51,14 +55,14 @@ def default_collate(processing_class: Any) -> Collate:
 def rows_for(
     model: nn.Module, dataset: Any, collate: Collate, *, narrows: bool, own_collator: bool
 ) -> tuple[Any, Collate]:
-    """Returns a data set and its collator as the model needs them.
+    """Returns a data set and its collator in the form that the model needs.
 
     Args:
-        model: what is trained.
-        dataset: its rows.
-        collate: rows to a micro-batch.
+        model: the model to train.
+        dataset: rows.
+        collate: makes a micro-batch of rows.
         narrows: leave out the columns that the model does not name.
-        own_collator: the collator is the user's, and gets the columns of a data set that cannot be narrowed.
+        own_collator: the user gave the collator; it gets all columns of a data set that cannot be narrowed itself.
     """
     tell_mixed_rows(model, dataset)
     collate = keeping_rows(collate, model)
@@ -72,11 +76,12 @@ def rows_for(
 
 
 def known_columns(model: nn.Module) -> frozenset[str] | None:
-    """Returns the inputs that a model names, with the names of labels; None where it takes anything.
+    """Returns the argument names of a model's forward, and the names of labels; None for a model that names none.
 
-    A wrapper that takes further inputs by `**`, as peft's, hands them on: it knows what the model inside names.
+    A wrapper that passes on further inputs by `**`, as peft's, also knows the names of the model that it wraps.
     """
     named = [name for one in (model, *_wrapped(model)) for name in _named(one)]
+    # Labels are added in any case: a `loss_fn` needs them, also where `forward` does not take them.
     return frozenset([*named, *_LABELS]) if named else None
 
 
@@ -94,9 +99,9 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def tell_mixed_rows(model: nn.Module, dataset: Any) -> None:
-    """Warns where rows of a data set hold several documents that the model mixes; a few of its rows are looked at.
+    """Warns if rows of a data set hold several documents and the model's attention would mix them.
 
-    What a data set without positions, or a collator, gives is looked at when it comes (`ModelInputs.prepared`).
+    Reads at most 64 rows. Batches of a stream, or of a collator that packs, are checked by `ModelInputs.prepared`.
     """
     if (reason := why_mixed(model)) is not None and any_packed(_first_positions(dataset)):
         tell_mixed(model, reason)
@@ -113,7 +118,7 @@ def _first_positions(dataset: Any) -> list[Any]:
 
 
 def has_new_boundaries(dataset: Any) -> bool:
-    """Tells whether rows are those of `tokenize` with document boundaries, which earlier releases did not write."""
+    """Returns whether rows have the document boundaries that `tokenize` writes; earlier releases wrote none."""
     names = {*(getattr(dataset, "column_names", None) or ())}
     if not {"input_ids", "labels"} <= names <= {"input_ids", "labels", "position_ids"} or not len(dataset):
         return False
@@ -121,16 +126,17 @@ def has_new_boundaries(dataset: Any) -> bool:
 
 
 def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
-    """Returns a data set of `datasets` without the columns that the model does not name."""
+    """Returns a data set of `datasets` without the columns that the model does not name; any other as it is."""
     names = getattr(dataset, "column_names", None)
     if known is None or not isinstance(names, list) or not hasattr(dataset, "select_columns"):
         return dataset
     kept = [name for name in names if name in known]
+    # If nothing would be left, the collator builds the inputs from other columns, and needs them.
     return dataset.select_columns(kept) if kept and len(kept) < len(names) else dataset
 
 
 class KnownColumns:
-    """A collator that gives another collator only the items of a row that the model names."""
+    """A collator that passes only the items that the model names to another collator."""
 
     def __init__(self, collate: Collate, known: frozenset[str]) -> None:
         self.collate = collate
@@ -144,10 +150,14 @@ class KnownColumns:
 
 
 def keeping_rows(collate: Collate, model: nn.Module) -> Collate:
-    """Returns a collator that refuses rows whose labels or positions it would overwrite; any other collator as it is.
+    """Returns a collator that refuses rows whose labels or positions it would overwrite; any other as it is.
+
+    Args:
+        collate: a collator of transformers or of the user.
+        model: decides whether masked-token labels make sense.
 
     Raises:
-        TrainingError: FG846 for one that masks tokens at random, which a causal language model does not learn from.
+        TrainingError: FG846 for a collator that masks tokens (masked language modeling), given to a causal model.
     """
     if isinstance(collate, DataCollatorWithFlattening):
         return RefusesPacked(collate)
@@ -160,12 +170,16 @@ def keeping_rows(collate: Collate, model: nn.Module) -> Collate:
             code="FG846",
             hint="use collators/padded.yaml (forgather.ml.data:CausalLMCollator), or set mlm: false",
         )
+    # A subclass with a `torch_call` of its own may keep labels, so only the original method is refused.
     overwrites = type(collate).torch_call is DataCollatorForLanguageModeling.torch_call and not collate.mlm
     return RefusesLabels(collate) if overwrites else collate
 
 
 class RefusesPacked:
-    """A collator that writes positions row by row, and refuses rows that hold several documents already."""
+    """A flattening collator that refuses rows which hold several documents already.
+
+    It writes `position_ids` row by row, which would remove the boundaries within a row.
+    """
 
     def __init__(self, collate: DataCollatorWithFlattening) -> None:
         self.collate = collate
@@ -190,7 +204,7 @@ class RefusesLabels:
 
     def __init__(self, collate: DataCollatorForLanguageModeling) -> None:
         self.collate = collate
-        self.tokenizer = collate.tokenizer  # transformers saves that of a collator
+        self.tokenizer = collate.tokenizer  # transformers saves the tokenizer of a collator
 
     def __call__(self, rows: list[Any]) -> Any:
         """Returns the micro-batch of `rows`.

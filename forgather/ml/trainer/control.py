@@ -1,4 +1,8 @@
-"""What the parts of a trainer share: arguments, state, control, and the way to the callbacks."""
+"""The shared state of a trainer's parts: arguments, trainer state, control flags, and the event dispatcher.
+
+The functions set and clear the control flags by transformers' rules: what is due after a step, after an epoch, and what
+a resumed run still has to do.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from forgather.ml.trainer.arguments import TrainingArguments
 
 @dataclass(slots=True)
 class Session:
-    """The present moment of a trainer.
+    """Arguments, state and control of a trainer, and the way to its callbacks.
 
     Args:
         args: settings.
-        dispatcher: callbacks, and what they may look at.
-        state: where the run is.
-        control: what callbacks asked for.
+        dispatcher: calls the callbacks, with the objects that they may use.
+        state: progress of the run.
+        control: flags that callbacks set.
     """
 
     args: TrainingArguments
@@ -28,30 +32,37 @@ class Session:
     control: TrainerControl = field(default_factory=TrainerControl)
 
     def send(self, event: str, *, of: TrainerState | None = None, **details: Any) -> None:
-        """Sends an event; keeps the control that callbacks answered with.
+        """Sends an event to the callbacks, and keeps the control that they return.
 
         Args:
-            event: its name.
-            of: the state at the step that it tells of; the present one by default.
-            **details: what else callbacks are told.
+            event: name of the event, such as "on_log".
+            of: the state that callbacks get; the current one by default. A background save reports an earlier step.
+            **details: further keyword arguments of the event.
         """
         self.control = self.dispatcher.send(event, self.args, self.state if of is None else of, self.control, **details)
 
     def log(self, values: dict[str, Any]) -> None:
-        """Adds a line to the history and sends it to the callbacks."""
+        """Adds a line of metrics to the history and sends it to the callbacks."""
         line = {**values, "epoch": self.state.epoch}
         self.state.log_history.append({**line, "step": self.state.global_step})
+        # Cleared before the event, as transformers does: a callback may set it again.
         self.control.should_log = False
         self.send("on_log", logs=line)
 
 
 def begin_step(control: TrainerControl) -> None:
-    """Clears what was asked for during the last step."""
+    """Clears the flags that were set for the previous step."""
     control.should_log = control.should_evaluate = control.should_save = False
 
 
 def after_step(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-    """Sets the switches that are due after an update."""
+    """Sets the flags that are due after an optimizer step.
+
+    Args:
+        args: intervals.
+        state: after the step; its intervals are in steps.
+        control: is changed.
+    """
     step = state.global_step
     last = step >= state.max_steps
     evaluates = args.eval_strategy == "steps" and args.eval_delay <= step
@@ -68,7 +79,7 @@ def after_step(args: TrainingArguments, state: TrainerState, control: TrainerCon
 
 
 def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-    """Sets the switches that are due after an epoch."""
+    """Sets the flags that are due after an epoch."""
     if args.logging_strategy == "epoch":
         control.should_log = True
     if args.eval_strategy == "epoch" and args.eval_delay <= state.epoch:
@@ -78,16 +89,19 @@ def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerCo
 
 
 def is_evaluated(state: TrainerState) -> bool:
-    """Tells whether the present step was: where it cut an epoch short, what the end of an epoch asks for is done."""
+    """Returns whether the current step was evaluated.
+
+    The work at the end of an epoch is done when an epoch was cut short at this step.
+    """
     return any(line.get("step") == state.global_step and "eval_runtime" in line for line in state.log_history)
 
 
 def pending_actions(control: TrainerControl) -> list[str]:
-    """Returns what a run that goes on from here begins with: an evaluation that was broken off, and its save."""
+    """Returns the actions of this step that are left to the resumed run: an interrupted evaluation, and its save."""
     return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]
 
 
 def restore_pending(control: TrainerControl, names: Sequence[str]) -> None:
-    """Sets the switches that `pending_actions` returned."""
+    """Sets the flags that `pending_actions` returned."""
     for name in names:
         setattr(control, name, True)

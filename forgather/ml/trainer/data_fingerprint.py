@@ -1,8 +1,9 @@
-"""A digest of what a row of data holds, whichever types hold it.
+"""Fingerprints of data sets: digests of some rows, which show whether two runs or two processes read the same data.
 
-Takes a value; gives a few hexadecimal digits, or None where nothing certain can be said. Keeps true: numbers have the
-same digest as a tensor, an array and a list; an absolute path counts by its last name, so that a cache may be somewhere
-else; of a large value the beginning and the end are read; no address, hash seed or random number has a part in it.
+`row_digest` gives hexadecimal digits for one value, or None for a value whose content is unknown. Numbers have the same
+digest in a tensor, an array and a list. An absolute path counts by its last component, so that caches can move. Of a
+large value the beginning and the end are read. Object addresses, hash seeds and random numbers have no influence.
+`Fingerprint` is the number of rows, with the digests of sampled rows by column; a checkpoint stores it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _PLAIN = (enum.Enum, datetime.date, datetime.time, datetime.timedelta, uuid.UUID
 
 
 class _Indistinct(Exception):
-    """A value of which nothing certain can be said."""
+    """Raised for a value whose content cannot be read reliably."""
 
 
 def row_digest(value: Any) -> str | None:
-    """Returns the digest of a value; None for one of a class that is not known here, or one that cannot be read.
+    """Returns the digest of a value; None if its class is unknown or it cannot be read.
 
     Example:
         >>> row_digest({"ids": [1, 2]}) == row_digest({"ids": torch.tensor([1, 2])}), row_digest(object()) is None
@@ -83,10 +84,12 @@ def _feed(put: Callable[[bytes], object], value: Any, depth: int) -> None:
 def _feed_parts(put: Callable[[bytes], object], value: Any, depth: int) -> None:
     if isinstance(value, Mapping):
         put(f"mapping {len(value)}".encode())
+        # Sorted: the order of columns depends on how the data set was made, not on its rows.
         for name in sorted(value, key=str):
             _feed(put, str(name), depth - 1)
             _feed(put, value[name], depth - 1)
     elif isinstance(value, Set):
+        # The iteration order of a set of strings changes with the hash seed of the process.
         put(f"set {sorted(str(row_digest(item)) for item in value)}".encode())
     elif isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim):
         put(f"sequence {len(value)}".encode())
@@ -103,9 +106,13 @@ def _feed_parts(put: Callable[[bytes], object], value: Any, depth: int) -> None:
 
 
 def _numbers(value: Any) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
-    """Returns the shape of numbers, and the numbers as int64, float64 or complex128; None for what is none."""
+    """Returns the shape and the values of numbers, widened to int64, float64 or complex128; None for other values.
+
+    Widening gives a value one digest in all containers: `datasets` returns lists, a torch format returns int32 tensors.
+    """
     if isinstance(value, Tensor):
         flat = _ends(value.detach().reshape(-1), _MOST_NUMBERS).cpu()
+        # NumPy has no bfloat16; float64 holds every floating-point type of torch exactly.
         return _widened(value.shape, (flat.double() if flat.is_floating_point() else flat).numpy())
     if isinstance(value, list | tuple | range):
         if not _begins_with_a_number(value):
@@ -133,7 +140,10 @@ def _begins_with_a_number(value: Any) -> bool:
 
 
 def _ends(value: Any, most: int) -> Any:
-    """Returns the beginning and the end of something long, and all of what is not."""
+    """Returns the beginning and the end of a long value, and all of a short one.
+
+    Reading a gigabyte of pixels for 64 rows would delay the start; a change in the middle alone is not seen.
+    """
     if len(value) <= most:
         return value
     first, last = value[: most // 2], value[-(most - most // 2) :]
@@ -157,12 +167,12 @@ _Read = tuple[dict[str, str | None], dict[str, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What is known of the rows of a data set.
+    """The number of rows of a data set, and digests of sampled rows.
 
     Args:
-        num_rows: how many; None for a stream.
-        columns: digests of the sampled rows, by column; None where nothing certain can be said of a value, and no
-            digests where a column draws from random numbers of its own.
+        num_rows: number of rows; None for a stream.
+        columns: digests of the sampled rows, by column; a None digest is unknown, and a column that draws random
+            numbers has no digests.
     """
 
     num_rows: int | None
@@ -170,10 +180,10 @@ class Fingerprint:
 
     @classmethod
     def of(cls, state: Any) -> Fingerprint:
-        """Returns what `to_state` gave.
+        """Returns the fingerprint that `to_state` gave.
 
         Raises:
-            TypeError, ValueError, LookupError: it is nothing of that kind.
+            TypeError, ValueError, LookupError: `state` has another form.
         """
         num_rows, columns = state["num_rows"], state["columns"]
         if not (num_rows is None or (type(num_rows) is int and num_rows >= 0)):
@@ -184,17 +194,17 @@ class Fingerprint:
         return cls(num_rows, {str(name): tuple(digests) for name, digests in columns.items()})
 
     def to_state(self) -> dict[str, Any]:
-        """Returns it as plain data."""
+        """Returns the fingerprint as plain data."""
         return {"num_rows": self.num_rows, "columns": {name: list(found) for name, found in self.columns.items()}}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """A number of rows and one digest, for people and records."""
+        """The number of rows and one digest, for manifests and messages."""
         text = json.dumps(self.to_state(), sort_keys=True)
         return {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """Returns, in words, what another one has in the place of what is here; nothing where what is known agrees."""
+        """Returns the differences to another fingerprint in words; empty if everything that both know agrees."""
         if self.num_rows != other.num_rows:
             return [f"{_rows(self.num_rows)} became {_rows(other.num_rows)}"]
         if not self.columns or not other.columns:
@@ -210,6 +220,7 @@ class Fingerprint:
         if not places:
             return []
         compared = max(min(map(len, pair)) for pair in columns.values())
+        # The same digests in another order: a changed shuffle needs another remedy than changed rows.
         moved = all(sorted(map(str, a)) == sorted(map(str, b)) for a, b in columns.values())
         first = sampled_rows(self.num_rows)[places[0]] if self.num_rows else places[0]
         named = ", ".join(repr(name) for name in changed if changed[name] and name != _ROW)
@@ -227,7 +238,7 @@ def _places(before: Digests, now: Digests) -> list[int]:
 
 
 def sampled_rows(num_rows: int) -> list[int]:
-    """Returns the numbers of the rows that stand for all: every one of a few, always the same ones of many.
+    """Returns the row numbers that are sampled: all of a small data set, else 64 that depend on `num_rows` alone.
 
     Example:
         >>> sampled_rows(3), len(set(sampled_rows(10**9))), sampled_rows(10**9) == sampled_rows(10**9)
@@ -236,6 +247,7 @@ def sampled_rows(num_rows: int) -> list[int]:
     if num_rows <= SAMPLED:
         return list(range(num_rows))
     drawn = (seed_of(num_rows, number) % num_rows for number in itertools.count())
+    # The ends are always sampled: rows are most often added or removed there.
     found = dict.fromkeys((0, num_rows - 1))
     while len(found) < SAMPLED:
         found[next(drawn)] = None
@@ -243,16 +255,17 @@ def sampled_rows(num_rows: int) -> list[int]:
 
 
 def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] | None = None) -> Fingerprint:
-    """Returns what is known of a data set whose rows have positions.
+    """Returns the fingerprint of a map-style data set.
 
     Args:
-        dataset: a length and rows by number.
-        options: of the loader that a run reads it with, see `loader_options`.
-        known: columns that are used of a row; None for all.
+        dataset: has a length, and rows by number.
+        options: of the run's loader, see `loader_options`.
+        known: columns that the model uses; None for all.
     """
     sample = _Sample(dataset, None if known is None else frozenset(known))
     rows = sampled_rows(len(dataset))
     if options["num_workers"]:
+        # Read as the run itself reads its rows: in a worker process, after the same `worker_init_fn`.
         read: list[_Read | None] = list(
             DataLoader(
                 sample,
@@ -265,16 +278,21 @@ def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] |
         )
     else:
         read = [sample[row] for row in rows]
+    # Rows after the time limit are None; the rows before it are compared.
     found = list(itertools.takewhile(lambda one: one is not None, read))
     both = [one for one in found if one is not None]
     names = dict.fromkeys(name for first, _ in both for name in first)
+    # Augmentation changes a column between two readings: its digests would never agree.
     drawn = {name for name in names if any(first.get(name) != second.get(name) for first, second in both)}
     columns = {name: () if name in drawn else tuple(first.get(name) for first, _ in both) for name in names}
     return Fingerprint(len(dataset), columns)
 
 
 class _Sample(Dataset[Any]):
-    """The digests of two readings of rows, by column, in the place of the rows; None once they have taken too long."""
+    """A data set of digests: each item holds the digests of two readings of a row, by column.
+
+    Items are None after the time limit.
+    """
 
     def __init__(self, dataset: Any, known: frozenset[str] | None) -> None:
         self.dataset = dataset
@@ -298,7 +316,7 @@ class _Sample(Dataset[Any]):
         with self._apart.seeded(0):
             try:
                 found = several([row])[0] if several else self.dataset[row]
-            except Exception:  # noqa: BLE001 - the border of a user's data set: the run itself tells when it meets the row
+            except Exception:  # noqa: BLE001 - code of a user's data set: the run itself raises it when it reads the row
                 return {}
         return {name: row_digest(value) for name, value in self._columns(found).items()}
 
@@ -318,10 +336,10 @@ class _Sample(Dataset[Any]):
 
 
 class FirstRows:
-    """Digests of the first rows of an epoch of a stream, noted where they are read, here or in a worker.
+    """Digests of the first rows of an epoch of a stream, recorded while they are read.
 
     Args:
-        in_workers: whether other processes read the stream.
+        in_workers: whether worker processes read the stream; the digests are in shared memory then.
     """
 
     def __init__(self, *, in_workers: bool) -> None:
@@ -330,7 +348,7 @@ class FirstRows:
             self._digests.share_memory_()  # type: ignore[no-untyped-call]
 
     def noted(self, rows: Iterable[Any]) -> Iterable[Any]:
-        """Yields rows, and notes the first of them."""
+        """Yields all rows, and records the digests of the first 64."""
         self._digests.zero_()
         rows = iter(rows)
         for place, row in enumerate(itertools.islice(rows, SAMPLED)):
@@ -340,16 +358,21 @@ class FirstRows:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What was noted."""
+        """The fingerprint of the recorded rows."""
+        # 0 stands for an unread row and for an unknown digest; both end the list.
         noted = list(itertools.takewhile(bool, self._digests.tolist()))
         return Fingerprint(None, {_ROW: tuple(f"{digest:08x}" for digest in noted)} if noted else {})
 
 
 def refuse_other_data(what: str, own: Fingerprint) -> None:
-    """Compares a data set with that of the other processes; every process calls it.
+    """Raises if the data sets of the processes differ. Collective: every process calls it.
+
+    Args:
+        what: names the data in the message.
+        own: fingerprint of this process's data.
 
     Raises:
-        DistributedError: FG855, on every process, where one has other rows than rank 0.
+        DistributedError: FG855, on every process, if one of them has other rows than rank 0.
     """
     every: Sequence[Fingerprint] = collectives.gathered(own)
     for rank, other in enumerate(every):

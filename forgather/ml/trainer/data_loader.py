@@ -1,10 +1,10 @@
-"""Which rows make which update.
+"""Training and evaluation data as micro-batches of one data-parallel rank, with a position that can be resumed.
 
-Takes a data set, the arguments and which share of the rows is this process's own; gives windows of micro-batches. Keeps
-true: the order of an epoch is a function of seed and epoch alone, so the position of a run is two numbers, and going on
-from them costs nothing; the global random state is not touched; each row is met once an epoch, by one replica, also
-where other replicas go on than began it. The micro-batches of all replicas together are those of one process with as
-many rows, in the same order.
+Takes a data set, the arguments and the topology; gives windows (the micro-batches of one optimizer step). The order of
+an epoch depends on seed and epoch alone, so two numbers are the whole position, and resuming a map-style data set skips
+rows without reading them. The global random state is not changed. Every row is read once per epoch, by one
+data-parallel rank, even if the number of ranks changes in between. The micro-batches of all ranks together are those of
+a single process with as many rows, in the same order.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Collate = Callable[[list[Any]], Any]
 
 
 class OwnBatches:
-    """This process's micro-batches of a data set.
+    """The rank-local micro-batches of a data set.
 
     Args:
-        dataset: map-style (a length and rows by number) or iterable; the whole of it on every process.
-        share: the part of a micro-batch that is this process's own.
-        collate: rows to a micro-batch.
-        options: of the loader, see `loader_options`.
-        order: seed of the shuffling; None keeps the order of the data.
-        drop_last: leave out a last micro-batch that is not full.
-        draws_apart: False lets rows that are read in this process draw from the run's own random numbers, which a
-            checkpoint holds. Workers always draw apart, and so does a stream, which is read again after a resume.
+        dataset: map-style (a length, and rows by number) or iterable; every process gets the whole data set.
+        share: the slice of each micro-batch that this process computes.
+        collate: makes a micro-batch of rows.
+        options: of the `DataLoader`, see `loader_options`.
+        order: seed of the shuffling; None keeps the order of the data set.
+        drop_last: leave out an incomplete last micro-batch.
+        draws_apart: draw random numbers of rows from seeds of their own. False uses the run's global random state,
+            which a checkpoint holds. Workers and streams always use their own: a stream is read again after a resume.
 
     Raises:
-        TrainingError: FG853 for a data set that is split among processes already.
+        TrainingError: FG853 for a data set that is already split among processes.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class OwnBatches:
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         if is_iterable(dataset):
             _refuse_split(dataset)
-            # Every process reads all rows: those of a worker are its own too, then, whatever the number of processes.
+            # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
+            # on the number of processes.
             own = collate if share.size == 1 else OwnRows(collate, share)
             stream = Stream(
                 dataset,
@@ -98,7 +99,7 @@ class OwnBatches:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch; None where nobody knows."""
+        """Rows of an epoch; None if unknown."""
         return None if self._sampler is None else self._sampler.num_rows
 
     @functools.cached_property
@@ -107,35 +108,36 @@ class OwnBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What is known of the rows; of a stream, of the first ones of the epoch that were read."""
+        """The fingerprint of the rows; for a stream, of the first rows of the epoch."""
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
     def is_shuffled(self) -> bool:
-        """Tells whether the rows are met in another order than that of the data set."""
+        """True if rows come in another order than in the data set."""
         return self._sampler is not None and self._sampler.order is not None
 
     def left(self, start: int) -> int | None:
-        """Returns the number of micro-batches after the first `start` rows; None where nobody knows."""
+        """Returns the number of micro-batches after the first `start` rows; None if unknown."""
         return None if self._sampler is None else self._sampler.left(start)
 
     def read(
         self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
     ) -> Iterator[Ready]:
-        """Returns the micro-batches of an epoch, as a strategy gets them.
+        """Returns the micro-batches of an epoch, ready for a strategy.
 
         Args:
-            rule: counts targets.
-            start: rows of all processes that are read past, at once.
-            epoch: whose rows they are.
-            seed: of what rows draw.
-            last: digest that the last micro-batch of a stream had that is read past; None where that is not known.
+            rule: counts targets and pads batches.
+            start: rows of all processes to skip.
+            epoch: number of the epoch.
+            seed: base seed of the random numbers that rows draw.
+            last: digest of the last skipped micro-batch of a stream; None if unknown.
 
         Raises:
-            TrainingError: FG852 where micro-batches must be of one size, the last one is not, and this loss counts
-                every row.
+            TrainingError: FG852 if micro-batches must have one size, the last one is short, and the loss counts every
+                row.
         """
         self._refuse_short(rule, start)
+        # The loader draws the base seed of its workers from this generator, instead of from the global one.
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
             self._sampler.place(seed=seed, epoch=epoch, start=start)
@@ -143,11 +145,13 @@ class OwnBatches:
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %d rows of a data set without positions", start)
+        # With a digest, the last trained micro-batch is read once more and compared.
         past = start if last is None else max(0, start - self.share.all_rows)
         self._stream.place(seed=seed, epoch=epoch, skip=0 if self.workers else past)
         batches: Iterator[Any] = iter(self.loader)
         if self.workers:
-            # Which worker is next follows from how many micro-batches were given, so all of them are.
+            # A loader asks its workers in turn: to continue with the right worker, all earlier micro-batches must be
+            # read.
             given = past // self.share.all_rows
             next(itertools.islice(batches, given, given), None)
         else:
@@ -162,7 +166,7 @@ class OwnBatches:
             yield self.share.ready(PaddingBatch(batch) if is_empty else batch, rule)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
-        # Found on every process at once, before one of them meets the short micro-batch.
+        # Checked before reading: every process raises now, instead of one of them in the middle of a step.
         if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
             return
         if rest := (self._sampler.num_rows - start) % self.share.all_rows:
@@ -170,17 +174,17 @@ class OwnBatches:
 
 
 class TrainBatches:
-    """The training data as windows, and the position in it.
+    """The training data as windows, and the position in them.
 
     Args:
-        dataset: map-style (a length and rows by number) or iterable.
-        args: batch size, accumulation, seeds, loader options.
-        collate: rows to a micro-batch.
-        topology: who this process is; it tells which rows are its own.
+        dataset: map-style (a length, and rows by number) or iterable.
+        args: batch size, gradient accumulation, seeds, loader options.
+        collate: makes a micro-batch of rows.
+        topology: gives the data-parallel rank of this process.
 
     Raises:
-        TrainingError: FG803 for no rows, FG804 for a batch larger than the data, FG805 for a data set
-            without a length where `max_steps` is not set, FG853 for one that is split already.
+        TrainingError: FG803 for no rows, FG804 for a batch larger than the data, FG805 for data without a length while
+            `max_steps` is not set, FG853 for data that is already split among processes.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
@@ -208,39 +212,42 @@ class TrainBatches:
             loader_options(args, topology),
             order=self.seed if args.train_sampling_strategy == "random" else None,
             drop_last=args.dataloader_drop_last,
-            draws_apart=False,  # it would cost each step 0.06 ms
+            draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
         self.loader = self._own.loader
 
     @property
     def num_batches(self) -> int | None:
-        """Micro-batches of an epoch; None where nobody knows."""
+        """Micro-batches of an epoch; None if unknown."""
         return self._own.left(0)
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch; None where nobody knows."""
+        """Rows of an epoch; None if unknown."""
         return self._own.num_rows
 
     @property
     def batch(self) -> int:
-        """Micro-batches of the present epoch that were trained on; a begun one counts, where others than now were."""
+        """Micro-batches of the current epoch that were trained on.
+
+        Rounded up: a run resumed with another batch size may be in the middle of one.
+        """
         return math.ceil(self.row / self._own.share.all_rows)
 
     @property
     def updates_per_epoch(self) -> int | None:
-        """Updates of an epoch; None where nobody knows."""
+        """Optimizer steps of an epoch; None if unknown."""
         return None if self.num_batches is None else math.ceil(self.num_batches / self.accumulation)
 
     @property
     def at_end_of_epoch(self) -> bool:
-        """True where no micro-batch of the epoch is left, as far as is known."""
+        """True if no micro-batch of the epoch is left; False if that is unknown."""
         return self._own.left(self.row) == 0
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
-        """Returns the windows of the present epoch, from the present position on.
+        """Returns the windows of the current epoch, from the current position on.
 
-        Rows before the position are read past at once, and nothing here draws from the run's random numbers.
+        Earlier rows are skipped at once, and the run's random state is not used for that.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
@@ -261,7 +268,7 @@ class TrainBatches:
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
-        """Gives the windows of a stream on, whose first rows all processes must have alike.
+        """Yields the windows of a stream after comparing its first rows between processes.
 
         Raises:
             DistributedError: FG855, on every process.
@@ -270,13 +277,15 @@ class TrainBatches:
         return after_first(windows, lambda: own(self.fingerprint))
 
     def rows_of(self, window: Window) -> RowRange:
-        """Returns the rows, of all processes, of the window at the present position."""
+        """Returns the global rows of the window at the current position."""
         return RowRange(self.epoch, self.row, self.row + len(window.batches) * self._own.share.all_rows)
 
     def advance(self, window: Window) -> None:
         """Moves the position past a window that was trained on."""
         self.row += len(window.batches) * self._own.share.all_rows
         if self.num_rows is None:
+            # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
+            # again.
             self._latest = window.batches[-1]
         else:
             self.row = min(self.row, self.num_rows)
@@ -288,11 +297,11 @@ class TrainBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What is known of the rows, see `OwnBatches.fingerprint`."""
+        """The fingerprint of the rows, see `OwnBatches.fingerprint`."""
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and what is known of the data; of a stream also what its last micro-batch was here."""
+        """Returns the position and the fingerprint of the data; for a stream also a digest of its last micro-batch."""
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
@@ -307,18 +316,23 @@ class TrainBatches:
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position, after the rows that were trained on.
+        """Restores a position; training continues after the rows that were trained on.
+
+        Args:
+            state: given by `state_dict`, of this release or an earlier one.
 
         Raises:
-            CheckpointError: FG610 where the data are not those of the checkpoint, and may not be others; of a stream
-                it is raised when its rows are read.
+            CheckpointError: FG610 if the data changed since the checkpoint and may not; for a stream, when its first
+                rows are read.
         """
         now = self._facts()
+        # Facts that an earlier release did not store count as unchanged.
         before = {**now, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
         digest = last.pop("digest", None)
+        # The digest is of a rank-local batch: it can be compared only if this process has the same share of rows.
         self._last = digest if last == self._own.share.facts else None
         known = Fingerprint.of(state["fingerprint"]) if "fingerprint" in state else None
         changed = other_order(before, now)
@@ -326,6 +340,7 @@ class TrainBatches:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
             changed += since_an_earlier_release(has_new_boundaries(self._own.dataset))
+        # Other numbers of rows are reported by `other_order` already.
         elif before["num_rows"] == now["num_rows"]:
             changed += known.differences(self.fingerprint)
         say_changed(changed, may_change=self._may_change)
@@ -344,13 +359,14 @@ def _total(counts: list[Any]) -> Any:
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Tells whether a data set gives rows only in its own order."""
-    if isinstance(dataset, IterableDataset) or type(dataset).__name__ == "IterableDataset":
+    """Returns whether a data set gives rows only in its own order."""
+    if isinstance(dataset, IterableDataset) or type(dataset).__name__ == "IterableDataset":  # that of `datasets`
         return True
     return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
 
 
 def _refuse_split(dataset: Any) -> None:
+    # `datasets` marks the result of `split_dataset_by_node`: each process would drop rows of its part again.
     split = getattr(dataset, "_distributed", None)
     if split is not None:
         raise TrainingError(
@@ -361,7 +377,15 @@ def _refuse_split(dataset: Any) -> None:
 
 
 def check_size(rows: int, share: Share) -> None:
-    """Raises where a data set has no rows, or fewer than one batch."""
+    """Raises if a data set has no rows, or fewer than one global micro-batch.
+
+    Args:
+        rows: of the data set.
+        share: gives rows per rank and the number of ranks.
+
+    Raises:
+        TrainingError: FG803 for no rows, FG804 for fewer rows than a batch.
+    """
     if rows == 0:
         raise TrainingError("the training data has no rows", code="FG803", hint="look at what filters and splits it")
     if rows < share.all_rows:
@@ -375,7 +399,7 @@ def check_size(rows: int, share: Share) -> None:
 
 
 def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
-    """Returns what training and evaluation loaders have in common."""
+    """Returns the `DataLoader` options that training and evaluation have in common."""
     options: dict[str, Any] = {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
@@ -388,6 +412,7 @@ def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any
 
 
 def _leave_interrupts_to_the_parent(worker: int) -> None:
+    # Ctrl-C reaches the whole process group: a worker that stopped by itself would look like a crash.
     leave_to_parent()
 
 
@@ -395,18 +420,23 @@ T = TypeVar("T")
 
 
 def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns, in words, what has the rows of an epoch come in another order, or makes them more or fewer."""
+    """Returns, in words, changes that give the rows of an epoch another order or number.
+
+    Args:
+        before: facts of the checkpoint.
+        now: facts of this run.
+    """
     facts = ["num_rows", "seed", "shuffled"]
     if "workers" in now and (before["workers"] or now["workers"]):
-        facts += ["workers", "batch_rows"]  # workers share a stream among them by micro-batches
+        facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
 
 
 def since_an_earlier_release(has_boundaries: bool) -> list[str]:
-    """Returns, in words, what differs from a checkpoint that does not tell its rows, and says that it does not.
+    """Returns, in words, what differs from a checkpoint without a fingerprint; warns that rows could not be compared.
 
     Args:
-        has_boundaries: the rows are now those of `tokenize` with document boundaries.
+        has_boundaries: whether the rows have the document boundaries that `tokenize` writes now.
     """
     _log.warning(
         "the checkpoint is of an earlier release, and does not tell which rows its training data had: their number and "
@@ -421,10 +451,14 @@ def since_an_earlier_release(has_boundaries: bool) -> list[str]:
 
 
 def say_changed(changed: list[str], *, may_change: bool) -> None:
-    """Tells what has changed of the training data, if anything has.
+    """Warns about changes of the training data, or refuses them.
+
+    Args:
+        changed: the changes in words.
+        may_change: whether changes are allowed.
 
     Raises:
-        CheckpointError: FG610 where nothing may change.
+        CheckpointError: FG610 if they are not.
     """
     what = f"the training data changed since the checkpoint: {'; '.join(changed)}"
     if changed and not may_change:
@@ -439,7 +473,7 @@ def say_changed(changed: list[str], *, may_change: bool) -> None:
 
 
 def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
-    """Yields items; `act` is called once the first of them is there."""
+    """Yields items; calls `act` after the first item was read and before it is yielded."""
     for number, item in enumerate(items):
         if number == 0:
             act()
@@ -447,7 +481,7 @@ def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
 
 
 def digest_of(batch: Any) -> str | None:
-    """Returns a digest of the tensors of a micro-batch; None where there are none."""
+    """Returns a digest of the tensors of a micro-batch; None if it has none."""
     parts = [batch[name] for name in sorted(batch)] if isinstance(batch, Mapping) else batch
     parts = parts if isinstance(parts, list | tuple) else [parts]
     tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
@@ -461,7 +495,7 @@ def digest_of(batch: Any) -> str | None:
 
 
 def after_the_same(items: Iterator[Ready], expected: str) -> Iterator[Ready]:
-    """Returns the micro-batches after the first, and says so where that one is not what it was."""
+    """Returns the micro-batches after the first one; warns if the digest of that one is not `expected`."""
     first = next(items, None)
     if first is None or digest_of(first.batch) != expected:
         _log.warning(

@@ -1,9 +1,10 @@
-"""The random numbers of rows: what a data set or a collator draws while it makes a micro-batch.
+"""Random numbers of data: seeds for data sets and collators, and the random states of a run.
 
-Takes a data set and its collator; gives both as a loader reads them. Keeps true: what is drawn for a micro-batch of a
-data set with positions follows from the seed, the epoch, its first row and the replica alone, so that neither the
-number of workers nor where a run was stopped changes it; a data set without positions draws, over an epoch, what one
-seed gives, the same on every process, whatever a collator draws meanwhile; the global random state is not touched.
+Takes a data set and its collator; gives both in the form that a `DataLoader` reads. The numbers drawn for a micro-batch
+of a map-style data set depend on seed, epoch, first row and data-parallel rank alone: neither the number of workers nor
+a resume changes them. A stream draws, over an epoch, from one seed that is the same on every process, independently of
+its collator. The global random state is not changed. `seed_process`, `rng_of_all` and `own_rng` seed, capture and
+restore the run's own states.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from forgather.ml.types import Topology
 
 Collate = Callable[[list[Any]], Any]
 
-# Documented, and missing in the stubs. NumPy's state is slow to copy, and quick to change for another.
+# Documented, and missing in the stubs. Copying NumPy's state is slow; replacing its bit generator is fast.
 _bit_generator: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]
 _set_bit_generator: Callable[[Any], None] = np.random.set_bit_generator  # type: ignore[attr-defined]
 
@@ -48,14 +49,14 @@ def _set(states: _States) -> None:
 
 
 class IsolatedRNG:
-    """Random numbers of torch, Python and NumPy beside the global ones: its body draws from them.
+    """Random states of torch, Python and NumPy that replace the global ones within a `with` body.
 
     Example:
         >>> torch.manual_seed(1).initial_seed(), random.seed(1)
         (1, None)
-        >>> apart, drawn = Apart(), []
+        >>> isolated, drawn = IsolatedRNG(), []
         >>> for _ in range(2):
-        ...     with apart.seeded(5):
+        ...     with isolated.seeded(5):
         ...         drawn.append(random.random())
         >>> drawn[0] == drawn[1], random.random() == random.Random(1).random()
         (True, True)
@@ -67,7 +68,7 @@ class IsolatedRNG:
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Runs its body with the numbers of a seed of 64 bits, of which each source takes its own."""
+        """Runs its body with generators seeded from 64 bits."""
         outside = _present()
         _set_bit_generator(self._numpy)
         _seed_sources(seed)
@@ -79,7 +80,7 @@ class IsolatedRNG:
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """Runs its body with the numbers that come after those of the last body."""
+        """Runs its body with the generators in the state that the previous body left."""
         assert self._kept is not None, "there was a body before"  # noqa: S101
         outside = _present()
         _set(self._kept)
@@ -91,21 +92,24 @@ class IsolatedRNG:
 
 
 def _seed_sources(seed: int) -> None:
-    # Generators of torch and NumPy are alike, and look at 32 bits each: equal bits would give equal numbers.
+    # torch and NumPy both use MT19937 and read 32 bits of the seed: equal bits would give equal numbers.
     torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
     np.random.seed(seed >> 32)
     random.seed(seed)
 
 
 def seed_of(*facts: int) -> int:
-    """Returns 64 bits that follow from some numbers; other numbers give others.
+    """Returns a 64-bit seed mixed from integers; different integers give different seeds, up to collisions of 64 bits.
 
     Example:
         >>> seed_of(1, 0) == seed_of(1, 0), len({seed_of(one, two) for one in range(99) for two in range(99)})
         (True, 9801)
+
+    Source:
+        The output function of SplitMix64 (Steele, Lea, Flood, 2014), applied once per integer.
     """
     mixed = 0
-    for fact in facts:  # the steps of SplitMix64, which cost a tenth of a digest
+    for fact in facts:  # a tenth of the time of a cryptographic digest, which matters once per micro-batch
         mixed = (mixed + fact + 0x9E3779B97F4A7C15) & _BITS
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _BITS
@@ -117,7 +121,10 @@ _BITS = 2**64 - 1
 
 
 class SeededRows(list[int]):
-    """Numbers of the rows of a micro-batch, which carry its seed to wherever the rows are read."""
+    """Row numbers of a micro-batch, together with the seed of its random numbers.
+
+    A list subclass, because a `DataLoader` sends it to the worker that reads the rows.
+    """
 
     def __init__(self, rows: Iterable[int] = (), seed: int = 0) -> None:
         super().__init__(rows)
@@ -125,13 +132,13 @@ class SeededRows(list[int]):
 
 
 class Rows(Dataset[Any]):
-    """A data set whose `__getitems__` gives a whole micro-batch, collated, drawn from the seed that its rows carry.
+    """A map-style data set whose `__getitems__` returns a collated micro-batch, drawn from the seed of its rows.
 
-    Callbacks see it as the data set of the loader: it has the attributes of the one within.
+    It forwards attributes to the inner data set, because callbacks see it as the loader's data set.
 
     Args:
-        dataset: a length and rows by number.
-        collate: rows to a micro-batch.
+        dataset: has a length, and rows by number.
+        collate: makes a micro-batch of rows.
     """
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
@@ -149,6 +156,7 @@ class Rows(Dataset[Any]):
         numbers = list(rows)
         several = getattr(self.dataset, "__getitems__", None)
         with self._apart.seeded(rows.seed):
+            # Collated within the seeded body: a collator that masks or pads at random must draw from the same seed.
             return self.collate(several(numbers) if several else [self.dataset[number] for number in numbers])
 
     def __getattr__(self, name: str) -> Any:
@@ -156,20 +164,20 @@ class Rows(Dataset[Any]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """Returns a micro-batch that was collated where its rows were read."""
+    """Returns a micro-batch unchanged: the collator of a loader whose data set collates."""
     return batch
 
 
 class Stream(IterableDataset[Any]):
-    """A data set without positions, read from the begin of an epoch in random numbers of its own.
+    """An iterable data set that reads from the start of an epoch, with random numbers of its own.
 
     Args:
         dataset: gives rows in its own order.
-        collate: rows to a micro-batch; `self.collated` is what a loader is given.
+        collate: makes a micro-batch of rows; a loader gets `self.collated`.
         batch_rows: rows of a micro-batch.
-        replica: which one this is; collators of two replicas draw different numbers, their data sets the same.
-        in_workers: whether other processes read it.
-        note: gives on the rows of an iteration, in this process or in the first worker, and looks at them.
+        replica: data-parallel rank; collators of two ranks draw different numbers, their data sets the same.
+        in_workers: whether worker processes read it.
+        note: passes on the rows of an iteration, in this process or in the first worker, and records them.
     """
 
     def __init__(
@@ -188,19 +196,19 @@ class Stream(IterableDataset[Any]):
         self.replica = replica
         self._note = note
         self._place = torch.zeros(3, dtype=torch.int64)
-        if in_workers:  # those that live on hear of the next epoch in it
+        if in_workers:  # persistent workers keep a copy of this object: shared memory tells them the next epoch
             self._place.share_memory_()  # type: ignore[no-untyped-call]
         self._apart = IsolatedRNG()
         self._of_collator = IsolatedRNG()
         self._seed = self._row = 0
 
     def place(self, *, seed: int, epoch: int, skip: int = 0) -> None:
-        """Says where the next iteration begins, here or in workers.
+        """Sets where the next iteration begins, in this process or in workers.
 
         Args:
             seed: of the run.
-            epoch: given to the data set's `set_epoch`, where it has one.
-            skip: rows that are read past, and not collated.
+            epoch: given to the data set's `set_epoch`, if it has one.
+            skip: rows that are read and dropped without collating.
         """
         self._place.copy_(torch.tensor([seed, epoch, skip]))
 
@@ -210,22 +218,24 @@ class Stream(IterableDataset[Any]):
         self._seed, self._row = seed_of(seed, epoch, 0 if worker is None else worker.id), skip
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
+        # Nothing else draws in a worker process: it can seed the global generators.
         if worker is not None:
             _seed_sources(self._seed)
         rows = self._note(self.dataset) if worker is None or worker.id == 0 else self.dataset
         yield from itertools.islice(rows, skip, None)
 
     def collated(self, rows: list[Any]) -> Any:
-        """Returns a micro-batch; the numbers that the data set draws do not hear of those that its collator draws."""
+        """Returns a micro-batch; its collator draws from another generator than the data set does."""
         with self._of_collator.seeded(seed_of(self._seed, self._row, self.replica)):
             self._row += self.batch_rows
             return self.collate(rows)
 
     def drawn_apart(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields micro-batches that are made in this process; what the data set draws is not drawn from the run's."""
+        """Yields micro-batches read in this process, without drawing from the run's global random state."""
         seed, epoch, _ = self._place.tolist()
         drawing = self._apart.seeded(seed_of(seed, epoch, 0))
         while True:
+            # Only the reading is isolated: between two batches the training step draws from the global state.
             with drawing:
                 batch = next(batches, self)
             if batch is self:
@@ -238,7 +248,8 @@ class Stream(IterableDataset[Any]):
 
 
 def _of_the_inner(outer: Any, name: str) -> Any:
-    # A copy in a worker has no attribute yet when it is asked for those of pickling.
+    # Pickling looks up special methods on a copy that has no attributes yet: looking for `dataset` would recurse for
+    # ever.
     if name.startswith("__") or "dataset" not in vars(outer):
         raise AttributeError(name)
     return getattr(outer.dataset, name)
@@ -250,28 +261,34 @@ _OF_ALL = "of_ranks"
 
 
 def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
-    """Seeds everything random of this process.
+    """Seeds all generators of this process: torch, Python, NumPy, and the accelerators.
 
     Args:
         seed: of the run.
-        topology: which replica this is.
-        step: where a run goes on whose states cannot be had; numbers of its beginning are not drawn again.
+        topology: gives the data-parallel rank.
+        step: of a checkpoint whose random states cannot be restored; numbers of the run's beginning are not drawn
+            again.
     """
     if topology.dp_rank or step:
         digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
-        # Generators of the CPU look at 32 bits: within a run no two replicas have the same.
+        # CPU generators read 32 bits of a seed: within a run no two data-parallel ranks get the same ones.
         seed = (int.from_bytes(digest, "big") + topology.dp_rank) % 2**32
     seed_everything(seed)
 
 
 def rng_of_all() -> dict[str, Any]:
-    """Returns the random states of this process, or those of all where there are several."""
+    """Returns the random states of this process; with several processes, those of all. Collective."""
     own = capture_rng()
     return {_OF_ALL: collectives.gathered(own)} if collectives.several() else own
 
 
 def own_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
-    """Returns the saved state of this process; None where as many processes as now did not save theirs."""
+    """Returns the saved random states of this process; None, with a warning, if the number of processes changed.
+
+    Args:
+        saved: given by `rng_of_all`.
+        topology: gives rank and number of processes.
+    """
     states = saved.get(_OF_ALL, [saved])
     if len(states) == topology.world_size:
         found: dict[str, Any] = states[topology.rank]

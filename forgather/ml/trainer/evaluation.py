@@ -1,9 +1,8 @@
-"""The loss on data that is not trained on.
+"""Evaluation: the loss on data that is not trained on.
 
-Takes data sets; gives metrics under `eval_` names and sends them to the callbacks. Keeps true: the loss
-is a sum over valid targets divided by their number over the whole set, so neither the batch size nor
-accumulation nor the number of processes changes it; no random state is touched; the model goes on training as before;
-every process has the same metrics.
+Takes data sets; gives metrics under `eval_` names and sends them to the callbacks. The loss is a sum over valid targets
+divided by their number over the whole set: batch size, accumulation and the number of processes do not change it.
+Random states and training modes are the same afterwards. Every process has the same metrics.
 """
 
 from __future__ import annotations
@@ -28,10 +27,16 @@ from forgather.ml.types import Topology
 def eval_batches(
     dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], topology: Topology
 ) -> OwnBatches:
-    """Returns this process's batches of an evaluation set, in the order of its rows.
+    """Returns the rank-local batches of an evaluation set, in the order of its rows.
+
+    Args:
+        dataset: map-style or iterable rows.
+        args: batch size and loader options.
+        collate: makes a batch of rows.
+        topology: gives the data-parallel rank.
 
     Raises:
-        TrainingError: FG803 for no rows, FG853 for a data set that is split among processes already.
+        TrainingError: FG803 for no rows, FG853 for data that is already split among processes.
     """
     if not is_iterable(dataset) and len(dataset) == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
@@ -47,14 +52,23 @@ def evaluate(
     prefix: str = "eval",
     wants_end: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
-    """Returns the metrics of one or several sets, and sends them to the callbacks; None where it was broken off.
+    """Returns the metrics of one or several data sets, and sends them to the callbacks; None if it was interrupted.
+
+    Collective: every process calls it.
 
     Args:
-        session: where to send them.
+        session: gives the callbacks.
         strategy: computes losses.
-        sets: batches by name; the name "" stands for the only set.
-        prefix: begins the name of every metric.
-        wants_end: tells, before each batch and on all processes alike, whether to break off.
+        sets: batches by name; the name "" is for a single set.
+        prefix: of the name of every metric.
+        wants_end: returns before each batch, with the same answer on all processes, whether to stop.
+
+    Returns:
+        `<prefix>_loss` (nats per target for a cross-entropy), `<prefix>_runtime` (seconds), and samples and batches per
+        second.
+
+    Raises:
+        TrainingError: FG803 if a set gives no batch.
     """
     metrics: dict[str, float] = {}
     with modes_kept(strategy.model):
@@ -64,7 +78,7 @@ def evaluate(
             if found is None:
                 return None
             metrics |= found
-    # Whichever of them is to decide, a time included, decides the same on every process.
+    # Runtimes differ between processes: a decision by any metric must be the same on all of them.
     metrics = collectives.run_on_main(lambda: metrics)
     session.log(metrics)
     session.control.should_evaluate = False
@@ -82,6 +96,7 @@ def _evaluate_one(
     sums = torch.zeros(3, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     rows = batches = 0
     batches_of_all = own.read(strategy.rule)
+    # The end of a stream is not known in advance: `in_step` checks that all processes still have a batch.
     for ready in batches_of_all if own.num_rows is not None else collectives.in_step(batches_of_all):
         if wants_end is not None and wants_end():
             return None
@@ -94,7 +109,7 @@ def _evaluate_one(
     if batches == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
     sums[2] = rows
-    loss_sum, num_targets, num_rows = strategy.reduce(sums).tolist()  # waits for the device
+    loss_sum, num_targets, num_rows = strategy.reduce(sums).tolist()  # synchronizes with the device: time it too
     seconds = max(time.perf_counter() - began, 1e-9)
     return {
         f"{prefix}_loss": loss_sum / num_targets if num_targets else float("nan"),
