@@ -1,6 +1,7 @@
-"""Checkpoints: safetensors and JSON, complete or invisible, verified when they are read.
+"""Checkpoints as safetensors and JSON files that are verified when they are read.
 
-Takes nothing at import: torch enters with the first name that needs it.
+A checkpoint folder is either complete or not visible under its final name. Importing this package does not import
+torch: each public name imports its own module when it is first used.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _LAZY = {
 }
 
 
+# PEP 562: `fgcli ckpt list` and similar commands only look at folders and must not pay for importing torch.
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

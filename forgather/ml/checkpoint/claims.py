@@ -1,7 +1,6 @@
-"""Whether a state is that of the class that a configuration names, so that `from_pretrained` reads it as it is.
-
-Takes a model; gives why not, in words. Keeps true: transformers fills weights that it does not find with random numbers
-and says so in a log alone, so a folder whose weights have other names must not look as if it could be loaded.
+"""Checks whether a model's state has the weight names that `from_pretrained` expects for the model's class.
+ transformers fills weights that it does not find with random numbers and only logs a warning. A folder whose weights
+have other names must therefore not look like a loadable model.
 """
 
 from __future__ import annotations
@@ -19,20 +18,27 @@ from forgather.ml.model_class import class_name, user_class
 
 
 def misfit_of(model: nn.Module) -> str | None:
-    """Returns why `from_pretrained` would not read the state of a model under its own names; None where it would."""
+    """Returns why `from_pretrained` could not load a model's state under its own weight names; None where it could.
+
+    Args:
+        model: the model whose `state_dict()` is saved. A proxy with a `stands_for` attribute is replaced by that model.
+    """
+    # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
     model = getattr(model, "stands_for", model)
     if not isinstance(model, PreTrainedModel):
         return f"a {class_name(model)} is no model of transformers, and may hold one"
     if getattr(model, "_hf_peft_config_loaded", False):
         return "adapters are part of them"
+    # A quantizer renames weights while it loads them, so the names of an unloaded model prove nothing.
     if getattr(model, "hf_quantizer", None) is not None:
-        return None  # whose names are made while it is read
+        return None
     return _misfit(model)
 
 
 def _misfit(model: PreTrainedModel) -> str | None:
     kind = user_class(model)
     try:
+        # A copy, because a constructor may change the configuration that it is given.
         bare = without_memory(kind, copy.deepcopy(model.config))
     except Exception:  # noqa: BLE001 - the border of a user's class: from_pretrained makes it in the same way
         return None
@@ -40,7 +46,14 @@ def _misfit(model: PreTrainedModel) -> str | None:
 
 
 def without_memory(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    """Returns a model without weights; no random number of the run is drawn."""
+    """Returns a model on the meta device, without weights, and leaves the state of every random generator as it was.
+
+    Args:
+        kind: the model class.
+        config: the configuration that the class is constructed with.
+    """
+    # Constructors draw initial weights even on the meta device. Those draws must not shift the random numbers of the
+    # run.
     before = capture_rng()
     try:
         with torch.device("meta"):
@@ -50,7 +63,13 @@ def without_memory(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
 
 
 def other_names(kind: str, expected: Collection[str], found: Collection[str]) -> str | None:
-    """Returns, in words, which weights of a state are not those of a class; None where all are."""
+    """Returns a description of the first weight name that differs between two states; None where the names are equal.
+
+    Args:
+        kind: name of the model class, for the message.
+        expected: the weight names of the class.
+        found: the weight names of the state.
+    """
     unknown = [name for name in found if name not in expected]
     missing = [name for name in expected if name not in found]
     if not unknown and not missing:

@@ -1,7 +1,7 @@
-"""The files of a checkpoint and of a model folder: their names, and the parts of a run that lie in them.
+"""File names of checkpoints and model folders, and which part of the training state each file holds.
 
-Takes nothing; gives names. Keeps true: each name is written here alone, and no torch is imported, so that whoever only
-looks at folders knows the same names as whoever writes them.
+Every name is defined here only. The module does not import torch, so commands that only list folders use the same
+names as the code that writes them.
 """
 
 from __future__ import annotations
@@ -10,41 +10,36 @@ import json
 from typing import Any
 
 MODEL, SLICES, EXTRA_STATE = "model", "weights", "model_extra_state"
-"""Stems of the files of weights: whole ones, as `from_pretrained` knows them, slices, and what is no tensor."""
+"""File name stems of whole weights (as `from_pretrained` expects), sharded weights and non-tensor model state."""
 
 WEIGHTS, WEIGHTS_INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-"""What `from_pretrained` looks for in a folder."""
+"""The files that `from_pretrained` looks for in a folder."""
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""What peft looks for in a folder."""
+"""The files that peft looks for in a folder."""
 
 INDEX = "index.json"
-"""Where each tensor of a checkpoint lies."""
+"""The file that maps each tensor of a checkpoint to the file and key of each of its chunks."""
 
 TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.json"
-"""How far a run was, and its arguments, for people and for tools of transformers."""
+"""Progress of the run and its arguments, in the layout of transformers; people and tools of transformers read them."""
 
 TRAINING_STATE = "training_state"
-"""Stem of the files that hold schedule, position in the data, random states and mean loss."""
+"""Stem of the files that hold the LR schedule, the data position, the random states and the loss meter."""
 
 OPTIMIZER, SCHEDULE, DATA, RNG, METER, PROGRESS = "optimizer", "schedule", "data", "rng", "meter", "progress"
-"""The parts of a checkpoint beside the weights, as `--allow-missing` names them."""
+"""The parts of a checkpoint next to the weights, by the names that `--allow-missing` accepts."""
 
 IN_TRAINING_STATE = (SCHEDULE, DATA, RNG, METER)
 BESIDE_A_MODEL = (OPTIMIZER, *IN_TRAINING_STATE)
-"""The parts that a checkpoint of the model alone lacks."""
+"""The parts that a checkpoint with `save_only_model` does not have."""
 
 CUSTOM = "custom"
-"""Folder of what a `save_function` wrote."""
+"""The folder that holds the files of a user's `save_function`."""
 
 
 def parts_in(name: str) -> tuple[str, ...]:
-    """Returns the parts that lie in a file of a checkpoint; none for one that a run cannot do without.
-
-    Example:
-        >>> parts_in("optimizer.json"), parts_in("trainer_state.json"), parts_in("model.safetensors")
-        (('optimizer',), ('progress',), ())
-    """
+    """Returns the parts of the training state in a checkpoint file; empty for a file that a resume always needs."""
     if name == TRAINER_STATE:
         return (PROGRESS,)
     if name.startswith(f"{TRAINING_STATE}."):
@@ -53,5 +48,5 @@ def parts_in(name: str) -> tuple[str, ...]:
 
 
 def as_json(value: Any) -> bytes:
-    """Returns plain data as the text of a file."""
+    """Returns JSON-compatible data as the bytes of an indented JSON file."""
     return (json.dumps(value, indent=1) + "\n").encode()

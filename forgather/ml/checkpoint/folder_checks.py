@@ -1,7 +1,6 @@
-"""Folders and files that are no checkpoint of ours, and whose they are.
-
-Takes a path; gives an error that says what lies there. Keeps true: only names are looked at; nothing is opened, least
-of all what another program has pickled.
+"""Errors for folders and files that are not checkpoints of this library, with a guess at which program wrote them.
+ Only file names are inspected. Nothing is opened: another program's checkpoint may be a pickle, and unpickling runs
+code.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from forgather.errors import CheckpointError
 
-# Whose a folder is, by names that all have to be there; the first line that fits counts.
+# The program that wrote a folder, by file name patterns that must all match; the first matching row decides.
 _SIGNS = (
     ("torch.distributed.checkpoint", (".metadata", "*.distcp")),
     ("DeepSpeed", ("latest", "global_step*")),
@@ -28,13 +27,13 @@ _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def refuse_no_folder(folder: Path) -> None:
-    """Raises where a path is not that of a folder that can be read.
+    """Raises an error unless a path is a readable folder.
 
     Raises:
         CheckpointError: FG601.
     """
     try:
-        str(folder).encode()  # the library that reads tensors takes texts alone
+        str(folder).encode()  # safetensors cannot open a path that is not valid UTF-8
         if stat.S_ISDIR(os.stat(folder).st_mode):
             os.listdir(folder)
             return
@@ -56,7 +55,12 @@ def refuse_no_folder(folder: Path) -> None:
 
 
 def not_ours(folder: Path, manifest: str) -> CheckpointError:
-    """Returns the error for a folder without a manifest: another program wrote it, or it is not complete."""
+    """Returns the error for a folder without a manifest: another program wrote it, or it is incomplete.
+
+    Args:
+        folder: a readable folder.
+        manifest: name of the manifest file, for the message.
+    """
     names = os.listdir(folder)
     steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")) != name and step.isdecimal()]
     inside = [f"checkpoint-{step}" for step in sorted(steps)]

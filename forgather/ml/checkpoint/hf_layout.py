@@ -1,7 +1,8 @@
-"""The weights of a model as `save_pretrained` writes them: which tensors, under which names, in which files.
+"""The Hugging Face layout of a model's weights: which tensors, under which names, in which files.
 
-Takes a model and its weights; gives tensors by file. Keeps true: what transformers leaves out (tied copies, keys that
-it does not save) is left out, what it converts back to the format of the hub is converted back; nothing is written.
+Takes a model and its weights; gives the tensors of each file. Weights that `save_pretrained` leaves out (tied weights,
+`_keys_to_ignore_on_save`) are left out, and names that transformers converts on loading are converted back to those of
+the hub. Only `Layout.write` writes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ SHARD_SIZE = "50GB"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The files of a model's weights.
+    """The weight files of a model.
 
     Args:
-        tensors: by file and by name in it.
-        texts: the index, where there are several files.
-        metadata: texts that lie in each file.
+        tensors: by file name, then by tensor name.
+        texts: the index file, when there are several weight files.
+        metadata: strings that are stored in the header of each file.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -39,7 +40,13 @@ class Layout:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, draft: Draft, through: Callable[[str, Any], Any] = lambda name, chunks: chunks) -> None:
-        """Writes the files; `through(name, chunks)` gives the chunks on."""
+        """Writes the files into a draft.
+
+        Args:
+            draft: receives the files.
+            through: called as `through(name, chunks)`; returns the chunks that are written. An export computes SHA-256
+                there.
+        """
         for name, tensors in self.tensors.items():
             draft.write(name, through(name, file_chunks(tensors, self.metadata)))
         for name, text in self.texts.items():
@@ -50,21 +57,23 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
     """Returns the files that `save_pretrained` would write.
 
     Args:
-        model: tells what is tied, left out and converted; its own weights are not looked at.
-        weights: by name, whole; what several names share is one tensor.
-        shard_size: of one file at most; a larger tensor has a file of its own.
+        model: defines which weights are tied, left out or converted; its own weights are not read.
+        weights: whole tensors by name; tied names refer to the same tensor.
+        shard_size: maximum size of one file, in bytes or as "5GB"; a tensor that is larger gets a file of its own.
 
     Source:
-        `transformers.PreTrainedModel.save_pretrained`, without what writes, and without models that are offloaded.
+        `transformers.PreTrainedModel.save_pretrained`, without the writing and without support for offloaded models.
     """
     state, metadata = dict(weights), {}
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
+        # A quantizer (bitsandbytes, for example) stores statistics next to the weights and names them itself.
         own, metadata = quantizer.get_state_dict_and_metadata(model)
         state = state if own is None else dict(own)
     has_adapter = bool(getattr(model, "_hf_peft_config_loaded", False))
     if has_adapter:
         adapter = model.get_adapter_state_dict(state_dict=state)
+        # peft adds this prefix when it saves, and strips it when it loads.
         state = {f"base_model.model.{name}": value for name, value in adapter.items()}
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
@@ -88,14 +97,14 @@ def split(
     facts: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Layout:
-    """Returns tensors in files of at most `shard_size`, as the hub names them.
+    """Returns tensors distributed over files of at most `shard_size`, with the file names of the hub.
 
     Args:
-        state: by name; no two share memory.
-        name: of the file, where one is enough.
-        shard_size: in bytes, or as "5GB".
-        facts: what the index says beside the size.
-        metadata: texts that lie in each file.
+        state: tensors by name; no two of them share memory.
+        name: the file name when one file is enough.
+        shard_size: maximum size of one file, in bytes or as "5GB".
+        facts: entries of the index next to the total size.
+        metadata: strings that are stored in the header of each file.
     """
     plan = split_torch_state_dict_into_shards(
         dict(state), filename_pattern=name.replace(".safetensors", "{suffix}.safetensors"), max_shard_size=shard_size

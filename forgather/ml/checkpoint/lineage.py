@@ -1,8 +1,8 @@
-"""Which run wrote a checkpoint, and in what order the checkpoints of a folder were written.
+"""Lineage of checkpoints: which run wrote each one, in which order, and which one a resume uses.
 
-Takes an output folder; gives its checkpoints from the oldest to the newest. Keeps true: the order is that of a
-counter inside the manifests, never of file times, which a copy changes; a checkpoint that says nothing of its run
-counts as older than every one that does.
+Takes an output folder; gives its checkpoints from the oldest to the newest. The order follows a serial number in the
+manifests and never file times, because copying a folder changes those. A checkpoint without a run in its manifest
+counts as older than every checkpoint that has one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from forgather.ml.checkpoint.storage import LocalStorage, Storage
 NONE_INTACT = (
     "restore one from a copy; or begin anew: --resume never (resume_from_checkpoint: false), or move them away"
 )
-"""What to do where no checkpoint of a folder is intact."""
+"""The hint of an error when no checkpoint of a folder is intact."""
 
-_LAST_SECOND = 1e11  # of the year 5138: no clock says more, and no calendar takes much more
+_LAST_SECOND = 1e11  # year 5138; `datetime` fails for timestamps beyond year 9999
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a checkpoint comes from.
+    """The run that wrote a checkpoint, and when.
 
     Args:
-        run: id of the run; "" where the checkpoint does not say.
-        max_steps: steps that the run was to take.
-        serial: counts the checkpoints that were written into the folder, whatever their run.
-        written: seconds since 1970; for people, nothing is ordered by it.
+        run: id of the run; "" when the manifest does not have one.
+        max_steps: optimizer steps that the run was configured for.
+        serial: the count of checkpoints written into the output folder so far, over all runs.
+        written: time of writing; shown to people, never used for ordering.
+
+    Units:
+        `written` is in seconds since 1970.
     """
 
     run: str = ""
@@ -46,18 +49,24 @@ class Origin:
 
 
 def new_run() -> str:
-    """Returns an id for a run. No seed has a part in it."""
+    """Returns a new random id for a run; it does not depend on the seed and does not change any random generator."""
     return uuid.uuid4().hex[:16]
 
 
 def next_origin(output_dir: Path, run: str, max_steps: int) -> dict[str, Any]:
-    """Returns what the manifest of the next checkpoint in a folder says of its run."""
+    """Returns the "run" entry for the manifest of the next checkpoint in a folder.
+
+    Args:
+        output_dir: the folder that contains the checkpoints.
+        run: id of the run.
+        max_steps: optimizer steps that the run is configured for.
+    """
     serial = 1 + max((origin_of(folder).serial for _, folder in list_checkpoints(output_dir)), default=0)
     return asdict(Origin(run, max_steps, serial, round(time.time(), 3)))
 
 
 def origin_of(folder: Path) -> Origin:
-    """Returns what a checkpoint says of its run; an empty one where its manifest is not as it was written."""
+    """Returns the origin of a checkpoint; an empty `Origin` when its manifest is damaged or does not have one."""
     try:
         facts = read_manifest(folder).facts["run"]
         written = float(facts["written"])
@@ -69,7 +78,7 @@ def origin_of(folder: Path) -> Origin:
 
 
 def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
-    """Returns the checkpoints of a folder: the run that wrote last comes last, and of a run the last one written."""
+    """Returns the checkpoints of a folder in writing order, grouped by run: the run that wrote last comes last."""
     found = [(step, folder, origin_of(folder)) for step, folder in list_checkpoints(output_dir)]
     last: dict[str, int] = {}
     for _, _, origin in found:
@@ -79,9 +88,9 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
 
 
 def last_written(output_dir: Path) -> tuple[int, int]:
-    """Returns number and step of the checkpoint that was written last into a folder; zeros where there is none.
+    """Returns (serial, step) of the checkpoint that was written last into a folder; zeros when there is none.
 
-    One that a dead process was about to replace counts, and stays where it is.
+    A checkpoint whose replacement was interrupted by a crash counts too; it keeps its temporary name.
     """
     found = [(origin_of(folder).serial, step) for step, folder in list_checkpoints(output_dir)]
     found += [(origin_of(folder).serial, step_of(final)) for folder, final in half_replaced(output_dir)]
@@ -91,15 +100,15 @@ def last_written(output_dir: Path) -> tuple[int, int]:
 def newest_verified(
     output_dir: Path, *, without: Container[str] = (), storage: Storage | None = None
 ) -> tuple[Path | None, list[CheckpointError]]:
-    """Returns the newest intact checkpoint (None where there is none) and what was wrong with newer ones.
+    """Returns the newest intact checkpoint (None when there is none) and the errors of newer ones that were skipped.
 
     Args:
-        output_dir: where they lie.
+        output_dir: the folder that contains the checkpoints.
         without: names of files that may be missing, see `verify`.
-        storage: gives back its name to a checkpoint that was about to be replaced; the file system by default.
+        storage: renames a checkpoint back whose replacement was interrupted; the file system by default.
     """
-    # Who only reads removes nothing: what looks dead may be alive on another machine that shares the folder.
-    with contextlib.suppress(OSError):  # a folder that may only be read can be resumed from
+    # Only renames, no removal: a folder that looks abandoned may belong to a live process on another machine.
+    with contextlib.suppress(OSError):  # resuming from a read-only folder is allowed
         bring_back(storage or LocalStorage(), output_dir)
     newest, skipped = first_intact((folder for folder, _ in reversed(in_order(output_dir))), without=without)
     if newest is not None:
@@ -108,7 +117,7 @@ def newest_verified(
 
 
 def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
-    """Returns what is wrong with manifests of later steps: such a checkpoint counts as old, and was not looked at."""
+    """Returns the errors of unreadable manifests at later steps, which sort as the oldest and were not read yet."""
     found = {}
     for step, folder in reversed(list_checkpoints(output_dir)):
         if step > step_of(chosen):
@@ -120,7 +129,11 @@ def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError
 
 
 def passed_over(chosen: Path) -> str:
-    """Returns, in words, the checkpoints beside `chosen` that someone might have expected instead; "" for none."""
+    """Returns a description of checkpoints next to `chosen` that a user might have expected instead; "" for none.
+
+    Args:
+        chosen: the checkpoint that a resume uses.
+    """
     own = origin_of(chosen)
     others: dict[str, list[str]] = {}
     for step, folder in reversed(list_checkpoints(chosen.parent)):

@@ -1,8 +1,8 @@
-"""Checkpoints that are removed by hand.
+"""Manual pruning of checkpoints (`fgcli ckpt prune`).
 
-Takes what lies in an output folder and how many stay; gives those that go. Keeps true: the newest and the best complete
-ones stay, whatever was asked for; nothing goes before one that stays was read, every byte of it; what is being written
-is not looked at; no torch is imported.
+Takes the checkpoints of an output folder and how many to keep; gives the checkpoints to remove, and removes them.
+The newest and the best complete checkpoint are always kept. Nothing is removed before at least one of the remaining
+checkpoints was verified byte by byte. Drafts that are being written are ignored. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 
 def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int | None) -> list[Surveyed]:
-    """Returns the checkpoints that go, the oldest first; one that is not complete neither counts nor goes.
+    """Returns the checkpoints to remove, the oldest first; incomplete ones are neither counted nor removed.
 
     Args:
-        survey: of the folder.
-        last: how many of the newest stay; 1 where something else is asked for.
-        best: how many of the best by their metric stay.
-        every: those of every so many steps stay.
+        survey: the checkpoints of the output folder.
+        last: how many of the newest to keep; 1 when only `best` or `every` is given.
+        best: how many of the best by metric to keep.
+        every: keep each checkpoint whose step is a multiple of this number.
+
+    Units:
+        `every` counts optimizer steps.
 
     Raises:
-        CheckpointError: FG678 where the best are to stay and none is known.
+        CheckpointError: FG678 when `best` is given and no checkpoint has a metric.
     """
     if best and not survey.ranked:
         raise CheckpointError(
@@ -41,13 +44,18 @@ def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int
 
 
 def refuse_to_leave_none(survey: Survey, gone: list[Surveyed]) -> None:
-    """Raises where none of the checkpoints that would stay is intact.
+    """Raises an error unless at least one of the checkpoints that would remain is intact.
+
+    Args:
+        survey: the checkpoints of the output folder.
+        gone: the checkpoints that are going to be removed.
 
     Raises:
         CheckpointError: FG678.
     """
     if not gone:
         return
+    # The newest first: it is the likeliest to be wanted, and verification stops at the first intact one.
     staying = [found for found in reversed(survey.checkpoints) if found not in gone and found.problem is None]
     intact, wrong = first_intact(found.folder for found in staying)
     if intact is None:
@@ -60,15 +68,19 @@ def refuse_to_leave_none(survey: Survey, gone: list[Surveyed]) -> None:
 
 
 def remove(found: Surveyed, storage: Storage | None = None) -> None:
-    """Removes a checkpoint.
+    """Removes a checkpoint; files that cannot be deleted are hidden from readers, and the next save removes them.
+
+    Args:
+        found: the checkpoint.
+        storage: makes the changes; the file system by default.
 
     Raises:
-        CheckpointError: FG678 where the disk refuses; what is left is out of sight, and the next save removes it.
+        CheckpointError: FG678 when the file system refuses to rename the folder.
     """
     try:
         discard_folder(storage or LocalStorage(), found.folder)
     except FileNotFoundError:
-        return  # a run that goes on has removed it meanwhile
+        return  # a run that is still training has removed it in the meantime
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {str(found.folder)!r} cannot be removed: {error.strerror or error}",

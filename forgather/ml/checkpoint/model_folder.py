@@ -1,9 +1,11 @@
-"""A model in a folder that may hold an older one, and much else.
+"""Writes a model into a folder that may already hold an older model and unrelated files.
 
-Takes a folder, and what fills a draft; gives the folder with the new files in their places. Keeps true: every file is
-whole and synced before the first of them gets its name; the older model can be loaded until the new weights are named
-by one act, and weights of an older layout go only then. The one exception: shards that take the names of older shards.
-Between the first and the last of them no index is there, so that nobody loads a mixture.
+Takes a folder and a function that fills a draft; gives the folder with the new files under their final names. Every
+file is complete and synced before the first one is renamed. The older model stays loadable until one rename makes the
+new weights visible, and weight files of an older layout are removed only after that.
+
+There is one exception: new shards that have the names of older shards. The index is absent between the first and the
+last rename of those, so that `from_pretrained` fails instead of loading a mixture of both models.
 """
 
 from __future__ import annotations
@@ -23,22 +25,23 @@ from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
 _PREFIX = ".saving-model-"
 _CLAIMS = frozenset({CONFIG, ADAPTER_CONFIG, ADAPTER})
-"""What says how the weights of a folder are to be read."""
+"""Files that tell `from_pretrained` and peft how to read the weights of a folder."""
 _LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
 
 
 def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -> Mapping[str, FileFact]:
-    """Writes the files of a model and returns what they are.
+    """Writes the files of a model and returns the size and digest of each.
 
     Args:
         storage: makes the changes.
-        folder: of the model; it is made where it is missing.
+        folder: of the model; created when missing.
         fill: writes the files into a draft.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file system refuses.
     """
     make_folders(storage, folder)
+    # A process that was killed could not remove its draft; a large model would otherwise be on the disk twice for ever.
     for leftover in sorted(folder.glob(f"{_PREFIX}*")):
         if is_left(leftover, leftover.name.removeprefix(_PREFIX)):
             with suppress(OSError):
@@ -56,29 +59,33 @@ def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -
 def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
     names = sorted(draft.files, key=_turn)
     for name in names:
+        # Checked before the first rename: `os.replace` of a file over a folder would fail halfway through.
         if (folder / name).is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder / name))
     older = {entry.name for entry in folder.iterdir() if _LAYOUT.match(entry.name)}
     has_weights = any(_LAYOUT.match(name) for name in names)
-    # What an older model said of its weights must not be read of new ones.
+    # A configuration or adapter of the older model must not be applied to the new weights.
     claims = [name for name in sorted(_CLAIMS - set(names)) if (folder / name).is_file()]
     if claims and (has_weights or ADAPTER in names):
         for name in claims:
             storage.remove_file(folder / name)
         storage.sync_folder(folder)
     shards = {name for name in names if _LAYOUT.match(name)} - {WEIGHTS, WEIGHTS_INDEX}
+    # Shards are replaced one by one. Without the index, `from_pretrained` finds no model instead of a mixture.
     if WEIGHTS_INDEX in older and shards & older and WEIGHTS not in older:
         storage.remove_file(folder / WEIGHTS_INDEX)
         storage.sync_folder(folder)
+    # Each group is synced before the next one is renamed: after a loss of power no index names shards that are missing.
     for _, together in itertools.groupby(names, key=lambda name: _turn(name)[0]):
         parents = set()
         for name in together:
             make_folders(storage, (folder / name).parent)
             storage.rename(draft.folder / name, folder / name)
             parents.add((folder / name).parent)
-        for parent in sorted(parents):  # a name that says what others hold must not outlive theirs
+        for parent in sorted(parents):
             storage.sync_folder(parent)
     stale = sorted(older - set(names) - ({WEIGHTS_INDEX} if shards & older else set())) if has_weights else []
+    # The single weights file goes first, since `from_pretrained` prefers it to an index.
     for name in sorted(stale, key=lambda name: name != WEIGHTS):
         with suppress(FileNotFoundError):
             storage.remove_file(folder / name)
@@ -87,5 +94,8 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
 
 
 def _turn(name: str) -> tuple[int, str]:
-    """Weights first, what names them last: until then the older ones count."""
+    """Returns the sort key for the order of renames: weights first, index and configuration last.
+
+    The older model counts until the index or the configuration is replaced.
+    """
     return (3 if name == CONFIG else 2 if name == WEIGHTS_INDEX else 0 if _LAYOUT.match(name) else 1, name)

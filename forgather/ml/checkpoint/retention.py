@@ -1,8 +1,7 @@
-"""Which checkpoints stay.
+"""Automatic pruning: which checkpoints of a run are kept, and removal of the others after a save.
 
-Takes an output folder and a `Retention`; removes what it does not keep. Keeps true: the newest stays, and so do the
-best, those that are kept for ever, and what another run wrote; nothing is removed before a checkpoint that stays is
-known to be whole; a removal that fails is said and tried again after the next save.
+The newest, the best and the `every`-th checkpoints are kept, and so are those of other runs. Nothing is removed before
+one of the remaining checkpoints is known to be intact. A failed removal is logged and tried again after the next save.
 """
 
 from __future__ import annotations
@@ -17,18 +16,22 @@ from forgather.ml.checkpoint.lineage import in_order
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
-# Reading and pruning need no torch, which knows the rank: only one process prunes.
+# The standard logger, not the rank-aware one, which imports torch: only the main process prunes.
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many checkpoints stay.
+    """The rule for which checkpoints are kept.
 
     Args:
-        last: how many at most; None for all. The newest, and the best ones, count and stay whatever the number.
-        best: how many of the best, by their metric.
-        every: those of every so many steps stay for ever, and do not count; None for none.
+        last: maximum number of checkpoints; None for all. The newest and the best count towards it, but are always
+            kept.
+        best: how many of the best by metric to keep.
+        every: checkpoints whose step is a multiple of this are kept for ever and are not counted; None for none.
+
+    Units:
+        `every` counts optimizer steps.
     """
 
     last: int | None = None
@@ -36,14 +39,14 @@ class Retention:
     every: int | None = None
 
     def keeps_for_ever(self, step: int) -> bool:
-        """Tells whether the checkpoint of a step is never removed."""
+        """Returns True for the step of a checkpoint that is never removed."""
         return self.every is not None and step % self.every == 0
 
     def surplus(self, steps: Sequence[int], ranked: Sequence[int] = ()) -> list[int]:
         """Returns the steps whose checkpoints are to be removed.
 
         Args:
-            steps: of the checkpoints, in the order of writing.
+            steps: of the existing checkpoints, in the order in which they were written.
             ranked: steps that were evaluated, the best first.
 
         Example:
@@ -67,21 +70,24 @@ def prune(
     run: str | None = None,
     storage: Storage | None = None,
 ) -> list[Path]:
-    """Returns the folders that were removed.
+    """Removes the checkpoints that a retention rule does not keep, and returns their folders.
 
     Args:
-        output_dir: where checkpoints lie.
-        retention: how many stay.
+        output_dir: the folder that contains the checkpoints.
+        retention: the rule.
         ranked: steps that were evaluated, the best first.
-        newest: the one that was just written and is known to be whole; by default the one whose manifest says that it
-            was written last, and of those that stay one is verified first.
-        run: the checkpoints of this run alone count and are removed; None for all.
+        newest: the checkpoint that was just written and is known to be intact. By default it is the one that was
+            written last according to the manifests, and one of the remaining checkpoints is verified before anything is
+            removed.
+        run: count and remove checkpoints of this run only; None for all runs.
         storage: makes the changes; the file system by default.
     """
     folders = {step_of(folder): folder for folder, origin in in_order(output_dir) if run in (None, origin.run)}
+    # Moved to the end: a save that replaced a checkpoint of a smaller step is still the newest one.
     if newest is not None and step_of(newest) in folders:
         folders[step_of(newest)] = folders.pop(step_of(newest))
     gone = [folders[step] for step in retention.surplus(list(folders), ranked)]
+    # Otherwise a run could delete its only intact checkpoint and keep a damaged one.
     if gone and newest is None:
         intact, wrong = first_intact(folder for folder in reversed(folders.values()) if folder not in gone)
         for error in wrong.values():

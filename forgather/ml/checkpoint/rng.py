@@ -1,7 +1,7 @@
-"""Everything random, captured and restored: torch (the CPU and each CUDA device), Python and NumPy.
+"""Random generator states: captured, restored, and seeded for torch (CPU and each CUDA device), Python and NumPy.
 
-Takes nothing, gives a plain tree that `write_state` can hold. Keeps true: after `restore_rng(captured)`
-all four sources give the numbers they would have given after `capture_rng()`.
+`capture_rng` returns a plain tree that `write_state` can store. After `restore_rng(captured)` every generator returns
+the numbers that it would have returned right after `capture_rng()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_GAUSS = 40.0
 
 
 def capture_rng() -> dict[str, Any]:
-    """Returns the state of every source of randomness. Waits for the devices."""
+    """Returns the state of every random generator of this process. Synchronizes the CUDA devices."""
     legacy: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = legacy
     state: dict[str, Any] = {
@@ -28,14 +28,22 @@ def capture_rng() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)],
     }
+    # Asking an uninitialized CUDA for its state would initialize it, which takes memory on every visible device.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Sets every source of randomness to a captured state."""
+    """Sets every random generator to a captured state.
+
+    A warning is logged, and the CUDA generators are left alone, when the number of CUDA devices has changed.
+
+    Args:
+        state: the tree that `capture_rng` returned.
+    """
     torch.set_rng_state(state["torch"].cpu())
+    # A state that was read from JSON has lists in place of the tuple that `setstate` requires.
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
@@ -55,31 +63,44 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def try_rng(state: dict[str, Any]) -> None:
-    """Raises what `restore_rng` would raise on a state that is none; nothing random changes."""
+    """Raises what `restore_rng` would raise for a malformed state; the generators keep their states.
+
+    Args:
+        state: a tree as `capture_rng` returns it, read from a file.
+
+    Raises:
+        ValueError: a number is outside the range of its generator.
+    """
     _check(state)
     before = capture_rng()
     try:
+        # CUDA states are skipped: when the device count differs, the warning belongs to the restore that follows.
         restore_rng({name: value for name, value in state.items() if name != "cuda"})
     finally:
         restore_rng(before)
 
 
 def _check(state: dict[str, Any]) -> None:
-    """Raises where a number is none that a generator has: what takes them cuts larger ones off without a word."""
+    """Raises for a number that no generator can have: `setstate` and `np.uint32` truncate larger ones silently."""
     _, internal, gauss = state["python"]
     _, keys, position, has_gauss, cached = state["numpy"]
     whole = {"python": internal, "numpy": [*keys, position], "has_gauss": [has_gauss]}
     for name, values in whole.items():
         if not all(type(value) is int and 0 <= value < (2 if name == "has_gauss" else 2**32) for value in values):
             raise ValueError(f"{name} has a number that no generator has")
-    # A draw from the normal distribution that is kept for the next call: of 53 bits, none is larger.
+    # `random.gauss` and NumPy keep the second draw of a pair. A draw is made from 53 random bits, so its size is
+    # bounded.
     for value in (gauss, cached):
         if value is not None and not (isinstance(value, int | float) and abs(value) < _MOST_GAUSS):
             raise ValueError(f"a kept draw of the normal distribution is {value!r:.40}")
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds torch (each device), Python and NumPy."""
+    """Seeds torch (CPU and each CUDA device), Python and NumPy.
+
+    Args:
+        seed: any non-negative integer that torch accepts; NumPy gets its lower 32 bits.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

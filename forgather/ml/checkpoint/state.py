@@ -1,9 +1,9 @@
-"""A state tree as two files: its tensors in safetensors, everything else in JSON.
+"""State trees: nested state dicts stored as one safetensors file (tensors) and one JSON file (everything else).
 
-Takes and gives nested dicts, lists, tuples, scalars and tensors. Keeps true: nothing is pickled, so
-reading a foreign checkpoint cannot run code; what is read equals what was written, types of keys and
-tuples included; a tensor that several places share is written once and shared again when read, but for those of one
-number, which lie in the JSON.
+Takes and gives nested dicts, lists, tuples, scalars and tensors. Nothing is pickled, so reading an untrusted checkpoint
+cannot run code. The tree that is read equals the tree that was written, including key types and tuples. A tensor that
+occurs in several places is written once and is one object again when read; zero-dimensional tensors are stored in the
+JSON file instead.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ _MARKS = (_TENSOR, _NUMBER, _TUPLE, _ITEMS, _BYTES)
 def write_state(draft: Draft, name: str, tree: Any) -> None:
     """Writes `tree` as `<name>.json` and `<name>.safetensors`.
 
+    Args:
+        draft: receives the files.
+        name: stem of the file names.
+        tree: nested dicts, lists, tuples, scalars and tensors.
+
     Raises:
-        CheckpointError: FG606 for a value that neither format holds.
+        CheckpointError: FG606 for a value that neither format can store.
     """
     plain, tensors = packed(tree, name)
     draft.write(f"{name}.json", [as_json(plain)])
@@ -44,14 +49,14 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
 
 
 def packed(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
-    """Returns a tree as what JSON holds, and the tensors that it names.
+    """Returns a tree as JSON-compatible data, and the tensors that it refers to by name.
 
     Args:
-        tree: a state.
-        name: what an error calls it.
+        tree: a state tree.
+        name: the name of the tree in an error message.
 
     Raises:
-        CheckpointError: FG606 for a value that neither holds.
+        CheckpointError: FG606 for a value that neither format can store.
     """
     tensors: dict[str, Tensor] = {}
     return _pack(tree, name, "", tensors, {}), tensors
@@ -60,8 +65,13 @@ def packed(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
 def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
     """Returns the tree that `write_state` wrote.
 
+    Args:
+        folder: of the checkpoint.
+        name: stem of the file names.
+        device: where the tensors are put.
+
     Raises:
-        CheckpointError: FG604 where a file is missing, FG611 where one is not as a run writes it.
+        CheckpointError: FG604 for a missing file, FG611 for a file that no run could have written.
     """
     file = folder / f"{name}.json"
     tensors = read_tensors(folder / f"{name}.safetensors", device=device)
@@ -76,15 +86,27 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
 def write_tensors(
     draft: Draft, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors as one safetensors file."""
+    """Writes tensors as one safetensors file.
+
+    Args:
+        draft: receives the file.
+        name: of the file.
+        tensors: by name, on any device.
+        metadata: strings that are stored in the header.
+
+    Shapes:
+        tensors: any.
+    """
     draft.write(name, file_chunks(tensors, metadata))
 
 
 def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
     if isinstance(value, Tensor):
+        # Optimizers keep a step count per parameter as a 0-d tensor; in safetensors each would cost a header entry.
         if not value.ndim and not value.is_complex() and value.dtype in DTYPES:
             return {_NUMBER: [DTYPES[value.dtype], value.item()]}
         return {_TENSOR: _store(value, path or root, tensors, seen)}
+    # NumPy scalars, recognized without importing NumPy; `json` cannot write them.
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -109,6 +131,7 @@ def _pack_mapping(
     packed = [(key, _pack(item, root, f"{path}.{key}", tensors, seen)) for key, item in value.items()]
     if all(isinstance(key, str) and key not in _MARKS for key, _ in packed):
         return dict(packed)
+    # JSON keys are strings; a dict with other keys, or with one of our marks as a key, is stored as a list of pairs.
     return {_ITEMS: [[_pack(key, root, f"{path}.key", tensors, seen), item] for key, item in packed]}
 
 
@@ -117,6 +140,7 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
     if shared in seen:
         return seen[shared]
     name = path.lstrip(".") or "value"
+    # Distinct paths can give one name, since a key may contain dots itself.
     while name in tensors:
         name += "_"
     tensors[name] = tensor
@@ -125,10 +149,12 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
 
 
 def identity_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns what two tensors have in common exactly when they are the same memory, seen the same way.
+    """Returns a key that is equal for two tensors exactly when they are the same view of the same memory.
+     For a DTensor and for an empty tensor the key is the object's identity. Their memory says nothing: a rank whose
+    shard is empty must decide the same about tied tensors as every other rank.
 
-    Of a sliced tensor (a DTensor), and of one without numbers, that is the object itself: which ranks hold nothing of
-    it must not decide what is one tensor.
+    Shapes:
+        tensor: any.
     """
     if isinstance(tensor, DTensor) or not tensor.numel():
         return (id(tensor),)
@@ -136,7 +162,12 @@ def identity_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Returns the tree that `packed` took apart; what `tensors` has for a name stands in the place of the tensor."""
+    """Returns the tree that `packed` took apart.
+
+    Args:
+        value: JSON-compatible data from `packed`.
+        tensors: by name; each value is put in the place of the tensor of that name and may be of any type.
+    """
     if isinstance(value, list):
         return [unpacked(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -157,7 +188,13 @@ def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """Returns the tensors of a model's state, the names that share one, and what is no tensor.
+    """Returns a model's state as (tensors, aliases, other values); aliases map each tied name to the first name.
+
+    Args:
+        state: a `state_dict()`.
+
+    Shapes:
+        state: any.
 
     Example:
         >>> import torch

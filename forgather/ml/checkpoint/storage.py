@@ -1,8 +1,7 @@
-"""Every change to the folders of checkpoints and models.
+"""Storage: every operation that changes a checkpoint folder or a model folder.
 
-Takes paths; gives files that are open for writing, and names that change. Keeps true: nothing else of the package
-creates, writes, syncs, renames or removes a file or a folder there, so that whoever wraps a `Storage` sees every one of
-these acts; files get the mode that the umask leaves them.
+No other module of the package creates, writes, syncs, renames or removes a file there. A class that wraps a `Storage`
+therefore sees every change, and tests can fail each of them. New files get the permissions of the umask.
 """
 
 from __future__ import annotations
@@ -16,34 +15,55 @@ Bytes = bytes | memoryview
 
 
 class WritableFile(Protocol):
-    """A file that is being written from its beginning to its end."""
+    """A file that is written sequentially from the start to the end."""
 
     def write(self, data: Bytes) -> None:
-        """Appends all of the bytes."""
+        """Appends all of the bytes.
+
+        Raises:
+            OSError: the file system refuses.
+        """
         ...
 
     def sync(self) -> None:
-        """Returns once what was written survives a loss of power."""
+        """Returns when everything that was written survives a power failure.
+
+        Raises:
+            OSError: the file system refuses.
+        """
         ...
 
     def close(self) -> None:
-        """Gives the file back; it may be called more than once."""
+        """Closes the file; it may be called more than once."""
         ...
 
 
 class Storage(Protocol):
-    """The acts that change a folder. Each raises OSError where it cannot be done."""
+    """The operations that change a folder.
+
+    Raises:
+        OSError: each operation, when the file system refuses.
+    """
 
     def create(self, file: Path) -> WritableFile:
-        """Opens a file for writing; what it held before is gone."""
+        """Opens a file for writing and truncates it."""
         ...
 
     def make_folder(self, folder: Path) -> None:
-        """Makes a folder in one that exists; raises FileExistsError where something has its name."""
+        """Creates a folder inside an existing one.
+
+        Raises:
+            FileExistsError: something has its name.
+        """
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Gives a file or a folder another name, as one act; it replaces a file or an empty folder."""
+        """Renames a file or a folder atomically; an existing file or empty folder of the new name is replaced.
+
+        Args:
+            old: the current path.
+            new: the new path, on the same file system.
+        """
         ...
 
     def remove_file(self, file: Path) -> None:
@@ -55,50 +75,53 @@ class Storage(Protocol):
         ...
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns once the names in a folder survive a loss of power."""
+        """Returns when the names in a folder survive a power failure."""
         ...
 
     def free_bytes(self, folder: Path) -> int | None:
-        """Returns how much can still be written into an existing folder; None where nobody knows."""
+        """Returns the free space for an existing folder, in bytes; None when it is unknown."""
         ...
 
 
 class LocalFile:
-    """A file of the operating system, without a buffer."""
+    """A file of the operating system, without a user-space buffer."""
 
     def __init__(self, file: Path) -> None:
+        # Without a buffer, an error of the disk is raised by the write that caused it and not by a later flush.
         self._handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(self, data: Bytes) -> None:
         """Appends all of the bytes."""
+        # `os.write` may write less than it is given, for example 2 GiB at most on Linux.
         left = memoryview(data)
         while left:
             left = left[os.write(self._handle, left) :]
 
     def sync(self) -> None:
-        """Returns once what was written survives a loss of power."""
+        """Returns when everything that was written survives a power failure."""
         os.fsync(self._handle)
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Closes the file; further calls do nothing."""
         if self._handle >= 0:
+            # Reset first: a second close of the number could hit a file that another thread has opened since.
             handle, self._handle = self._handle, -1
             os.close(handle)
 
 
 class LocalStorage:
-    """The file system."""
+    """The local file system, or one that is mounted."""
 
     def create(self, file: Path) -> LocalFile:
-        """Opens a file for writing; what it held before is gone."""
+        """Opens a file for writing and truncates it."""
         return LocalFile(file)
 
     def make_folder(self, folder: Path) -> None:
-        """Makes a folder in one that exists."""
+        """Creates a folder inside an existing one."""
         os.mkdir(folder)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Gives a file or a folder another name, as one act."""
+        """Renames a file or a folder atomically."""
         os.replace(old, new)
 
     def remove_file(self, file: Path) -> None:
@@ -110,7 +133,8 @@ class LocalStorage:
         os.rmdir(folder)
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns once the names in a folder survive a loss of power."""
+        """Returns when the names in a folder survive a power failure."""
+        # On POSIX, syncing a file does not sync its name: the folder that contains it needs an fsync of its own.
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -118,13 +142,19 @@ class LocalStorage:
             os.close(handle)
 
     def free_bytes(self, folder: Path) -> int | None:
-        """Returns how much a user without special rights can still write."""
+        """Returns the bytes that an unprivileged user can still write."""
         found = os.statvfs(folder)
+        # `f_bavail`, not `f_bfree`: the latter includes blocks that are reserved for root.
         return found.f_bavail * found.f_frsize
 
 
 def make_folders(storage: Storage, folder: Path) -> None:
-    """Makes a folder and those above it that are missing, each under a name that survives a loss of power."""
+    """Creates a folder and its missing parents; their names survive a power failure.
+
+    Args:
+        storage: makes the changes.
+        folder: the folder to create.
+    """
     if folder.is_dir():
         return
     make_folders(storage, folder.parent)
@@ -137,7 +167,12 @@ def make_folders(storage: Storage, folder: Path) -> None:
 
 
 def remove_tree(storage: Storage, folder: Path) -> None:
-    """Removes a folder with what is in it; of a link, the link alone."""
+    """Removes a folder and its content; of a symbolic link, only the link.
+
+    Args:
+        storage: makes the changes.
+        folder: the folder to remove.
+    """
     if folder.is_symlink():
         storage.remove_file(folder)
         return
@@ -150,7 +185,13 @@ def remove_tree(storage: Storage, folder: Path) -> None:
 
 
 def write_file(storage: Storage, file: Path, chunks: Iterable[Bytes]) -> None:
-    """Writes a file that survives a loss of power, but for its name: that is the folder's."""
+    """Writes and syncs a file; its name survives a power failure only after `sync_folder` of its folder.
+
+    Args:
+        storage: makes the changes.
+        file: the path to write.
+        chunks: the content, in order.
+    """
     stream = storage.create(file)
     try:
         for chunk in chunks:

@@ -1,7 +1,7 @@
-"""Tensors as a safetensors file, streamed.
+"""Safetensors files: streamed when written, located errors when read.
 
-Takes tensors by name; gives the bytes of the file, one tensor after another, for whoever writes and hashes them. Keeps
-true: at most one tensor is copied at a time; the same tensors give the same bytes, whatever the order of their names.
+Takes tensors by name; gives the bytes of the file in chunks, one tensor at a time. At most one tensor is copied to the
+host at a time. Equal tensors give equal bytes, whatever the order of their names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.manifest import missing_file, unlike_a_run
 from forgather.ml.checkpoint.storage import Bytes
 
-# The format's own words for types.
+# The type names of the safetensors format.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -44,12 +44,20 @@ DTYPE_OF = {word: dtype for dtype, word in DTYPES.items()}
 
 
 def refuse_unknown_type(name: str, tensor: Tensor) -> None:
-    """Raises where a tensor, or the part of a sliced one that lies here, is of a type that the format does not have.
+    """Raises an error for a tensor whose type safetensors cannot store; of a DTensor, the local shard is checked.
+
+    Args:
+        name: of the tensor, for the message.
+        tensor: a plain tensor or a DTensor.
+
+    Shapes:
+        tensor: any.
 
     Raises:
         CheckpointError: FG606.
     """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # A wrapper subclass (torchao's quantized tensors, for example) holds several tensors and has no bytes of its own.
     of_several = is_traceable_wrapper_subclass(local)
     if of_several or local.dtype not in DTYPES:
         raise CheckpointError(
@@ -60,13 +68,16 @@ def refuse_unknown_type(name: str, tensor: Tensor) -> None:
 
 
 def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[Bytes]:
-    """Yields the bytes of a safetensors file.
+    """Yields the bytes of a safetensors file: the header, then one tensor at a time.
 
     Args:
         tensors: by name, on any device.
-        metadata: texts that lie beside them.
+        metadata: strings that are stored in the header.
+
+    Shapes:
+        tensors: any.
     """
-    # Larger types first, so that each tensor begins at a multiple of its own size.
+    # Larger element types first, so that each tensor starts at a multiple of its element size: readers map the file.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
@@ -75,6 +86,7 @@ def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
         tensor = tensors[name]
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The format pads the header with blanks, which keeps the data section aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in order:
@@ -82,18 +94,27 @@ def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:
-    """Returns the values of a tensor as they lie in a file; a view where they lie so on the host already."""
+    """Returns the values of a tensor in row-major order; a view where the tensor is contiguous and on the CPU already.
+
+    Shapes:
+        tensor: any.
+    """
     if not tensor.numel():
         return b""
+    # Conjugation and negation are lazy flags of a view; the file has no field for them.
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """Returns the tensors of one safetensors file.
+    """Returns the tensors of one safetensors file by name.
+
+    Args:
+        file: the safetensors file.
+        device: where the tensors are put.
 
     Raises:
-        CheckpointError: FG604 where the file is missing, FG611 where it is none.
+        CheckpointError: FG604 when the file is missing, FG611 when it is not a safetensors file.
     """
     try:
         return load_file(file, device=device)
