@@ -1,8 +1,9 @@
-"""A loss of logits and labels under `transformers.Trainer`.
+"""`HFTrainer`: `transformers.Trainer` with an optimizer, a schedule and a loss from a config.
 
-Takes the rule of a `loss_fn`; gives the function that `transformers.Trainer` calls, the number that an update is
-divided by, and the loss of an evaluation. Keeps true: the numbers are those of our own trainer. transformers divides by
-the labels that are not -100, whatever a mean of the loss divides by, and evaluates a mean of the means of batches.
+`OutputLoss` turns a `loss_fn(logits, labels)` into the `compute_loss_func` that `transformers.Trainer` calls, with the
+number that an update is divided by and the loss of an evaluation. The results equal those of `forgather.ml:Trainer`:
+transformers itself divides by the number of labels that are not -100, whatever the mean of the loss divides by, and
+evaluates a mean of batch means.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from forgather.ml.trainer.run_start import RunStart
 
 
 class OutputLoss:
-    """A loss in the form in which `transformers.Trainer` calls one: `compute_loss_func`.
+    """A loss with the interface of `transformers.Trainer`'s `compute_loss_func`.
 
     Args:
-        rule: what the loss sums, and what its mean divides by.
+        rule: gives the sum of the loss, and the count that its mean divides by.
     """
 
     def __init__(self, rule: UserLoss) -> None:
@@ -50,17 +51,25 @@ class OutputLoss:
         self._evaluation: _Evaluation | None = None
 
     def count(self, batches: list[Any], device: torch.device) -> Tensor:
-        """Returns what the mean over micro-batches divides by: targets, their class weights, or elements."""
+        """Returns the divisor of the mean over micro-batches: number of targets, their class weights, or elements.
+
+        Args:
+            batches: micro-batches of one optimizer step.
+            device: of the result.
+
+        Shapes:
+            Returns a scalar tensor.
+        """
         found = sum(self.rule.count(batch) for batch in batches)
         return found.to(device) if isinstance(found, Tensor) else torch.tensor(found, device=device)
 
     @contextlib.contextmanager
     def evaluating(self, rows_that_count: Callable[[int], int], device: torch.device) -> Iterator[_Evaluation]:
-        """Adds up the losses of the batches of an evaluation.
+        """Sums up the losses of an evaluation within its body.
 
         Args:
-            rows_that_count: how many of the rows of the present batch are no repetition of rows before.
-            device: where sums are kept.
+            rows_that_count: returns how many rows of the current batch are not padding.
+            device: of the sums.
         """
         self._evaluation = _Evaluation(self.rule, rows_that_count, device)
         try:
@@ -69,7 +78,16 @@ class OutputLoss:
             self._evaluation = None
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Returns the share of a micro-batch in the loss of its update."""
+        """Returns the contribution of a micro-batch to the loss of its optimizer step.
+
+        Args:
+            outputs: of the model.
+            labels: of the micro-batch; None where the loss needs none.
+            num_items_in_batch: divisor of the whole step, see `count`; None for the mean over this micro-batch.
+
+        Shapes:
+            outputs: logits (B, ...), B rows; labels: (B, ...). Returns a scalar.
+        """
         logits = logits_of(outputs)
         if self._evaluation is not None:
             self._evaluation.add(logits, labels)
@@ -82,16 +100,16 @@ class OutputLoss:
 
 
 class _Evaluation:
-    """The losses of an evaluation, and what their mean divides by."""
+    """The sum of an evaluation's losses, and the count that their mean divides by."""
 
     def __init__(self, rule: UserLoss, rows_that_count: Callable[[int], int], device: torch.device) -> None:
         self._rule = rule
         self._rows_that_count = rows_that_count
-        # Sums of many batches lose digits in float32, and then depend on how rows were batched.
+        # float32 sums of many batches would depend on how rows were batched; MPS has no float64.
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def add(self, logits: Tensor, labels: Tensor | None) -> None:
-        """Adds the rows of a batch that count."""
+        """Adds the rows of a batch that are not padding."""
         rows = self._rows_that_count(logits.shape[0])
         if rows == 0:
             return
@@ -106,23 +124,27 @@ def _batch(logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
     return {"logits": logits} if labels is None else {"labels": labels}
 
 
-# `transformers.TrainingArguments` takes any value and fails later, elsewhere.
+# `transformers.TrainingArguments` accepts any value and fails later, far from the setting.
 _RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
 
 _log = get_logger(__name__)
 
 
 class HFTrainer(Trainer):
-    """A `transformers.Trainer` whose optimizer, schedule and loss may come from a config.
+    """A `transformers.Trainer` whose optimizer, schedule and loss can come from a config.
 
     Args:
-        model: what is trained; None where `model_init` makes it.
+        model: the model to train; None if `model_init` makes it.
         args: `transformers.TrainingArguments`.
-        optimizer_factory: as in `forgather.ml:Trainer`; None takes `args.optim`.
-        lr_scheduler_factory: as in `forgather.ml:Trainer`; None takes `args.lr_scheduler_type`.
-        loss_fn: called with (logits, labels); None takes the model's own loss.
-        callbacks: they stand in for the progress bar and printer of transformers; speed and memory join their logs.
-        **others: keywords of `transformers.Trainer`.
+        optimizer_factory: as in `forgather.ml:Trainer`; None uses `args.optim`.
+        lr_scheduler_factory: as in `forgather.ml:Trainer`; None uses `args.lr_scheduler_type`.
+        loss_fn: called with (logits, labels); None uses the model's own loss.
+        callbacks: replace the progress bar and the printer of transformers; speed and memory are added to their logs.
+        **others: keyword arguments of `transformers.Trainer`.
+
+    Raises:
+        SettingError: FG810 to FG814 for a value of `args` that is not allowed.
+        TrainingError: FG812 for a loss that is given twice.
     """
 
     def __init__(
@@ -138,7 +160,7 @@ class HFTrainer(Trainer):
     ) -> None:
         door.refuse(_RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings}))
         if not torch.accelerator.is_available():
-            args.dataloader_pin_memory = False  # there is nothing to pin for, and the loader would say so
+            args.dataloader_pin_memory = False  # without an accelerator the loader would warn about it
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
         if loss_fn is not None and args.label_smoothing_factor:
@@ -149,6 +171,7 @@ class HFTrainer(Trainer):
                 code="FG812",
                 hint="keep one of them",
             ).about("compute_loss_func")
+        # Before the model is built: it keeps what the launcher requested, which `begin` compares in `train`.
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
@@ -156,15 +179,16 @@ class HFTrainer(Trainer):
         self._inputs: ModelInputs | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
         super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
-        made = cast(nn.Module, self.model)  # by model_init, where no model was given
+        made = cast(nn.Module, self.model)  # transformers has called model_init by now
         self._loss: OutputLoss | None = None
         if loss_fn is not None:
             self._loss = self.compute_loss_func = OutputLoss(UserLoss(made, loss_fn))
             if args.label_names is None:
-                # transformers looks for them among what forward takes, and drops the column that it does not find.
+                # transformers finds label columns among the parameters of `forward`, and drops a column that it does
+                # not find.
                 self.label_names = ["labels"]
         task = self._task()
-        args.task = task  # type: ignore[attr-defined] # callbacks are handed no more
+        args.task = task  # type: ignore[attr-defined] # transformers' events have no field for it
         if not task.counts_tokens:
             args.include_num_input_tokens_seen = "no"
         self.data_collator = keeping_rows(self.data_collator, made)
@@ -175,7 +199,7 @@ class HFTrainer(Trainer):
             self.remove_callback(ProgressCallback)
 
     def _task(self) -> Task:
-        """Returns what the numbers of a run mean; transformers adds the loss of a router to that of an evaluation."""
+        """Returns the task, which names the metrics; transformers adds a router's loss to the evaluation loss."""
         model = cast(nn.Module, self.model)
         if self._loss is not None:
             return task_of(model, self._loss.rule)
@@ -189,19 +213,19 @@ class HFTrainer(Trainer):
         """Trains to the end of the run.
 
         Args:
-            resume_from_checkpoint: true or "auto" for the newest checkpoint of `output_dir`, or a folder; that of
-                the arguments by default, which `transformers.Trainer` does not look at.
+            resume_from_checkpoint: true or "auto" for the newest checkpoint of `output_dir`, or a folder; by default
+                the value in the arguments, which `transformers.Trainer` ignores.
             *others: further arguments of `transformers.Trainer.train`.
-            **named: its keywords.
+            **named: its keyword arguments.
 
         Raises:
-            CheckpointError: FG601 where the folder does not exist.
-            DistributedError: FG776 for one process where the config asks for several.
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes alike, when the state was saved.
+            CheckpointError: FG601 if the folder does not exist.
+            DistributedError: FG776 for a single process if the config asks for several.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes, after the state was saved.
         """
         self._start.begin(self.args.world_size, self.args.device)
-        # transformers seeds where a trainer is made, and draws the order of the rows here: what was drawn between the
-        # two, and the caller's own numbers, would change it.
+        # transformers seeds in its constructor and draws the order of the rows here. Seeding again makes the order
+        # independent of numbers that were drawn in between.
         set_seed(self.args.seed)
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
@@ -225,7 +249,7 @@ class HFTrainer(Trainer):
         return result
 
     def _close(self, error: BaseException) -> None:
-        """Lets callbacks close what they opened."""
+        """Sends `on_train_end`, so that callbacks close what they opened."""
         try:
             self.callback_handler.call_event("on_train_end", self.args, self.state, self.control, error=error)  # type: ignore[no-untyped-call]
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
@@ -238,18 +262,24 @@ class HFTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """Returns the micro-batches of an update, and what its loss is divided by."""
+        """Returns the micro-batches of an optimizer step and the divisor of its loss; counts rows for the logs.
+
+        Args:
+            epoch_iterator: gives micro-batches.
+            num_batches: of the step.
+            device: of the divisor.
+        """
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._num_rows += sum(num_rows(batch) for batch in batches)
         return batches, num_items
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Returns what the model is called with, on its device: documents of packed rows stay apart."""
+        """Returns the model's inputs on its device, with attention arguments that keep packed documents apart."""
         self._inputs = self._inputs or ModelInputs(cast(nn.Module, self.model))
         return self._inputs.keywords(super()._prepare_inputs(inputs))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
-        """Returns what the loss is divided by; transformers counts labels, whatever the loss divides by."""
+        """Returns the divisor of the loss, by the rule of `loss_fn`; transformers would count the labels."""
         if self._loss is None or not batch_samples:
             return super()._get_num_items_in_batch(batch_samples, device)
         count = self._loss.count(batch_samples, device)
@@ -257,8 +287,8 @@ class HFTrainer(Trainer):
             count = self.accelerator.gather(count).sum()
         count = count + (count == 0)  # an update whose labels are all ignored has the loss 0, not 0 / 0
         if self.args.n_gpu > 1:
-            # torch's DataParallel gives each device an entry. The loss is of all outputs, and is multiplied by the
-            # number of devices all the same.
+            # torch's DataParallel splits tensors over devices, so each device gets an entry. The loss covers the
+            # outputs of all devices, and transformers multiplies it by their number nonetheless.
             devices = self.args.n_gpu if self.args.average_tokens_across_devices else 1
             return (count * devices).reshape(1, 1).expand(self.args.n_gpu, -1)
         return count / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())
@@ -271,9 +301,9 @@ class HFTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Returns what `transformers.Trainer` returns; the loss of a `loss_fn` is that over all rows.
+        """Returns the result of `transformers.Trainer`; the loss of a `loss_fn` is the mean over all rows.
 
-        transformers takes the mean of the means of batches, which depends on how rows are cut into batches.
+        transformers takes the mean of batch means, which depends on the batch size.
         """
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._loss is None:
@@ -287,7 +317,10 @@ class HFTrainer(Trainer):
         return found
 
     def _rows_that_count(self, rows: int) -> int:
-        """Returns how many rows of the present batch are no repetition: Accelerate fills the last one up with such."""
+        """Returns how many rows of the current batch are not padding.
+
+        Accelerate fills the last batch of an evaluation with repeated rows.
+        """
         loader = self.accelerator.gradient_state
         if not loader.end_of_dataloader or loader.remainder <= 0:
             return rows
@@ -295,14 +328,14 @@ class HFTrainer(Trainer):
         return min(max(own, 0), rows)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Returns the factory's optimizer, or that of transformers."""
+        """Returns the optimizer of the factory, or of transformers."""
         if self.optimizer is None and self._optimizer_factory is not None:
             trained = cast(nn.Module, self.model if model is None else model)
             self.optimizer = make_optimizer(trained, self.args, self._optimizer_factory)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Returns the factory's schedule, or that of transformers."""
+        """Returns the schedule of the factory, or of transformers."""
         if self.lr_scheduler is None and self._scheduler_factory is not None:
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
             self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
@@ -325,7 +358,7 @@ def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
 
 
 def _newest_whole_checkpoint(output_dir: Path) -> str | None:
-    """Returns the newest checkpoint whose state, the file that transformers writes last, can be read."""
+    """Returns the newest checkpoint whose state file, which transformers writes last, can be read."""
     folders = {folder: folder.name.removeprefix("checkpoint-") for folder in output_dir.glob("checkpoint-*")}
     for folder in sorted((f for f, step in folders.items() if step.isdigit()), key=lambda f: -int(folders[f])):
         try:
@@ -338,7 +371,7 @@ def _newest_whole_checkpoint(output_dir: Path) -> str | None:
 
 
 class _StopAfterStep(TrainerCallback):
-    """Ends the run after the step in which a signal came to any process, with a checkpoint where saving is on."""
+    """Ends the run after the step in which a process got a signal, with a checkpoint if saving is on."""
 
     def __init__(self, interrupt: Interrupt, *, saves: bool) -> None:
         self.began = False
@@ -349,25 +382,25 @@ class _StopAfterStep(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Notes that callbacks have something to close."""
+        """Notes that callbacks were started and need to be closed."""
         self.began = True
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Notes that from here on there is something to save."""
+        """Notes that there will be a state to save."""
         self._interrupt.begin()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> TrainerControl:
-        """Asks for the end."""
+        """Requests the end of training if a process was asked to stop."""
         if self.asked() is not None:
             control.should_training_stop = True
             control.should_save = control.should_save or self._saves
         return control
 
     def asked(self) -> KeyboardInterrupt | None:
-        """Returns what to raise where a process was asked to stop; all of them ask after the same steps."""
+        """Returns the error to raise if a process was asked to stop. Collective, after the same steps."""
         self._asked = self._asked or self._interrupt.told(collectives.total(self._interrupt.wish))
         return self._asked

@@ -1,7 +1,7 @@
 """The training loop.
 
-Takes a run; gives it back with every step done. Keeps true: it reads top to bottom, and does not know which strategy
-computes its updates, nor how many processes there are: the counts of a window and the loss are those of all.
+Takes a run and does its steps. The loop reads from top to bottom and does not know the strategy or the number of
+processes: counts of a window and the loss are sums over all data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def train_loop(run: Run) -> None:
     """Trains until the run is finished.
 
     Raises:
-        TrainingError: FG803 for data without rows, FG818 and FG650 to FG652 for bad steps that end the run.
+        TrainingError: FG803 for data without rows; FG818 and FG650 to FG652 for bad steps that end the run.
         KeyboardInterrupt: after Ctrl-C or a scheduler's signal, at a step boundary.
     """
     run.end_resumed_step()
@@ -28,11 +28,14 @@ def train_loop(run: Run) -> None:
             run.begin_step()
             loss, update = updated(run, window)
             if run.guard.bad is not None:
+                # The position has not moved yet, so `rows_of` still gives the rows of this window.
                 run.skips.add(run.session.state.global_step + 1, run.data.rows_of(window), run.guard.bad)
                 if run.guard.rewinds:
                     run.rewind(window)
+                    # `Run.rewind` replaced the iterator: the next window is the one after the checkpoint.
                     continue
             run.finish_step(loss, update, window)
+            # Checked after the step was counted: callbacks set these flags in `on_step_end`.
             if run.step_ends_epoch:
                 complete = run.data.at_end_of_epoch or run.session.control.should_epoch_stop
                 break
@@ -40,14 +43,25 @@ def train_loop(run: Run) -> None:
 
 
 def updated(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
-    """Updates the weights by a window, unless the step is to be left out; returns its loss and what became of it."""
+    """Does one optimizer step on a window, unless it must be skipped; returns its loss and the result of the update.
+
+    Returns:
+        The loss over all data-parallel ranks (a tensor if reading it would wait for the device; None for a skipped
+        step), and the `Update`.
+
+    Raises:
+        TrainingError: FG818 and FG650 for a bad step that ends the run.
+    """
     if run.skips.covers(run.data.rows_of(window)):
         return None, Update(skipped=True)
     strategy = run.strategy
+    # Every micro-batch is divided by the target count of the whole window over all ranks, so their losses and gradients
+    # can be summed.
     denom = at_least_one_target(window.num_valid)
     share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
     loss = run.check_loss(share)
     if run.guard.bad is not None:
+        # Gradients of a bad loss would otherwise be added to those of the next window.
         strategy.discard()
         return None, Update(skipped=True)
     update = strategy.update(
@@ -60,7 +74,8 @@ def updated(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
 
 
 def at_least_one_target(num_valid: Any) -> Any:
-    """Returns the divisor of a loss; a window whose labels are all ignored has the loss 0, not 0 / 0."""
+    """Returns the divisor of a loss; at least 1, so that a window without targets has the loss 0 instead of 0 / 0."""
     if isinstance(num_valid, Tensor):
+        # `where` instead of `if`: a comparison would wait for the device.
         return num_valid.where(num_valid > 0, num_valid.new_ones(()))
     return num_valid if num_valid > 0 else 1

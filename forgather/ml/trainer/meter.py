@@ -1,7 +1,7 @@
-"""Numbers on their way from a device to the host.
+"""Training metrics: losses, norms, learning rate, throughput and memory, summed up between log lines.
 
-Takes a tensor; gives its numbers when they are asked for. Keeps true: the copy begins at once and waits for nothing
-that is queued afterwards, so whoever asks a step later finds it there.
+`AsyncHostCopy` brings a small tensor to the host without waiting: the copy starts at once and does not depend on work
+that is queued later. `Meter` adds up steps and gives the values of a log line and of the run's summary.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ from forgather.ml.types import Update, Window
 
 
 class AsyncHostCopy:
-    """A copy of a small tensor that is under way.
+    """A copy of a small tensor to host memory that is in progress.
 
     Args:
         values: of any shape, on any device.
+
+    Shapes:
+        `read` returns a tensor of the shape of `values`.
     """
 
     def __init__(self, values: Tensor) -> None:
         self._event: torch.Event | None = None
         self._values = values
         if values.device.type != "cpu":
+            # A copy to pageable memory would wait for the device.
             self._values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self._event = torch.accelerator.current_stream(values.device).record_event()
 
     @property
     def is_there(self) -> bool:
-        """True where reading waits for nothing."""
+        """True if reading does not wait."""
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """Returns the numbers on the host; waits for what was queued before they were copied."""
+        """Returns the values on the host; waits for the work that was queued before the copy."""
         if self._event is not None:
             self._event.synchronize()
         return self._values
@@ -47,13 +51,13 @@ class AsyncHostCopy:
 
 @dataclass(slots=True)
 class _Sums:
-    """What is added up over steps.
+    """Sums over steps.
 
     Args:
-        loss: of the steps that have one.
-        losses: how many these are.
-        steps: all steps.
-        skipped: steps that were left out.
+        loss: sum over the steps that have a loss.
+        losses: number of these steps.
+        steps: number of all steps.
+        skipped: number of skipped steps.
     """
 
     loss: float | Tensor = 0.0
@@ -63,7 +67,17 @@ class _Sums:
 
 
 class Meter:
-    """Sums over the steps since the last line, and since the start; a resumed run has the losses of all its steps."""
+    """Sums over the steps since the last log line, and since the start of the run.
+
+    The mean loss of a resumed run covers all its steps; rates cover the steps of this process alone.
+
+    Args:
+        device: whose memory is reported.
+        counts_tokens: report tokens per second instead of samples per second.
+
+    Units:
+        Rates are per second of wall time, over all data-parallel ranks. Losses are as the loss rule gives them.
+    """
 
     def __init__(self, device: torch.device, *, counts_tokens: bool = True) -> None:
         self.device = device
@@ -80,18 +94,28 @@ class Meter:
         self._began = self._line_began = time.perf_counter()
 
     def start(self) -> None:
-        """Begins to count time."""
+        """Starts the clock."""
         self._began = self._line_began = time.perf_counter()
 
     def add(self, loss: float | Tensor | None, update: Update, window: Window, *, learning_rate: float) -> None:
-        """Counts a step; one that was left out as bad has no loss, and its norm is not that of an update."""
+        """Counts a step.
+
+        Args:
+            loss: of the step; None for a skipped step.
+            update: gives the gradient norm, and whether the step was skipped.
+            window: gives tokens and rows.
+            learning_rate: that the step used.
+        """
         self.learning_rate = learning_rate
         line = self._line
         line.steps += 1
         line.skipped += update.skipped
         if loss is not None:
+            # Not `+=`: that would change the caller's tensor in place. The sum stays on the device until the line is
+            # read.
             line.loss = line.loss + loss
             line.losses += 1
+        # The norm of a skipped step belongs to no update.
         self.grad_norm = None if update.skipped else update.grad_norm
         self._tokens += window.num_tokens
         self._rows += window.num_rows
@@ -99,7 +123,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time of the block out."""
+        """Excludes the time of its body from the rates."""
         began = time.perf_counter()
         try:
             yield
@@ -108,12 +132,13 @@ class Meter:
 
     @property
     def has_steps(self) -> bool:
-        """True where a line would say something."""
+        """True if there were steps since the last line."""
         return self._line.steps > 0
 
     def line(self) -> dict[str, float]:
-        """Returns the numbers of the steps since the last line, and begins the next. Waits for the device."""
+        """Returns the metrics of the steps since the last line, and starts a new line. Synchronizes with the device."""
         line = self._line
+        # Read before the clock: the steps are finished only when the device is.
         line.loss = float(line.loss)
         now = time.perf_counter()
         seconds = max(now - self._line_began, 1e-9)
@@ -148,12 +173,12 @@ class Meter:
         self._line, self._tokens, self._rows, self._resumed = _Sums(), 0, 0, 0
 
     def summary(self) -> dict[str, float]:
-        """Returns the numbers of the whole run, and ends it. Waits for the device."""
+        """Returns the metrics of the whole run, and ends it. Synchronizes with the device."""
         if self.has_steps:
             self._close_line()
         seconds = max(time.perf_counter() - self._began, 1e-9)
         values = {"train_runtime": seconds}
-        if self._own_steps:  # a run that had nothing left to do has no speed
+        if self._own_steps:  # a run resumed at its last step has no rates
             values["train_samples_per_second"] = self.total_rows / seconds
             values["train_steps_per_second"] = self._own_steps / seconds
             if self.counts_tokens:
@@ -165,16 +190,19 @@ class Meter:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums of an unfinished line, and of the lines before. Waits for the device."""
+        """Returns the sums of the unfinished line and of all lines before. Synchronizes with the device."""
         self._line.loss = float(self._line.loss)
         totals = {f"total_{name}": value for name, value in asdict(self._total).items()}
         last = {} if self.grad_norm is None else {"grad_norm": float(self.grad_norm)}
         return {**asdict(self._line), **totals, **last, "learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with an unfinished line; its rates count the steps of this process alone.
+        """Restores the sums, so that the unfinished line continues; its rates count only steps of this process.
 
-        Earlier releases left no step out, and some kept no sums of all steps: the mean is that of the later ones there.
+        Earlier releases skipped no steps, and some stored no sums over all steps: the mean then covers the later steps.
+
+        Args:
+            state: given by `state_dict`, of this release or an earlier one.
         """
         self._line = _Sums(state["loss"], state.get("losses", state["steps"]), state["steps"], state.get("skipped", 0))
         steps = state.get("total_steps", 0)

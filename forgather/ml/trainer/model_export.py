@@ -1,7 +1,6 @@
-"""Writes models and checkpoints of a run, and reads them back.
+"""Writes the trained model as a folder in Hugging Face layout, and checks that a folder is writable.
 
-Takes the parts of a run; gives folders. Keeps true: a model folder is in Hugging Face layout; a
-checkpoint holds what is needed to go on as if nothing had happened, and is complete or absent.
+A model that is neither of transformers nor has `save_pretrained` is written as `model.safetensors` alone.
 """
 
 from __future__ import annotations
@@ -28,12 +27,16 @@ _log = get_logger(__name__)
 
 
 def check_writable(storage: Storage, folder: Path) -> None:
-    """Makes the folder.
+    """Creates a folder and checks that files can be created in it.
+
+    Args:
+        storage: does the file operations.
+        folder: to check.
 
     Raises:
-        TrainingError: FG817 where nothing can be written into it.
+        TrainingError: FG817 if nothing can be written.
     """
-    probe = folder / ".write-test"  # always the same, so that one which a kill has left goes with the next
+    probe = folder / ".write-test"  # a fixed name: a file that a killed process left is removed by the next one
     try:
         make_folders(storage, folder)
         storage.create(probe).close()
@@ -53,21 +56,22 @@ def _not_writable(folder: Path, error: Exception) -> TrainingError:
 def export_model(
     storage: Storage, model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any
 ) -> None:
-    """Writes a model for use: weights, configs and tokenizer, as `from_pretrained` reads them.
+    """Writes a model for use: weights, configuration and tokenizer, as `from_pretrained` reads them.
 
-    A model that is none of transformers and cannot save itself is written as `model.safetensors`, and so is one whose
-    weights are not those of its class: no configuration is beside them then, so that nobody loads random weights. Files
-    are written beside, synced and moved: the older model stays until the new one is whole, see `write_model`.
+    A model that is neither of transformers nor can save itself is written as `model.safetensors`, and so is one whose
+    weights are not those of its class. No configuration is written next to them: `from_pretrained` would load the class
+    with random weights. Files are written to a draft, synced and moved: an older model stays until the new one is
+    complete, see `write_model`.
 
     Args:
-        storage: makes the changes.
-        model: tells class and configuration; one that `stands_for` another tells those of that one.
-        weights: by name, whole.
-        folder: is made when needed.
+        storage: does the file operations.
+        model: gives class and configuration; a proxy with `stands_for` gives those of the model that it represents.
+        weights: complete tensors by name.
+        folder: created if needed.
         processing_class: tokenizer or processor; None for none.
 
     Raises:
-        TrainingError: FG817 where nothing can be written into the folder.
+        TrainingError: FG817 if nothing can be written into the folder.
     """
     model = getattr(model, "stands_for", model)
     check_writable(storage, folder)
@@ -78,6 +82,8 @@ def export_model(
 
     def fill(draft: Draft) -> None:
         if isinstance(model, PreTrainedModel) and (reason is None or is_adapted):
+            # Libraries would print progress bars, and on several processes use the default device instead of this
+            # process's.
             with without_progress_bars(), device_told_to_libraries():
                 layout_of(model, weights).write(draft)
                 texts = described_files(model, processing_class)

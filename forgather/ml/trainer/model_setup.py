@@ -1,4 +1,8 @@
-"""What is done to a model before it is trained: small named steps, each of which leaves its weights alone."""
+"""Builds a model and prepares it for training: TF32, activation checkpointing, compilation; and plans the run.
+
+Preparation steps change how a model computes, never its weights. The other functions give what a run needs before its
+first step: the model, the checkpoint to resume from, trackers, and the number of steps.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ Step = Callable[[nn.Module], None]
 
 
 def preparation(args: TrainingArguments) -> list[Step]:
-    """Returns the steps that the arguments ask for, in order."""
+    """Returns the preparation steps that the arguments ask for, in order."""
     steps: list[Step] = []
     if args.tf32 is not None:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
@@ -34,27 +38,32 @@ def preparation(args: TrainingArguments) -> list[Step]:
     if args.torch_compile:
         backend = args.torch_compile_backend or "inductor"
         compiles = compile_blocks if args.torch_compile_regions else compile_model
+        # Compilation comes last: it has to see the forward methods that recompute activations.
         steps.append(functools.partial(compiles, backend=backend, mode=args.torch_compile_mode))
     return steps
 
 
 def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
-    """Lets matrix products of float32 on CUDA round to TF32, or not. It is a setting of the process."""
+    """Allows or forbids TF32 in float32 matrix products on CUDA. The setting is global to the process."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> None:
-    """Makes the backward pass recompute activations: gradients stay the same, memory shrinks.
+    """Makes the backward pass recompute activations (activation checkpointing): same gradients, less memory.
 
-    A model of transformers knows how; of another one, each item of its outermost `nn.ModuleList` and
-    `nn.Sequential` is a unit.
+    Models of transformers have a method for it. Of other models, each item of an outermost `nn.ModuleList`,
+    `nn.ModuleDict` or `nn.Sequential` is recomputed as one unit.
+
+    Args:
+        model: is changed in place.
+        settings: of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
 
     Raises:
         TrainingError: FG822 for a model without such units.
     """
     settings = {"use_reentrant": False, **settings}
-    # transformers renamed the method; earlier releases and other models have the first name only.
+    # transformers renamed the method; earlier releases and other models have the second name only.
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if callable(enable := getattr(model, f"{name}_enable", None)):
             enable(**{f"{name}_kwargs": settings})
@@ -67,11 +76,12 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
             hint="keep the layers in an nn.ModuleList, give the model gradient_checkpointing_enable(), or turn it off",
         )
     for unit in units:
+        # Only `forward` is replaced: wrapping the module would change the names of its weights.
         unit.forward = _recomputed(unit, unit.forward, settings)
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the items of each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have weights."""
+    """Returns the items with weights of each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential`."""
     units: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
@@ -84,6 +94,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
+        # Without a backward pass there is nothing to recompute.
         if not (unit.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, **settings, **kwargs)
@@ -92,17 +103,28 @@ def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[
 
 
 def compile_model(model: nn.Module, *, backend: str, mode: str | None) -> None:
-    """Compiles the model in place, so that names of weights stay as they are.
+    """Compiles the model in place.
+
+    Args:
+        model: to compile.
+        backend: of `torch.compile`.
+        mode: of `torch.compile`; None for its default.
 
     Raises:
         TrainingError: FG823 for a backend that torch does not know.
     """
     _refuse_unknown(backend)
+    # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
     model.compile(backend=backend, mode=mode)
 
 
 def compile_blocks(model: nn.Module, *, backend: str, mode: str | None) -> None:
-    """Compiles each block of the model in place; all of it where it has no blocks.
+    """Compiles each repeated block of the model in place; the whole model if it has none.
+
+    Args:
+        model: to compile.
+        backend: of `torch.compile`.
+        mode: of `torch.compile`; None for its default.
 
     Raises:
         TrainingError: FG823 for a backend that torch does not know.
@@ -125,10 +147,15 @@ _log = get_logger(__name__)
 
 
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
-    """Returns the model to train, made after the seed was set where it is made here.
+    """Returns the model to train; one that is built here is built after the seed was set.
+
+    Args:
+        model: a module, or a callable without arguments that returns one.
+        model_init: returns the module, if `model` is None.
+        seed: of the weights.
 
     Raises:
-        TrainingError: FG801 where there is none.
+        TrainingError: FG801 if there is no module.
     """
     make = model_init if model is None else None if isinstance(model, nn.Module) else model
     if make is not None:
@@ -143,7 +170,17 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
 
 
 def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
-    """Returns the checkpoint to go on from, and looks at the folder that will be written to."""
+    """Returns the checkpoint to resume from, or None; checks first that the output folder is writable.
+
+    Args:
+        args: of the run.
+        storage: does the file operations.
+        request: true or "auto" for the newest intact checkpoint, a folder, or None.
+
+    Raises:
+        TrainingError: FG817 if the output folder is not writable.
+        CheckpointError: FG601 to FG604 and FG607, see `resolve_resume`.
+    """
     output_dir = Path(args.output_dir)
     if args.save_strategy != "no":
         model_export.check_writable(storage, output_dir)
@@ -161,17 +198,23 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
 
 
 def trackers(args: TrainingArguments) -> list[Any]:
-    """Returns the callbacks of the trackers that the arguments name."""
+    """Returns the tracker callbacks that `report_to` names."""
     if not args.report_to:
         return []
-    # Looked up when it is needed: it brings every tracker that is installed.
+    # Imported only here: the module imports every tracker that is installed.
     integrations = import_module("transformers.integrations")
     return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
 
 
 def extent(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
-    """Returns the number of updates and of (begun) epochs of a run."""
+    """Returns the number of optimizer steps and of epochs of a run; an incomplete epoch counts as one.
+
+    Args:
+        args: `max_steps` and `num_train_epochs`.
+        data: gives the optimizer steps per epoch.
+    """
     per_epoch = data.updates_per_epoch
+    # A stream has no known end: `TrainBatches` required `max_steps`.
     if per_epoch is None:
         return args.max_steps, 1
     if args.max_steps > 0:

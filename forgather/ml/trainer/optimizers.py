@@ -1,8 +1,7 @@
-"""Optimizer and schedule of a run.
+"""Optimizer and learning rate schedule of a run, and the bytes that the optimizer's state will need.
 
-Takes the model, the arguments and perhaps factories; gives a `torch.optim.Optimizer` and a schedule.
-Keeps true: a factory's own settings win over the arguments; a setting of the user that has no effect
-is said in one warning line.
+Takes the model, the arguments and optional factories; gives a `torch.optim.Optimizer` and a schedule. Settings that a
+factory has itself take precedence over the arguments; a setting of the user that has no effect gives one warning.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ def make_optimizer(
     """Returns the optimizer of a run.
 
     Args:
-        model: the model where it lies.
-        args: learning rate, weight decay, and the name of the default optimizer; with a factory, those of
-            transformers do as well.
-        factory: called with the trainable parameters (with (name, parameter) pairs where its first
-            parameter is called `named_parameters`, with the model where it is called `model`), and with `lr`
-            and `weight_decay` where it accepts them and does not set them itself.
+        model: already on its device, and sharded if it will be.
+        args: learning rate, weight decay, and the name of the default optimizer; with a factory, arguments of
+            transformers also work.
+        factory: called with the trainable parameters (with (name, parameter) pairs if its first parameter is called
+            `named_parameters`, with the model if it is called `model`), and with `lr` and `weight_decay` if it accepts
+            them and does not set them itself.
 
     Raises:
-        TrainingError: FG819 for something that is not an optimizer, FG820 for nothing to train.
+        TrainingError: FG819 for something that is not an optimizer, FG820 for a model without trainable parameters.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -73,6 +72,7 @@ def make_optimizer(
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:
+    # LBFGS and similar ones evaluate the loss several times per step; strategies compute it once.
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise TrainingError(
@@ -85,6 +85,7 @@ def _refuse_closure(optimizer: Optimizer) -> None:
 def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
     rates = [group.get("lr") for group in optimizer.param_groups]
     by_default = TRANSFORMERS_DEFAULTS["learning_rate"]
+    # Arguments of transformers do not record what the user gave: there only a non-default value counts.
     chosen = "learning_rate" in args.explicit if hasattr(args, "explicit") else args.learning_rate != by_default
     if chosen and args.learning_rate not in rates:
         _log.warning(
@@ -112,13 +113,16 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
 
 
 def _are_alike(groups: list[dict[str, Any]]) -> bool:
-    """Tells whether one fused operation can step all parameters: where some are sliced, torch takes them one by one."""
+    """Returns whether one fused step can update all parameters: torch cannot mix sharded and plain tensors in it."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
 
 
 def refuse_uncallable(**factories: Any) -> None:
-    """Refuses factories that cannot be called, before any work is done.
+    """Refuses factories that are not callable, before any work is done.
+
+    Args:
+        **factories: by the name of the trainer's keyword.
 
     Raises:
         TrainingError: FG819, about the keyword.
@@ -145,11 +149,11 @@ def make_schedule(
     """Returns the learning rate schedule of a run.
 
     Args:
-        optimizer: what it schedules.
+        optimizer: that it schedules.
         args: name and settings of the default schedule.
-        num_training_steps: updates of the whole run.
-        factory: called with the optimizer, and with `num_training_steps` and `num_warmup_steps` where
-            it accepts them and does not set them itself.
+        num_training_steps: optimizer steps of the whole run.
+        factory: called with the optimizer, and with `num_training_steps` and `num_warmup_steps` if it accepts them and
+            does not set them itself.
 
     Raises:
         TrainingError: FG819 for something that is not a schedule.
@@ -162,6 +166,7 @@ def make_schedule(
     wanted = {"num_training_steps": num_training_steps, "num_warmup_steps": warmup}
     given = _missing(factory, parameters, wanted)
     schedule = factory(optimizer=optimizer, **given) if "optimizer" in parameters else factory(optimizer, **given)
+    # Checked by methods, not by class: schedules of transformers and of users need not derive from torch's.
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TrainingError(
             f"lr_scheduler_factory returned a {type(schedule).__name__}, which is not a schedule",
@@ -176,7 +181,7 @@ def _rates(rates: list[Any]) -> str:
 
 
 def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a factory, or of what it calls where its own say nothing."""
+    """Returns the parameters of a factory; if it has only `*args` and `**kwargs`, those of the function it calls."""
     for candidate in (factory, getattr(factory, "func", None)):
         if candidate is None:
             continue
@@ -200,11 +205,16 @@ _ON_THE_HOST = {"foreach": False, "fused": False, "capturable": False}
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
-    """Returns the bytes that a checkpoint needs for what the optimizer will keep of each parameter.
+    """Returns the bytes that a checkpoint needs for the optimizer state, by parameter name.
+
+    It makes one step of a copy of the optimizer on the meta device, so no memory is allocated.
 
     Args:
-        model: tells the names; of a weight that lies in parts, the whole counts.
-        optimizer: has made no step.
+        model: gives names; of a sharded weight, the whole size counts.
+        optimizer: has made no step yet.
+
+    Units:
+        Bytes, including headers and names in the index of the checkpoint.
     """
     names = names_of(model)
     found: dict[int, dict[str, Any]] = {}
@@ -218,7 +228,7 @@ def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
 
 
 def _parts(optimizer: Any) -> Iterator[Optimizer]:
-    """Yields the optimizers that one is made of; itself where it is made of none."""
+    """Yields the optimizers that a composite one consists of; the optimizer itself if it has no parts."""
     held = [one for value in vars(optimizer).values() for one in (value if isinstance(value, list) else [value])]
     inner = [one for one in held if isinstance(one, Optimizer)]
     if inner:
@@ -232,14 +242,17 @@ def _state_after_a_step(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for group in optimizer.param_groups:
         stand_ins = [_stand_in(parameter) for parameter in group["params"]]
+        # Not `copy.deepcopy`: that would copy the parameters. The constructor is not called, as its arguments are not
+        # known.
         twin = object.__new__(type(optimizer))
         twin.__dict__ |= vars(optimizer)
-        twin.__dict__.pop("step", None)  # a schedule counts the steps of the optimizer that it belongs to
+        twin.__dict__.pop("step", None)  # a schedule wraps `step` to count the real optimizer's steps
         twin.__dict__ |= {"_optimizer_step_pre_hooks": OrderedDict(), "_optimizer_step_post_hooks": OrderedDict()}
         twin.state = defaultdict(dict)
         twin.param_groups = [{**group, "params": stand_ins, **{n: v for n, v in _ON_THE_HOST.items() if n in group}}]
         has_stepped = False
-        # It makes its state before it computes; without memory it may not be able to compute.
+        # An optimizer creates its state before it computes. On the meta device the computation may fail; the state is
+        # there.
         with suppress(Exception):
             twin.step()
             has_stepped = True
@@ -256,12 +269,13 @@ def _stand_in(parameter: Tensor) -> Tensor:
 
 
 def _adam(parameter: Tensor) -> dict[str, Any]:
+    # ZeRO stage 3 leaves an empty tensor in place of each weight; `ds_shape` is the shape of the whole.
     shape = getattr(parameter, "ds_shape", parameter.shape)
     return {name: torch.empty(shape, device="meta") for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _written(state: dict[str, Any], name: str) -> int:
-    # Beside its values a tensor has a line in the header of its file, and its name in the index.
+    # Each tensor also has an entry in the header of its file, and its name in the index.
     return sum(
         value.nbytes + 2 * len(name) + 160 if isinstance(value, Tensor) else len(name) + 40 for value in state.values()
     )

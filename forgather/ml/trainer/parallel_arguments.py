@@ -1,7 +1,8 @@
-"""Settings of a run in several processes, beside those of `TrainingArguments`.
+"""Training arguments of the multi-process trainers, and the translation of Accelerate's settings.
 
-Takes keywords; gives a frozen record whose values fit together, with one another and with the number of processes.
-Keeps true: building one starts no process group; what may not be combined is data, which `fgcli check` reads too.
+Takes keyword arguments; gives a frozen record whose values are consistent with one another and with the number of
+processes. Building one starts no process group. Forbidden combinations are data (`forgather/ml/rules/`), which `fgcli
+check` reads too. Settings of `accelerator_args` are moved to the arguments that mean the same.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from forgather.rules import Rules
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class ParallelArguments(TrainingArguments):
-    """What every trainer of several processes takes.
+    """Settings of every trainer for several processes.
 
     Args:
-        data_parallel_size: replicas that see different rows; None for what the other sizes leave.
+        data_parallel_size: data-parallel ranks; None uses the ranks that the other sizes leave.
         tensor_parallel_size: ranks that hold slices of one layer.
         tp_plan: which layers are sliced, and how: "auto" for the model's own plan, or a mapping of module names.
-        fsdp: true, or how the weights are shared among replicas: "full_shard", "shard_grad_op", "hybrid_shard", or
-            "no_shard" for whole copies.
+        fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
+            or "no_shard" for replicated weights.
         fsdp_config: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
             `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision`, "bf16", "autocast", or
-            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of a hybrid;
+            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of hybrid sharding;
             `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
-        fp16: forward passes under float16 autocast, with a scaled loss.
-        ddp_find_unused_parameters: DistributedDataParallel looks for weights without gradient at every step.
-        ddp_bucket_cap_mb: size of the pieces in which it adds gradients.
-        ddp_broadcast_buffers: it copies buffers of the first rank before each forward pass.
-        ddp_static_graph: it may take the graph of the first step for all steps.
+        fp16: forward passes run under float16 autocast, with a scaled loss.
+        ddp_find_unused_parameters: `DistributedDataParallel` searches at every step for weights without a gradient.
+        ddp_bucket_cap_mb: size of its gradient buckets, in MiB.
+        ddp_broadcast_buffers: it broadcasts the buffers of rank 0 before each forward pass.
+        ddp_static_graph: it may assume that every step has the autograd graph of the first one.
 
-    Their values and what must hold among them are data: `forgather/ml/rules/parallel.json`.
+    Allowed values and the rules between settings are data: `forgather/ml/rules/parallel.json`.
     """
 
     RULES: ClassVar[Rules] = door.rules("parallel", "forgather.ml.trainer.parallel_arguments:ParallelArguments")
@@ -62,11 +63,11 @@ class AccelTrainingArguments(ParallelArguments):
     """Settings of `AccelTrainer`.
 
     Args:
-        accelerator_args: what `accelerate.Accelerator` takes, and what belongs to its data-loader configuration, to the
-            process group or to our data loader.
-        deepspeed: the file or the mapping of DeepSpeed's configuration, or "auto".
+        accelerator_args: arguments of `accelerate.Accelerator`, of its data-loader configuration, of the process group,
+            or of our data loader.
+        deepspeed: a file or a mapping with DeepSpeed's configuration, or "auto".
 
-    Their values and what must hold among them are data: `forgather/ml/rules/accel_trainer.json`.
+    Allowed values and the rules between settings are data: `forgather/ml/rules/accel_trainer.json`.
     """
 
     RULES: ClassVar[Rules] = door.rules("accel_trainer", "forgather.ml:AccelTrainingArguments")
@@ -83,16 +84,17 @@ class PipelineTrainingArguments(ParallelArguments):
     """Settings of `PipelineTrainer`.
 
     Args:
-        split_spec: where the model is cut: names of modules or blocks to "end" or "beginning"; "auto" for stages of
-            like cost; or a number of stages.
-        schedule_class: a schedule of torch.distributed.pipelining.
-        pipeline_chunks: micro-batches that `per_device_train_batch_size` rows are split into; as many as there are
-            stages by default, where the rows allow it.
-        stages_per_rank: stages that one rank holds; what the schedule asks for by default.
-        pipeline_parallel_size: ranks that hold the stages of one replica; what the other sizes leave by default.
+        split_spec: where the model is split: names of modules or blocks to "end" or "beginning"; "auto" for stages of
+            similar cost; or a number of stages.
+        schedule_class: a schedule class of torch.distributed.pipelining.
+        pipeline_chunks: micro-batches that `per_device_train_batch_size` rows are split into; by default the number of
+            stages, if the rows allow it.
+        stages_per_rank: stages that one rank holds; by default the number that the schedule needs.
+        pipeline_parallel_size: ranks that hold the stages of one model replica; None uses the ranks that the other
+            sizes leave.
         checkpoint_sequential: recompute the activations of each stage in the backward pass.
 
-    Their values and what must hold among them are data: `forgather/ml/rules/pipeline_trainer.json`.
+    Allowed values and the rules between settings are data: `forgather/ml/rules/pipeline_trainer.json`.
     """
 
     RULES: ClassVar[Rules] = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainingArguments")
@@ -123,7 +125,7 @@ MOVES = {
     "dynamo_backend": "torch_compile_backend",
     "log_with": "report_to",
 }
-"""Settings that are the same thing under another name."""
+"""Settings of Accelerate that have another name in the training arguments."""
 
 _EVEN = "each row is computed once, and what is missing at the end counts for nothing; no row is repeated or dropped"
 _DISPATCH = "every process reads its own rows of the batch that dispatching would have cut up"
@@ -141,19 +143,19 @@ REMARKS: dict[tuple[str, Any], str] = {
     ("dataloader_config.use_stateful_dataloader", True): "a checkpoint holds the position in the data by itself",
     ("dataloader_config.non_blocking", False): "copies from pinned memory do not wait",
 }
-"""Settings that ask for what happens in another way, by name and value."""
+"""Settings of Accelerate, by name and value, that need no argument, and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorSettings:
-    """What is told to the strategy and to the process group.
+    """The part of `accelerator_args` that goes to the strategy and to the process group.
 
     Args:
-        backend: of the process group; None for that of the environment.
-        timeout_seconds: of the process group; None for that of the environment.
-        ddp: settings of DistributedDataParallel; None for those of the arguments.
-        scaling: settings of the loss scale of float16.
-        sync_each_batch: add gradients with every micro-batch.
+        backend: of the process group; None uses that of the environment.
+        timeout_seconds: of the process group; None uses that of the environment.
+        ddp: settings of `DistributedDataParallel`; None uses those of the arguments.
+        scaling: settings of the float16 gradient scaler.
+        sync_each_batch: all-reduce gradients after every micro-batch.
     """
 
     backend: str | None = None
@@ -164,11 +166,12 @@ class AcceleratorSettings:
 
 
 def settled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the arguments, those that stand in `accelerator_args` included.
+    """Returns the settings, extended by those that are written in `accelerator_args`.
 
     Args:
         given: settings as the user wrote them.
-        defaults: of all settings. One that has its default value counts as not written: templates write those.
+        defaults: of all settings. A setting that has its default value counts as not written, because templates write
+            defaults.
     """
     settings = dict(given)
     for name, value in _flat(given.get("accelerator_args") or {}):
@@ -186,14 +189,14 @@ def settled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def _targets(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the settings that one of Accelerate stands for; none where it asks for what happens anyway."""
+    """Yields the (name, value) settings that a setting of Accelerate corresponds to; none for its default behaviour."""
     if value is None:
         return
     if name == "mixed_precision":
         if value in ("bf16", "fp16"):
             yield value, True
     elif name == "cpu":
-        # Accelerate's `false` is no wish for an accelerator.
+        # `cpu: false` in Accelerate does not request an accelerator.
         if value:
             yield "use_cpu", True
     elif name == "dynamo_backend":
@@ -207,6 +210,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
+        # Handlers are objects in a list and are read by `accelerator_settings`; `log_with` is the only plain list.
         elif not isinstance(value, list | tuple) or name == "log_with":
             yield prefix + name, value
 
@@ -216,10 +220,10 @@ def _shown(value: Any) -> str:
 
 
 def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings:
-    """Returns what the strategy and the process group are told.
+    """Returns the settings of `accelerator_args` for the strategy and the process group.
 
     Raises:
-        SettingError: FG723 for a handler that has no place here.
+        SettingError: FG723 for a kwargs handler that is not supported.
     """
     given = given or {}
     handlers = {type(handler): handler for handler in given.get("kwargs_handlers") or ()}

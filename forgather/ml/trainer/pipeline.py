@@ -1,7 +1,7 @@
-"""`PipelineTrainer`: a model in stages that lie on several ranks.
+"""`PipelineTrainer`: pipeline parallelism, with the stages of a model on several ranks.
 
-Takes what `Trainer` takes, with `PipelineTrainingArguments`; gives the same run on several processes. Keeps true: it
-is a choice of strategy, by the arguments alone.
+Takes what `Trainer` takes, with `PipelineTrainingArguments`; gives the same run on several processes. The class only
+chooses a strategy; the arguments alone decide how.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from forgather.ml.trainer.trainer import Trainer
 
 
 class PipelineTrainer(Trainer):
-    """Trains a model whose layers lie on several processes.
+    """Trains a model whose layers are split into stages on several processes.
 
-    `args` is a `PipelineTrainingArguments`; everything else is that of `Trainer`.
+    `args` is a `PipelineTrainingArguments`; all other parameters are those of `Trainer`.
 
     Raises:
-        DistributedError: FG704 for sizes that do not make the processes that run, FG760 and FG761 for stages and
-            micro-batches that do not fit the schedule.
-        TrainingError: FG750 to FG755 for a model that cannot be cut so, FG762 for one whose loss needs all of it.
+        DistributedError: FG704 where the parallel sizes do not multiply to the number of processes, FG760 and FG761 for
+            stages and micro-batches that do not fit the schedule.
+        TrainingError: FG750 to FG755 for a model that cannot be split this way, FG762 for a loss that needs the whole
+            model.
     """
 
     args: PipelineTrainingArguments
@@ -34,7 +35,7 @@ class PipelineTrainer(Trainer):
     RULES = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns how updates are computed."""
+        """Returns the pipeline strategy of these arguments, with FSDP2 over data-parallel ranks if `fsdp` is set."""
         args = self.args
         sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
         layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
@@ -42,6 +43,7 @@ class PipelineTrainer(Trainer):
         if sharding is not None and sharding.strategy != "NO_SHARD":
             replicas = environment.local_world_size // args.tensor_parallel_size
             shared = sharding.shared_by(layout.data_parallel_size, replicas)
+            # Made twice: the shard size follows from the data-parallel size, which the first layout computed.
             layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=shared, **sizes)
         else:
             sharding = None
