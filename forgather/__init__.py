@@ -1,4 +1,7 @@
-"""Describe, check and run model training from configuration."""
+"""Describes, checks and runs model training from configuration.
+
+`Project`, `from_project` and `ForgatherError` are imported on first access, so that `import forgather` stays cheap.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ __all__ = ["ForgatherError", "Project", "__version__", "from_project"]
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # PEP 562: the import runs on the first access only; `import forgather` must not load jinja2 or ruamel.yaml.
     from importlib import import_module
 
     return getattr(import_module(_LAZY[name]), name)

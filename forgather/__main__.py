@@ -1,13 +1,15 @@
-"""`python -m forgather` is `fgcli`, for a clone that was never installed."""
+"""`python -m forgather` runs `fgcli` from a clone that is not installed."""
 
 import os
 import sys
 
-# Python looks for modules in the working folder first: a project's own json.py must not stand in for the library's.
+# `python -m` puts the working folder first on sys.path; a file such as json.py in a project would replace the standard
+# library's module.
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(__file__)):
     del sys.path[0]
 
-# A launcher of ours asked for the same; programs that the run starts are not asked.
+# Our launchers set this value to make Python skip the working folder here; programs that the run starts must not
+# inherit it.
 if os.environ.get("PYTHONSAFEPATH") == "forgather":
     del os.environ["PYTHONSAFEPATH"]
 

@@ -1,10 +1,10 @@
-"""What other tools call things: one table of words, and every suggestion about a name that does not exist.
+"""Names that other tools use, and suggestions for names that do not exist.
 
-Takes a word and the names that exist, gives a hint. Keeps true: the table is data (`ml/aliases.json`), read only where
-a name is not found; spelling speaks only where the table does not; a deprecated name is never offered.
+Takes a name and the names that exist; gives a hint. The table is data (`ml/aliases.json`) and is read only when a name
+is not found. The table wins over similarity of spelling, and a deprecated name is never suggested.
 
-Verdicts: "same" (only the name differs), "near" (another setting does it, or it is written otherwise), "elsewhere" (it
-is a block, a template or an option), "none" (there is no such thing; the reason says what to do).
+Verdicts: "same" (only the name differs), "near" (another setting does it, or it is written in another form),
+"elsewhere" (it is a block, a template or an option), "none" (we have no counterpart; the reason says what to do).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 from forgather.errors import nearest
 
 KINDS = ("setting", "inner", "block", "template", "constructor", "tag", "option", "variable", "field")
-"""What a word can be looked up as; "keyword" has groups of names in place of records. Words of kind "inner" stand with
-the mapping that they are written in, as `fsdp_config.sharding`."""
+"""The kinds of name that the table has records for. "keyword" is a further kind, with groups of names in place of
+records. A name of kind "inner" includes the mapping that it belongs to, as in `fsdp_config.sharding`."""
 VERDICTS = ("same", "near", "elsewhere", "none")
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "aliases.json")
 
 
 class Alias(NamedTuple):
-    """A word of another tool.
+    """A name that another tool uses.
 
     Args:
-        word: the word.
-        kind: what it was looked up as.
+        word: the name.
+        kind: the kind that it was looked up as, one of `KINDS`.
         verdict: one of `VERDICTS`.
-        to: our name, as "setting:learning_rate"; empty where there is none.
-        why: what to write, or the reason why there is nothing to write.
-        tools: where the word comes from.
+        to: our name with its kind, as in "setting:learning_rate"; empty if there is none.
+        why: what to write instead, or why we have no counterpart.
+        tools: the tools that use the name.
     """
 
     word: str
@@ -50,20 +50,25 @@ class Alias(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """What to do about the word."""
+        """The hint that a message gives for this name."""
         return f"did you mean {self.name!r}?" if self.verdict == "same" else self.why
 
 
 @cache
 def read_aliases() -> Mapping[str, Any]:
-    """Returns the table: by kind, a record for each word; `keyword` and `deprecated` have forms of their own."""
+    """Returns the table: a record for each name, by kind. `keyword` and `deprecated` have their own formats."""
     with open(_FILE, encoding="utf-8") as stream:
         found: dict[str, Any] = json.load(stream)
     return found
 
 
 def alias_of(kind: str, word: str) -> Alias | None:
-    """Returns what the table says of a word; None where it does not have it."""
+    """Returns the record of a name under one kind; None if the table has none.
+
+    Args:
+        kind: one of `KINDS`.
+        word: the name; leading dashes are ignored, and a dash equals an underscore.
+    """
     plain = word.lstrip("-").replace("-", "_")
     table = read_aliases()[kind]
     record = table.get(plain) or table.get(plain.lower())
@@ -71,9 +76,10 @@ def alias_of(kind: str, word: str) -> Alias | None:
 
 
 def aliases_of(word: str) -> list[Alias]:
-    """Returns what the table says of a word under every kind, and as a keyword of a call."""
+    """Returns the records of a name under every kind, and as a keyword argument."""
     found = [alias for kind in KINDS if (alias := alias_of(kind, word))]
     for group in _groups(word):
+        # The first name of a group is the one that our constructors use.
         name, owner = str(group["names"][0]), group["of"]
         if word != name:
             found.append(Alias(word, "keyword", "same", f"keyword:{name}", f"a keyword of {owner}"))
@@ -89,14 +95,14 @@ def other_words(setting: str) -> list[str]:
 def suggest(
     kind: str, word: str, candidates: Sequence[str], *, first: Sequence[str] = (), owner: str = ""
 ) -> str | None:
-    """Returns what to write in place of a name that does not exist; None where nothing is near.
+    """Returns a hint for a name that does not exist; None if no name is close.
 
     Args:
-        kind: what the name was to be: one of `KINDS`, or "keyword".
-        word: what was written.
+        kind: the kind of name that was expected: one of `KINDS`, or "keyword".
+        word: the name that was written.
         candidates: names that exist.
-        first: candidates that are meant rather than the others, where any of them is close.
-        owner: the constructor that the candidates are parameters of.
+        first: names that are preferred to the other candidates if one of them is close.
+        owner: the constructor that has the candidates as parameters.
 
     Example:
         >>> suggest("setting", "batch_size", ["per_device_train_batch_size", "eval_batch"])
@@ -111,7 +117,8 @@ def suggest(
         if known is not None:
             return f"did you mean {known!r}?"
     alias = alias_of("setting" if kind == "keyword" else kind, word)
-    # A parameter may have the name of a setting: the arguments of another trainer, or a partial for them.
+    # A parameter can share its name with a setting, in the arguments of another trainer or a partial for them. The
+    # record of a setting is used for a keyword only if the candidates contain our name.
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
     if alias is not None and (is_told or alias.name in candidates):
         return alias.hint
@@ -121,21 +128,21 @@ def suggest(
 
 @lru_cache(maxsize=64)
 def _folded(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns names by their small letters; of several the first."""
+    """Returns the names by their case-folded form; the first of several names with the same form wins."""
     return {name.casefold(): name for name in reversed(names)}
 
 
 def suggest_inside(
     owner: str, word: str, candidates: Sequence[str], *, outside: Sequence[str] = (), around: str = ""
 ) -> str | None:
-    """Returns what to write in place of a key that a mapping among the settings does not have.
+    """Returns a hint for an unknown key of a mapping that is the value of a setting.
 
     Args:
-        owner: the setting that the mapping is the value of, or the mapping's own key in another.
-        word: the key.
-        candidates: keys that the mapping has.
-        outside: settings that stand beside the mapping.
-        around: what these are called.
+        owner: the setting that has the mapping as its value, or the mapping's own key in an outer mapping.
+        word: the unknown key.
+        candidates: keys that the mapping accepts.
+        outside: settings on the same level as the mapping.
+        around: the name of the object that those settings belong to.
 
     Example:
         >>> suggest_inside("fsdp_config", "sharding", ["shard_size", "sharding_strategy"])
@@ -156,7 +163,11 @@ def suggest_inside(
 
 
 def keyword_for(word: str, named: Sequence[str]) -> str | None:
-    """Returns the parameter that another tool calls by that word.
+    """Returns the parameter that another tool calls `word`; None if there is none.
+
+    Args:
+        word: the name that was written.
+        named: the parameters that exist.
 
     Example:
         >>> keyword_for("n_layer", ["hidden_size", "num_hidden_layers"])
@@ -170,7 +181,7 @@ def keyword_for(word: str, named: Sequence[str]) -> str | None:
 
 
 def suggest_symbol(module: str, symbol: str) -> str | None:
-    """Returns what to write in place of a symbol that a module does not have, as far as the table knows.
+    """Returns a hint for a symbol that a module does not have; None if the table has no record for it.
 
     Example:
         >>> suggest_symbol("transformers", "AdamW")
@@ -183,7 +194,11 @@ def suggest_symbol(module: str, symbol: str) -> str | None:
 
 
 def suggest_module(module: str, symbol: str = "") -> str | None:
-    """Returns what to write in place of a module that does not exist, as far as the table knows.
+    """Returns a hint for a module that does not exist; None if the table has no record for it or its parent packages.
+
+    Args:
+        module: the dotted name of the module.
+        symbol: the name that was to be imported from it.
 
     Example:
         >>> suggest_module("forgather.ml.trainer.callbacks", "ProgressCallback")

@@ -1,8 +1,7 @@
-"""Files and folders, read within limits.
+"""Reads of files and folders, with limits on size and number.
 
-Takes paths that a config or a folder of others may name, gives contents and names. Keeps true: what is too large is
-refused by its size before it is read, what is no regular file is never opened for good, and a walk ends after a bounded
-number of entries, however the folders are made.
+Takes paths that an untrusted config or folder may name; gives file contents and names. A file that is too large is
+refused by its size before it is read, only regular files are read, and a walk ends after a bounded number of entries.
 """
 
 from __future__ import annotations
@@ -17,24 +16,27 @@ from fnmatch import translate
 from typing import BinaryIO
 
 MAX_CODE_BYTES = 5_000_000
+"""The most bytes of a source file that are read."""
 MAX_RECORD_BYTES = 50_000_000
+"""The most bytes of a record of a run or of a cache that are read."""
 MAX_ENTRIES = 100_000
+"""The most names that one walk visits."""
 _MAX_DEPTH = 60
 _CHUNK = 1 << 20
 
 
 class TooManyEntriesError(OSError):
-    """A folder holds more than a walk goes through."""
+    """A folder holds more than `MAX_ENTRIES` names."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.E2BIG, f"more than {MAX_ENTRIES:,} entries", folder)
 
 
 def open_regular(file: str) -> BinaryIO:
-    """Opens a file for reading. What is no regular file is refused: a pipe or a device might never end.
+    """Returns a regular file, opened for reading. A pipe or a device is refused, because reading it might never end.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     stream = open(file, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -44,25 +46,26 @@ def open_regular(file: str) -> BinaryIO:
 
 
 def _opened(file: str, flags: int) -> int:
-    # A pipe that nobody writes to would wait here.
+    # Without O_NONBLOCK, opening a pipe blocks until another process opens it for writing.
     return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_bytes(file: str, most: int) -> bytes:
-    """Returns what a file holds.
+    """Returns the content of a file.
 
     Args:
-        file: the file.
-        most: bytes that are read; a larger file is refused.
+        file: the path.
+        most: the limit in bytes; a larger file is refused.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is too large.
+        OSError: the file cannot be read, is not a regular file, or is larger than the limit.
     """
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         parts: list[bytes] = []
         total = 0
-        # Files of the kernel's own say that they are empty, and one that is written to grows.
+        # Files in /proc report size 0, and a file that is being written grows, so the size is checked while reading,
+        # too.
         while size <= most and (part := stream.read(_CHUNK)):
             parts.append(part)
             total += len(part)
@@ -73,17 +76,24 @@ def read_bytes(file: str, most: int) -> bytes:
 
 
 def read_text(file: str, most: int) -> str:
-    """Returns a text in UTF-8 with plain line ends; arguments and errors as for `read_bytes`.
+    """Returns a UTF-8 text file with `\\n` line ends.
+
+    Args:
+        file: the path.
+        most: the limit in bytes; a larger file is refused.
 
     Raises:
-        UnicodeDecodeError: it is no text in UTF-8.
+        OSError: as `read_bytes` raises it.
+        UnicodeDecodeError: the content is not UTF-8.
     """
     text = read_bytes(file, most).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def walk_folders(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields folders with the names in them, as `os.walk` does; links are not followed.
+    """Yields each folder with its subfolders and files, as `os.walk` does; symbolic links are not followed.
+
+    The caller may remove names from the list of subfolders to skip them.
 
     Raises:
         TooManyEntriesError: after `MAX_ENTRIES` names.
@@ -102,16 +112,18 @@ def walk_folders(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
                     (folders if entry.is_dir() else files).append(entry.name)
         except TooManyEntriesError:
             raise
+        # As in `os.walk`, a folder that cannot be read is left out.
         except OSError:
             continue
         yield here, folders, files
         if depth < _MAX_DEPTH:
+            # The caller has removed the folders that it does not want from the list by now.
             inner = [os.path.join(here, name) for name in reversed(folders)]
             todo += [(folder, depth + 1) for folder in inner if not os.path.islink(folder)]
 
 
 def matching(pattern: str) -> Iterator[str]:
-    """Yields the files that fit a pattern, as `glob.iglob(pattern, recursive=True)` finds them.
+    """Yields the files that match a pattern, as `glob.iglob(pattern, recursive=True)` does.
 
     Raises:
         TooManyEntriesError: after `MAX_ENTRIES` names.
@@ -122,6 +134,7 @@ def matching(pattern: str) -> Iterator[str]:
     wanted = parts[fixed:]
     for here, folders, files in walk_folders(top):
         inside = [] if here == top else os.path.relpath(here, top).split(os.sep)
+        # Deeper folders cannot match, so the walk need not visit them.
         if "**" not in wanted and len(inside) >= len(wanted) - 1:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -131,7 +144,7 @@ def matching(pattern: str) -> Iterator[str]:
 
 
 def _fits(parts: list[str], wanted: list[str]) -> bool:
-    """Whether a path fits the parts of a pattern; `**` stands for any number of folders."""
+    """Returns whether the parts of a path match the parts of a pattern; `**` matches any number of folders."""
     if not wanted:
         return not parts
     if wanted[0] == "**":

@@ -1,7 +1,7 @@
-"""Files of facts kept between commands.
+"""Cache files: facts as plain data, stored between commands.
 
-Takes facts as plain data, gives them back. Keeps true: an entry that is corrupt, foreign, open to others or of another
-form is as good as none; two processes may write one entry at once; where a file cannot be written, nothing is kept.
+An entry that is corrupt, owned or writable by another user, or of another format counts as missing. Two processes may
+write one entry at the same time. If a file cannot be written, nothing is cached and no error is raised.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CHUNK = 1 << 20
 
 
 class Digests:
-    """Digests of files, each read once.
+    """Content digests of files; each file is read once.
 
     Args:
-        most: bytes of a file that are read; one that is larger has no digest.
+        most: the limit in bytes; a larger file has no digest.
     """
 
     def __init__(self, most: int = MAX_RECORD_BYTES) -> None:
@@ -33,7 +33,7 @@ class Digests:
         self._known: dict[str, str | None] = {}
 
     def __call__(self, file: str) -> str | None:
-        """Returns the digest of a file's content; None where it cannot be read."""
+        """Returns the digest of a file's content; None if it cannot be read."""
         if file not in self._known:
             try:
                 with open_regular(file) as stream:
@@ -45,7 +45,7 @@ class Digests:
 
 
 def digest_of_stream(stream: BinaryIO) -> str:
-    """Returns the digest of what a stream holds, without holding all of it at once."""
+    """Returns the digest of a stream's content, which is read in chunks."""
     digest = hashlib.blake2b(digest_size=20)
     while part := stream.read(_CHUNK):
         digest.update(part)
@@ -53,18 +53,20 @@ def digest_of_stream(stream: BinaryIO) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """Returns a short digest of a content."""
+    """Returns the digest of `content`."""
     return hashlib.blake2b(content, digest_size=20).hexdigest()
 
 
 def sealed(body: bytes) -> bytes:
-    """Returns an entry's body behind its digest."""
+    """Returns the body of an entry, preceded by its digest."""
     return digest_of(body).encode() + b"\n" + body
 
 
 @cache
 def edition(*folders: str) -> str:
-    """Returns what changes whenever the code in these folders does: in a checkout, one version has many sources."""
+    """Returns a text that changes whenever the code in these folders changes; the version alone is not enough in a
+    checkout.
+    """
     states: list[tuple[str, int]] = []
     for folder in folders:
         with os.scandir(folder) as files:
@@ -73,10 +75,16 @@ def edition(*folders: str) -> str:
 
 
 def read_kept(file: str, form: int) -> dict[str, Any] | None:
-    """Returns the facts kept in a file; None without a sound entry of that form."""
+    """Returns the facts that are stored in a file; None without an intact entry of that format.
+
+    Args:
+        file: the path of the entry.
+        form: the number of the format.
+    """
     try:
         with open_regular(file) as stream:
             facts = os.fstat(stream.fileno())
+            # Another user who could write here would decide what commands of this user believe.
             if facts.st_size > _MAX_ENTRY_BYTES or _is_foreign(facts):
                 return None
             digest, _, body = stream.read().partition(b"\n")
@@ -89,9 +97,16 @@ def read_kept(file: str, form: int) -> dict[str, Any] | None:
 
 
 def keep(file: str, form: int, facts: dict[str, Any]) -> None:
-    """Keeps facts in a file of a private folder."""
+    """Stores facts in a file of a private folder; does nothing if it cannot be written.
+
+    Args:
+        file: the path of the entry.
+        form: the number of the format.
+        facts: plain data that JSON can hold.
+    """
     with suppress(OSError):
         content = json.dumps({"form": form, "facts": facts}).encode()
+        # A rename replaces the entry in one step, so that a reader never sees half of it.
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), delete=False) as stream:
             try:
                 stream.write(sealed(content))

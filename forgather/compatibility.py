@@ -1,8 +1,8 @@
-"""Which combination of strategy, precision and the rest settings ask for, and what is known of it.
+"""The compatibility matrix: which combinations of strategy, precision and further features work together.
 
-Takes the settings of a trainer's arguments; gives the value of each axis of the compatibility matrix, and out of
-`ml/matrix.json` what holds for values together. Keeps true: the table is data, declared once; the check before a run,
-the trainers and the documentation read it through these functions; what is not listed is equal to one process.
+Takes the settings of a trainer's arguments; gives the value of each axis of the matrix, and the verdict for a
+combination from `ml/matrix.json`. The check before a run, the trainers and the documentation all read this one table. A
+combination that is not in the table gives the same result as one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from forgather.parallel_sizes import follows
 
 REFUSED = "FG770"
-"""The code of a combination that is refused."""
+"""The error code of a refused combination."""
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "matrix.json")
 _SHARED = {
     "full_shard": "fsdp2 with resharding",
@@ -28,15 +28,15 @@ _SHARED = {
 
 
 class Cell(NamedTuple):
-    """What holds where axes have certain values.
+    """The verdict for a set of axis values.
 
     Args:
-        where: by axis, the values that it may have.
-        verdict: "refused"; "setting": equal to one process with one setting of torch, which is made for the user;
-            "near": equal but for rounding; "not tested"; "none": there is no such combination.
+        where: the values, by axis.
+        verdict: "refused"; "setting": equal to one process if torch is given one setting, which we make; "near": equal
+            except for rounding; "not tested"; "none": the combination does not exist.
         reason: why.
-        instead: the nearest thing that works; of a cell that is equal, the setting.
-        arguments: the settings to point at, the first that is given; those of the arguments as `args.name`.
+        instead: the closest combination that works; for "setting", the setting.
+        arguments: the settings to point at; the first that is given is used. Settings of the arguments are `args.name`.
     """
 
     where: Mapping[str, tuple[str, ...]]
@@ -50,10 +50,11 @@ class Axis(NamedTuple):
     """One axis of the matrix.
 
     Args:
-        title: what it is about.
-        decided: who knows its value: "arguments", "trainer" (by what it is given) or "model" (when it is built).
-        values: its values, with words for people.
-        when: of an axis that the trainer decides, conditions on what it is given, by value.
+        title: its heading.
+        decided: what determines its value: "arguments", "trainer" (by the objects that it receives) or "model" (when it
+            is built).
+        values: its values, each with a description.
+        when: for an axis with `decided="trainer"`, the condition on those objects for each value.
     """
 
     title: str
@@ -63,25 +64,34 @@ class Axis(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The table.
+    """The matrix.
 
     Args:
-        axes: by name.
-        cells: what is not simply equal, the first that fits counts.
+        axes: the axes by name.
+        cells: combinations that are not simply equal to one process; the first match counts.
     """
 
     axes: Mapping[str, Axis]
     cells: tuple[Cell, ...]
 
     def cell(self, values: Mapping[str, str]) -> Cell | None:
-        """Returns what holds for values of axes; None for equal to one process. An axis left out fits nothing."""
+        """Returns the first cell that matches; None means equal to one process.
+
+        Args:
+            values: the value of each axis. A cell that names an axis which is missing here does not match.
+        """
         return next((cell for cell in self.cells if _fits(cell, values)), None)
 
     def refusals(self, decided: str) -> Iterator[dict[str, Any]]:
-        """Yields the refused cells as rules about what "arguments" or the "trainer" decides."""
+        """Yields the refused cells as rules of a rules file.
+
+        Args:
+            decided: "arguments" for the cells that the arguments alone determine, "trainer" for the others.
+        """
         prefix = "" if decided == "arguments" else "args."
         for cell in self.cells:
             deciders = {self.axes[axis].decided for axis in cell.where}
+            # A value that the model decides is known only once it is built; the trainer refuses those cells itself.
             if cell.verdict != "refused" or "model" in deciders or ("trainer" in deciders) == (decided == "arguments"):
                 continue
             yield {
@@ -104,7 +114,7 @@ def _fits(cell: Cell, values: Mapping[str, str]) -> bool:
 
 @functools.cache
 def read_matrix(file: str = _FILE) -> Matrix:
-    """Returns the table of a file."""
+    """Returns the matrix that is stored in a file."""
     with open(file, encoding="utf-8") as stream:
         facts = json.load(stream)
     cells = [
@@ -116,7 +126,10 @@ def read_matrix(file: str = _FILE) -> Matrix:
 
 
 def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the value of each axis that arguments decide; None where they decide nothing.
+    """Returns the value of each axis that arguments decide; None for an axis that they leave open.
+
+    Args:
+        settings: the settings by name, and the kind of trainer as `trainer`.
 
     Example:
         >>> facts = combination_facts({"trainer": "accel", "fsdp": "FULL_SHARD", "tensor_parallel_size": 1})
@@ -145,9 +158,10 @@ _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffer
 
 
 def _shared(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
-    """Returns how replicas share weights. What is only switched on reshards where that works."""
+    """Returns how data-parallel ranks hold the weights: all-reduce over replicas, or a form of FSDP2."""
     if not fsdp or replicas == 1:
         return "all-reduce" if not fsdp else "fsdp2"
+    # `fsdp: true` names no sharding strategy; it reshards after the forward pass wherever the trainer supports that.
     asked = fsdp if isinstance(fsdp, str) else (config or {}).get("sharding_strategy")
     if (config or {}).get("reshard_after_forward") is True:
         return "fsdp2 with resharding"

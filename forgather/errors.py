@@ -1,8 +1,8 @@
-"""The error tree and the `Diagnostic` record.
+"""The exception classes, and the `Diagnostic` record.
 
-Keeps true: an error is data first (code, message, span, path, hint, expected, found), survives pickling,
-and prints as one line plus a hint. The framed report with the source line is drawn by `cli/output.py`.
-Codes are listed, one page each, in `docs/errors/`.
+An error is data first (code, message, span, path, hint, expected, found). It survives pickling, because it crosses
+process boundaries, and it prints as one line plus a hint. `cli/output.py` draws the framed report with the source line.
+Every code has a page in `docs/errors/`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgather.spelling import close_matches, same_letters
 
 
 class Severity(StrEnum):
-    """How bad a finding is: errors stop, `train` shows warnings and notes, lints are left to `check`."""
+    """The severity of a finding: errors stop a run, `train` shows warnings and notes, and only `check` shows lints."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -30,12 +30,12 @@ class Diagnostic:
     """One finding about a configuration.
 
     Args:
-        code: stable code, as in "FG204".
+        code: the stable code, as in "FG204".
         message: what was found, on one line.
         severity: error, warning, note (nothing is wrong) or lint.
-        span: where, in the user's file.
-        path: graph path, where there is one.
-        hint: what can be done.
+        span: the place in the user's file.
+        path: the graph path, if there is one.
+        hint: what the user can do.
         context: lines that say how the place was reached ("config tiny.yaml, extends project.yaml").
     """
 
@@ -54,24 +54,24 @@ class Diagnostic:
 
 
 class ForgatherError(Exception):
-    """Base of every error of ours. All arguments but the message are keywords, and all are optional.
+    """Base class of every error that Forgather raises. All arguments except the message are optional keywords.
 
     Args:
         message: what was found, on one line.
-        code: stable code; each class has a default.
-        span: place in the user's file.
-        path: graph path.
-        hint: what can be done.
+        code: the stable code; each class has a default.
+        span: the place in the user's file.
+        path: the graph path.
+        hint: what the user can do.
         expected: what would have been accepted.
-        found: what was there.
+        found: the value that was found.
         context: how the place was reached.
-        others: further findings that belong in the same report.
+        others: further findings that belong into the same report.
     """
 
     code = "FG000"
     argument: str | None = None
-    """Name of the keyword that a constructor's own error is about; the error is placed where it is written. `args.lr`
-    is the keyword `lr` of the call that is given as `args`."""
+    """The keyword argument that the error is about, if a constructor raised it; the report points at the line that
+    gives it. `args.lr` is the keyword `lr` of the call that is given as `args`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ForgatherError(Exception):
         self.others = tuple(others)
 
     def about(self, argument: str) -> Self:
-        """Returns this error, marked as one about `argument`."""
+        """Returns this error, marked as an error about `argument`."""
         self.argument = argument
         return self
 
@@ -109,11 +109,12 @@ class ForgatherError(Exception):
         return f"{place}[{self.code}] {self.message}{hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The default pickles `args` only, so that every keyword field would be lost between processes.
         return _restore, (type(self), self.message, dict(self.__dict__))
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """The same facts as a record."""
+        """The same facts as a `Diagnostic`."""
         return Diagnostic(
             code=self.code,
             message=self.message,
@@ -125,6 +126,8 @@ class ForgatherError(Exception):
 
 
 def _restore(cls: type[ForgatherError], message: str, fields: dict[str, Any]) -> ForgatherError:
+    # Subclasses that also inherit a builtin have constructors with other signatures; the fields are restored without
+    # them.
     error = cls.__new__(cls)
     Exception.__init__(error, message)
     error.__dict__.update(fields)
@@ -132,7 +135,7 @@ def _restore(cls: type[ForgatherError], message: str, fields: dict[str, Any]) ->
 
 
 class SyntaxFault(ForgatherError):
-    """A line, block or Jinja tag that cannot be read."""
+    """A line, block or Jinja tag that cannot be parsed."""
 
     code = "FG101"
 
@@ -144,31 +147,31 @@ class RenderError(ForgatherError):
 
 
 class BudgetError(RenderError):
-    """A template or document passed one of its budgets."""
+    """A template or document exceeded one of its budgets."""
 
     code = "FG120"
 
 
 class LoadError(ForgatherError):
-    """The rendered text is not a document of the language."""
+    """The rendered text is not a document of the configuration language."""
 
     code = "FG200"
 
 
 class GraphError(ForgatherError):
-    """A graph that cannot be what was asked for."""
+    """A graph from which the requested objects cannot be built."""
 
     code = "FG300"
 
 
 class UnboundVarError(GraphError, NameError):
-    """A `!var` or `!env` has neither a value nor a default."""
+    """A `!var` or `!env` that has neither a value nor a default."""
 
     code = "FG301"
 
 
 class ArgumentError(GraphError, TypeError):
-    """Arguments in the config that do not fit the signature of their constructor."""
+    """Arguments in the config that do not match the signature of their constructor."""
 
     code = "FG204"
 
@@ -182,7 +185,7 @@ class UnknownTargetError(GraphError, KeyError):
 
 
 class ResolveError(ForgatherError, ImportError):
-    """A constructor that cannot be imported or found."""
+    """A constructor that cannot be imported, or that its module does not have."""
 
     code = "FG320"
 
@@ -204,24 +207,24 @@ class CheckpointError(ForgatherError):
 
 
 class DistributedError(ForgatherError):
-    """Processes that do not fit together."""
+    """Processes whose number, ranks or settings do not match."""
 
     code = "FG700"
 
 
 class TrainingError(ForgatherError):
-    """A training run that cannot start or go on."""
+    """A training run that cannot start or continue."""
 
     code = "FG800"
 
 
 class BuildNote(str):
-    """Where in the configuration a constructor was being called; added to the exception that it raised.
+    """A note on an exception that says which call of the configuration raised it.
 
     Args:
         constructor: the constructor as the config names it.
-        path: graph path of the call, in text form.
-        span: place of the call in the user's file.
+        path: the graph path of the call, as text.
+        span: the place of the call in the user's file.
     """
 
     constructor: str
@@ -229,7 +232,7 @@ class BuildNote(str):
     span: Span | None
 
     def __new__(cls, constructor: str, path: str, span: Span | None, *, act: str = "calling") -> BuildNote:
-        """Makes the note; `act` says what was being done."""
+        """Returns the note; `act` is the verb phrase of its text."""
         note = super().__new__(cls, f"while {act} {constructor} at {path} ({span or 'no source'})")
         note.constructor, note.path, note.span = constructor, path, span
         return note
@@ -239,13 +242,13 @@ class BuildNote(str):
 
 
 def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), prefix: str = "") -> str | None:
-    """Returns "did you mean 'x'?" for the closest candidate, a short list where none is close, or None.
+    """Returns "did you mean 'x'?" for the closest candidate, a short list if none is close, or None.
 
     Args:
-        name: what was written.
-        candidates: what exists.
-        first: candidates that are meant rather than the others, where any of them is close.
-        prefix: what stands before the names where they are written out.
+        name: the name that was written.
+        candidates: names that exist.
+        first: names that are preferred to the other candidates if one of them is close.
+        prefix: text that the message puts before each name.
 
     Example:
         >>> nearest("weigth_decay", ["lr", "weight_decay"])
@@ -265,5 +268,11 @@ def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), 
 
 
 def closest(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> str | None:
-    """Returns the candidate that is most like a name; one of the same letters in another case before all others."""
+    """Returns the candidate that is most similar to a name; one that differs in case only comes before all others.
+
+    Args:
+        name: the name that was written.
+        candidates: names that exist.
+        cutoff: the least similarity, from 0 to 1, as in `difflib`.
+    """
     return same_letters(name, candidates) or next(iter(close_matches(name, candidates, n=1, cutoff=cutoff)), None)

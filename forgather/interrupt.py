@@ -1,9 +1,9 @@
-"""Ctrl-C, the SIGTERM of a scheduler, its SIGUSR1, or the end of a terminal, at a moment that suits the run.
+"""Handling of SIGINT, SIGTERM, SIGUSR1 and SIGHUP: when a signal ends a command or a run.
 
-Takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP of this process; gives a flag, or an exception. Keeps true: as long as
-nothing would be lost, the first signal ends at once what is done; once a run has begun, it is remembered, so that what
-is saved is whole, and the second one ends at once; a program that native code keeps from hearing of its end is ended
-from the outside; the handlers that were there come back.
+Gives a flag that the training loop reads at the end of a step, or an exception. Until something is trained, the first
+signal ends the command at once. After that the first signal is only recorded, so that the step and the checkpoint are
+completed, and the second one ends the run at once. A process whose main thread is stuck in native code is ended by a
+second thread. The previous handlers are restored at the end.
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ from typing import Any
 
 from forgather.process_limits import LISTENER
 
-# Each more than there are processes with the one before, and small enough to be added up in float32.
+# Each value is larger than the number of processes times the one before, so that the sum over all processes tells which
+# signals arrived; and small enough to be summed in float32.
 _WISHES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
 _USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGUSR1: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,  # nohup has it ignored, and it stays so
+    signal.SIGHUP: signal.SIG_DFL,  # nohup sets SIG_IGN before the program starts, and then it stays ignored
 }
 STATUS = 128 + signal.SIGTERM
-"""The exit status of a run that a signal ended which is not Ctrl-C, whichever it was."""
+"""The exit status of a run that a signal other than SIGINT ended, whichever it was."""
 DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
+"""Units: seconds. Time that the main thread has to react to a signal, and time that it then has to end, before the
+process is ended from the second thread."""
 SAME_SECONDS, SAME_OF_SEVERAL_SECONDS = 0.1, 1.0
-"""Within these, a further signal is the first one once more: a scheduler signals a job and its group at one moment, and
-a launcher passes on to its processes what a terminal has sent to all of them already."""
+"""Units: seconds. A further signal within this time counts as a repeat of the first: a scheduler signals a job and its
+process group at the same moment, and a launcher forwards to its processes what the terminal has already sent to all
+of them."""
 NOTHING_TRAINED = "interrupted; nothing was trained yet, so there is nothing to save"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, SIGUSR1 or SIGHUP ended the run, as Ctrl-C does: the state was saved where saving is on."""
+    """SIGTERM, SIGUSR1 or SIGHUP ended the run, as Ctrl-C does; the state was saved if saving is enabled."""
 
     signal_number = signal.SIGTERM
 
 
 def status_of(stop: BaseException) -> int:
-    """Returns the exit status of a run that ended so.
+    """Returns the exit status of a run that ended with this exception.
 
     Example:
         >>> status_of(Terminated()), status_of(KeyboardInterrupt())
@@ -56,28 +60,28 @@ def status_of(stop: BaseException) -> int:
 
 
 class Interrupt:
-    """Hears the signals that end a run. In a thread other than the main one, signals are left alone.
+    """Handles the signals that end a run, as a context manager. Outside the main thread it changes no handler.
 
     Args:
-        same_within: seconds within which a second signal is taken for the first one.
-        insists: end the process where it does not end by itself, because native code keeps it.
-        speaks: tell so; with several processes, one of them does.
+        same_within: seconds within which a second signal counts as a repeat of the first.
+        insists: end the process if the main thread does not, because it is stuck in native code.
+        speaks: log and print messages; with several processes, only one of them does.
     """
 
     def __init__(self, *, same_within: float = SAME_SECONDS, insists: bool = False, speaks: bool = True) -> None:
         self.requested = False
         self.began = False
-        """True once something was trained, which an end at once would lose."""
+        """True once something was trained that an immediate end would lose."""
         self.is_told = False
-        """True once a trainer has said that it will tell when it begins."""
+        """True once a trainer has taken over and will call `begin`."""
         self.defers = False
-        """True while the first signal is remembered, and does not end anything by itself."""
+        """True while the first signal is only recorded and ends nothing by itself."""
         self.at_once = False
-        """True once a signal has ended what was done, wherever that was."""
+        """True once a signal has ended the current work immediately, wherever it was."""
         self.is_quiet: Callable[[], bool] = bool
-        """Tells whether the end of this process is told elsewhere, with its reason."""
+        """Returns True if the end of this process is reported elsewhere, with its reason."""
         self.wants_requeue = False
-        """True after SIGUSR1, by which a scheduler announces its end to a job that is to go on later."""
+        """True after SIGUSR1, which a scheduler sends before the time limit to a job that is to be continued later."""
         self.same_within = same_within
         self.speaks = speaks
         self._insists = insists
@@ -89,7 +93,7 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         _active.append(self)
         if threading.current_thread() is threading.main_thread():
-            # A program that ignores a signal, or handles it in its own way, goes on doing so.
+            # A handler that the program installed itself is left in place, and so is SIG_IGN.
             for number, usual in _USUAL.items():
                 if signal.getsignal(number) is usual:
                     self._previous[number] = signal.signal(number, self._remember)
@@ -116,33 +120,37 @@ class Interrupt:
         self._previous.clear()
 
     def forget(self) -> None:
-        """Lets a process that was made by fork end as any other does: what it hears is not for its parent."""
+        """Removes the handlers in a forked child, so that it ends as any other process does."""
+        # The pipe is shared with the parent: a signal to the child would wake the parent's thread.
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
         self._restore()
 
     def begin(self) -> None:
-        """Notes that from here on an end at once would lose something: a signal is remembered."""
+        """Notes that from here on an immediate end would lose training progress: the first signal is only recorded."""
         self.began = self.defers = True
 
     @property
     def error(self) -> KeyboardInterrupt:
-        """What to raise at the end of the step."""
+        """The exception to raise at the end of the step."""
         return KeyboardInterrupt() if self._number == signal.SIGINT else Terminated()
 
     @property
     def wish(self) -> float:
-        """What processes add up to learn whether one of them was asked to stop, and how."""
+        """The value that processes sum with an all-reduce to learn whether one of them was asked to stop, and by which
+        signal.
+        """
         return _WISHES[self._number] if self.requested else 0.0
 
     def told(self, wishes: float) -> KeyboardInterrupt | None:
-        """Returns what to raise for the wishes of all processes; None where there are none."""
+        """Returns the exception to raise for the all-reduced sum of `wish`; None if no process was asked to stop."""
         if not wishes:
             return None
         self.wants_requeue |= wishes >= _WISHES[signal.SIGUSR1]
         return Terminated() if wishes >= _WISHES[signal.SIGTERM] else KeyboardInterrupt()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        # Writing to a terminal that is gone raises OSError, which would end the save.
         if number == signal.SIGHUP:
             _leave_terminal()
         now = time.monotonic()
@@ -155,17 +163,18 @@ class Interrupt:
             self.at_once = True
             raise self.error
         again = "press Ctrl-C again" if number == signal.SIGINT else f"send {self._number.name} again"
-        # The signal may have come in the middle of a line to the same stream, which takes no second one then.
+        # The handler can run in the middle of a write to the same stream, and a buffered stream is not reentrant.
         with suppress(RuntimeError):
             if self.speaks:
-                import logging  # whatever trains has loaded it; the other commands need none
+                import logging  # a trainer has loaded it already; commands without one save the import
 
                 logging.getLogger(__name__).warning("stopping; %s to stop at once", again)
 
     def _listen(self) -> None:
-        """Hears signals beside the main thread, too, where handlers wait until native code has ended."""
+        """Starts a second thread that sees signals, too: Python runs handlers only after native code has returned."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
+        # The interpreter writes the signal's number to the descriptor from the C handler, even while native code runs.
         self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))
         threading.Thread(target=self._see_to_the_end, args=(reading,), name=LISTENER, daemon=True).start()
 
@@ -173,7 +182,7 @@ class Interrupt:
         heard = 0
         first = 0.0
         while number := os.read(reading, 1):
-            # A launcher of processes puts handlers of its own in the place of these.
+            # torchrun's agent replaces these handlers with its own; then the signal is its business.
             if number[0] not in self._previous or signal.getsignal(number[0]) != self._remember:
                 continue
             if heard and time.monotonic() - first < self.same_within:
@@ -181,6 +190,7 @@ class Interrupt:
             heard, first = heard + 1, time.monotonic()
             if self.defers and heard < 2:
                 continue
+            # The main thread gets time to react by itself first: it raises, saves and cleans up.
             time.sleep(DEAF_SECONDS)
             if not self.at_once and self._wakeup is not None:
                 self._end(number[0])
@@ -195,11 +205,12 @@ class Interrupt:
                 os.write(2, f"{'interrupted' if self.began else NOTHING_TRAINED}\n".encode())
         with suppress(Exception):
             sys.stdout.flush()
+        # sys.exit would only raise in this thread, and the main thread is stuck.
         os._exit(130 if number == signal.SIGINT else STATUS)
 
 
 def _leave_terminal() -> None:
-    """Lets what is still printed go nowhere, where nobody can read it any more: a line must not end the save."""
+    """Redirects the standard streams that are gone to the null device: a line that is printed must not end the save."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         if _is_gone(stream):
@@ -214,13 +225,13 @@ def _is_gone(stream: int) -> bool:
     try:
         termios.tcgetattr(stream)
     except termios.error as error:
-        if error.args[0] != errno.ENOTTY:  # a terminal that was hung up answers nothing
+        if error.args[0] != errno.ENOTTY:  # a terminal that was hung up
             return True
     except OSError:
         return False
     events = select.poll()
     events.register(stream, 0)
-    return stream > 0 and any(event & select.POLLERR for _, event in events.poll(0))  # a pipe that nobody reads
+    return stream > 0 and any(event & select.POLLERR for _, event in events.poll(0))  # a pipe without a reader
 
 
 _active: list[Interrupt] = []
@@ -239,7 +250,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def _ended_by(interrupt: Interrupt) -> Iterator[None]:
-    """Has what a signal ended at once end as such, whatever native code made of the exception on its way."""
+    """Raises the interrupt's own exception, if native code has turned it into another one on the way."""
     try:
         yield
     except Exception as error:
@@ -250,7 +261,7 @@ def _ended_by(interrupt: Interrupt) -> Iterator[None]:
 
 @contextmanager
 def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
-    """Hears the signals of a whole program, from its start to its end: `heard` finds it."""
+    """Handles the signals of a whole program, from start to end; `heard` finds the handler that this installs."""
     with interrupt, _ended_by(interrupt):
         _heard.append(interrupt)
         try:
@@ -261,7 +272,12 @@ def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
 
 @contextmanager
 def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
-    """Yields what hears the signals of this process: that of the program around the block, or one for the block."""
+    """Yields the handler that is active in this process: that of the program, or one for this block.
+
+    Args:
+        same_within: as for `Interrupt`, if one is made for the block.
+        speaks: as for `Interrupt`, if one is made for the block.
+    """
     if not _heard:
         with Interrupt(same_within=same_within, speaks=speaks) as own, _ended_by(own):
             yield own
@@ -276,23 +292,25 @@ def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator
 
 
 def present() -> Interrupt | None:
-    """Returns what hears the signals of this program; None where only a training does."""
+    """Returns the handler of this program; None if only a training run handles signals."""
     return _heard[-1] if _heard else None
 
 
 def ignore_signals() -> None:
-    """Has this process hear no further signal: it is about to end, and everything is done."""
+    """Makes this process ignore further signals except SIGINT: all work is done, and it is about to end."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 def end_promptly(status: int) -> None:
-    """Ends this process at once when its handlers have run (register it with `atexit`): nothing is torn down.
+    """Ends this process after its `atexit` handlers have run, without the interpreter's teardown. Register it with
+    `atexit`.
 
-    The interpreter's teardown takes seconds that other processes wait. And threads of process groups outlive their
-    groups: one that lets go of a tensor during the teardown wants the interpreter's lock, and aborts the process.
+    The teardown takes seconds for which other processes wait. And threads of process groups outlive their groups: one
+    that releases a tensor during the teardown needs the interpreter's lock, and aborts the process.
     """
+    # _run_exitfuncs would call this function again.
     atexit.unregister(end_promptly)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -302,13 +320,14 @@ def end_promptly(status: int) -> None:
 
 
 def leave_to_parent() -> None:
-    """Has a process that works for this one, and was made by fork, leave all signals to it but its own SIGTERM.
+    """Makes a forked worker process ignore all signals except a SIGTERM of its parent.
 
-    Ctrl-C reaches every process of a terminal, and the signals of a scheduler every process of a job: a worker that
-    died of one would fail the step that its parent wants to end.
+    Ctrl-C reaches every process of a terminal, and a scheduler signals every process of a job: a worker that ended by
+    it would make the step fail that the parent is about to complete.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # sigwaitinfo, which tells the sender, needs the signal to be blocked in every thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_by_parent, args=(os.getppid(),), name=LISTENER, daemon=True).start()
 

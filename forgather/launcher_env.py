@@ -1,8 +1,10 @@
-"""What a launcher told this process: who it is among the processes of a run.
+"""The environment variables of launchers: rank, world size and rendezvous of this process.
 
-Takes environment variables of torchrun, `accelerate launch`, SLURM, Open MPI or Kubeflow; gives `ProcessFacts` of a
-process that a launcher made, and `NodeFacts` of a machine whose processes are still to be made. Keeps true: it reads
-what it is handed, and starts nothing; a launcher nearer to the process speaks before one further out.
+Reads the variables of torchrun, `accelerate launch`, SLURM, Open MPI and Kubeflow. Gives `ProcessFacts` for a process
+that a launcher started, `NodeFacts` for a machine whose processes are still to be started, and the name of the launcher
+for messages. Nothing is started here. If several launchers have set variables, the innermost one counts.
+
+`wish` and `launched` pass on how many processes a config asks for while it is built.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from itertools import pairwise
 from forgather.errors import DistributedError
 
 DEFAULT_PORT = 29500
-# What each launcher calls the same five numbers. The first whose rank is there speaks.
+"""torchrun's default port for the rendezvous."""
+# The names that each launcher uses for torchrun's variables. The first launcher whose rank is set counts.
 _SLURM = {
     "RANK": "SLURM_PROCID",
     "LOCAL_RANK": "SLURM_LOCALID",
@@ -35,18 +38,18 @@ _OPEN_MPI = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """The position of one process.
+    """The position of one process in the run.
 
     Args:
         rank: position among all processes.
         local_rank: position among the processes of this machine.
         world_size: number of processes.
         local_world_size: number of processes on this machine.
-        master: host and port where the processes meet; None where no launcher named them.
+        master: host and port of the rendezvous; None if no launcher gave them.
         attempt: which start of the same job this is, under torchrun; None elsewhere.
-        agent_hosts_store: True where the launcher keeps the store that the processes meet at.
-        launcher: who started the process, for people; "" where nobody did.
-        attempts_left: how often torchrun would start it again.
+        agent_hosts_store: True if torchrun's agent runs the rendezvous store.
+        launcher: the launcher's name for messages; "" without one.
+        attempts_left: how many restarts torchrun would still make.
     """
 
     rank: int = 0
@@ -62,13 +65,13 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One machine of a job that has one task on each.
+    """One machine of a job with one task on each machine.
 
     Args:
-        num_nodes: machines of the job.
-        node_rank: position of this one.
+        num_nodes: number of machines of the job.
+        node_rank: position of this machine.
         master: host and port where the processes are to meet.
-        source: who says so, for people.
+        source: the scheduler that gave these facts, for messages.
     """
 
     num_nodes: int
@@ -78,16 +81,19 @@ class NodeFacts:
 
 
 def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
-    """Returns the position of a process.
+    """Returns the position of this process.
+
+    Args:
+        environ: environment variables.
 
     Raises:
-        DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
+        DistributedError: FG701 if a variable is not a number, or the numbers contradict each other.
     """
     launcher, values = _spoken(environ)
     if not launcher:
         return ProcessFacts()
     world_size = _number(values, "WORLD_SIZE", 1)
-    # A pod knows of itself alone: what runs elsewhere is on other machines.
+    # Kubeflow sets no LOCAL_WORLD_SIZE: each pod counts as a machine with one process.
     here = 1 if launcher == "Kubeflow" else world_size
     attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RUN_ID" in environ else None
     facts = ProcessFacts(
@@ -107,7 +113,7 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
             code="FG701",
             hint="RANK counts from 0 to WORLD_SIZE - 1; a launcher such as torchrun sets both",
         )
-    # SLURM tells the tasks of each machine in one list, which need not be alike.
+    # SLURM gives one list of the tasks on each machine, and the first entry need not be that of this machine.
     if "LOCAL_WORLD_SIZE" in values and launcher != "SLURM" and not facts.local_rank < facts.local_world_size:
         raise DistributedError(
             f"LOCAL_RANK is {facts.local_rank} and LOCAL_WORLD_SIZE is {facts.local_world_size}",
@@ -118,11 +124,15 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
 
 
 def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
-    """Returns this machine's place in a job that has one task on each machine; None where there is no such job.
+    """Returns this machine's position in a job with one task on each machine; None if this is not such a job.
+
+    Args:
+        environ: environment variables.
 
     Raises:
-        DistributedError: FG701 where a variable is no number.
+        DistributedError: FG701 if a variable is not a number, or this pod's number is not below the number of pods.
     """
+    # A launcher on this machine has already started the processes.
     if "LOCAL_RANK" in environ:
         return None
     if _is_slurm_step(environ):
@@ -132,6 +142,7 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
             return NodeFacts(nodes, _number(environ, "SLURM_NODEID", 0), master or ("localhost", DEFAULT_PORT), "SLURM")
         return None
     if _is_pod(environ):
+        # Kubeflow's PyTorchJob sets PET_* for torchrun, and older operators set WORLD_SIZE and RANK to count pods.
         nodes = _number(environ, "PET_NNODES", _number(environ, "WORLD_SIZE", 1))
         rank = _number(environ, "PET_NODE_RANK", _number(environ, "RANK", 0))
         host = environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or "localhost"
@@ -147,22 +158,22 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
 
 
 def is_accelerate(environ: Mapping[str, str]) -> bool:
-    """Tells whether `accelerate launch` started this process, also where it started this one alone."""
+    """Returns whether `accelerate launch` started this process, even as the only one."""
     return "ACCELERATE_MIXED_PRECISION" in environ
 
 
 def tasks_on_this_machine(environ: Mapping[str, str]) -> int:
-    """Returns how many tasks of a SLURM step run here; 1 outside of a step."""
+    """Returns the number of tasks of a SLURM step on this machine; 1 outside a step."""
     return _number(_slurm_values(environ), "LOCAL_WORLD_SIZE", 1) if _is_slurm_step(environ) else 1
 
 
 def is_worker(environ: Mapping[str, str]) -> bool:
-    """Tells whether a launcher has made this process as one of the processes of a run."""
+    """Returns whether a launcher started this process as one of the processes of a run."""
     return bool(_spoken(environ)[0]) and node_facts(environ) is None
 
 
 def _spoken(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """Returns who started this process, and its position under the names that torchrun gives."""
+    """Returns the launcher, and the position of this process under torchrun's names."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return "accelerate launch" if is_accelerate(environ) else "torchrun", environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
@@ -190,11 +201,11 @@ def _is_pod(environ: Mapping[str, str]) -> bool:
 
 def _slurm_values(environ: Mapping[str, str]) -> dict[str, str]:
     values = _renamed(environ, _SLURM)
-    # "4(x2),1": the node of this task is told by the first entry alone where all are alike.
+    # "4(x2),1": four tasks on two machines, one on the third. The first entry is right where all machines are alike.
     values["LOCAL_WORLD_SIZE"] = re.split(r"[(,]", values.get("LOCAL_WORLD_SIZE", "1"))[0]
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost"
     job = environ.get("SLURM_JOB_ID", "0")
-    # Two jobs may share a machine: each meets at a port of its own.
+    # Two jobs may share a machine, so the port is derived from the job's number.
     port = 20000 + int(job) % 20000 if _is_number(job) else DEFAULT_PORT
     values["MASTER_ADDR"] = environ.get("MASTER_ADDR") or first_host(nodes)
     values["MASTER_PORT"] = environ.get("MASTER_PORT") or str(port)
@@ -202,7 +213,7 @@ def _slurm_values(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """Returns the first machine of a list as SLURM writes it.
+    """Returns the first machine of a SLURM node list.
 
     Example:
         >>> first_host("gpu[007-010,12],login"), first_host("a1,a2")
@@ -242,24 +253,24 @@ def _port(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _is_number(text: str) -> bool:
-    # Superscripts are digits, too, and twenty digits are a slip of the keyboard.
+    # `isdigit` accepts superscripts, which int() refuses; more than 18 digits are a typing error.
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
 OURS = "FORGATHER_CHECKED"
-"""The variable that `fgcli` hands to processes that it starts."""
+"""The variable that `fgcli` sets for the processes that it starts."""
 _OPTION = r"--num[-_]processes(?:=(\d+))?"
 _SETTING = r"(?m)^num_processes:\s*(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How many processes a config asks for.
+    """The number of processes that a config asks for.
 
     Args:
         processes: on this machine: a number, "gpu" or "auto".
         config: the config's name.
-        project_dir: the folder of its project.
+        project_dir: the project's folder.
     """
 
     processes: int | str
@@ -268,18 +279,20 @@ class Wish:
 
 
 wish: ContextVar[Wish | None] = ContextVar("wish", default=None)
-"""What the config asks for that is being built for a run that nobody has started processes for."""
+"""The request of the config that is being built, if no launcher has started processes for it."""
 launched: ContextVar[bool] = ContextVar("launched", default=False)
-"""True where a launcher of ours compares processes and config by itself."""
+"""True if a launcher of ours compares the number of processes with the config itself."""
 
 
 def started_by(environ: Mapping[str, str], program: str | None = None, *, parent: Sequence[str] | None = None) -> str:
-    """Returns who started this process, for people, with what a launcher was asked for in vain.
+    """Returns the program that started this process, for messages.
+
+    If `accelerate launch` was asked for several processes and started one, the text says so.
 
     Args:
         environ: environment variables.
-        program: what runs, as `sys.argv[0]`, which is the default.
-        parent: the command line of the process that started this one; it is looked up by default.
+        program: path of the running program; `sys.argv[0]` by default.
+        parent: the command line of the parent process; it is looked up by default.
 
     Example:
         >>> started_by({}, "/usr/bin/fgcli"), started_by({}, "/home/me/train.py")
@@ -306,10 +319,10 @@ def _program(program: str) -> str:
 
 
 def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> int | None:
-    """Returns how many processes `accelerate launch` was asked for; None where that cannot be seen.
+    """Returns how many processes `accelerate launch` was asked for; None if that cannot be determined.
 
     Args:
-        environ: environment variables; they name the folder of its config file.
+        environ: environment variables, which name the folder of its config file.
         parent: the command line of the launcher.
 
     Example:
@@ -334,7 +347,11 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
 
 
 def accelerate_config(environ: Mapping[str, str]) -> str | None:
-    """Returns the file that `accelerate config` wrote on this machine; None where there is none."""
+    """Returns the file that `accelerate config` writes on this machine; None if it does not exist.
+
+    Source:
+        `accelerate.commands.config.config_args.default_yaml_config_file`.
+    """
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     home = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     file = os.path.join(os.path.expanduser(home), "accelerate", "default_config.yaml")
@@ -342,7 +359,7 @@ def accelerate_config(environ: Mapping[str, str]) -> str | None:
 
 
 def _parent() -> list[str]:
-    """Returns the command line of the process that started this one; nothing where the system does not tell it."""
+    """Returns the command line of the parent process; an empty list on systems without /proc."""
     try:
         with open(f"/proc/{os.getppid()}/cmdline", "rb") as stream:
             return os.fsdecode(stream.read()).split("\0")

@@ -1,7 +1,7 @@
-"""How many processes settings ask for, and how stages, micro-batches and rows fit together.
+"""Sizes of a parallel run that follow from settings: stages, pipeline ranks, replicas, processes and machines.
 
-Takes the settings of a trainer's arguments; gives further facts for rules (`layout`). Keeps true: plain numbers; what
-hangs on a setting that is not known is `UNKNOWN`, and what no setting says is None.
+Takes the settings of a trainer's arguments; gives further facts that the conditions of rules read (`layout`). A size
+that depends on an unknown setting is `UNKNOWN`, and one that no setting determines is None.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 from forgather.rule_conditions import SOMETHING, UNKNOWN
 
 ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
-"""Schedules that run one stage on each rank."""
+"""Pipeline schedules with one stage on each rank."""
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-"""Schedules that run two stages on each rank: one on the way down, one on the way up."""
-# Longer numbers are no blocks, and more than int() reads.
+"""Pipeline schedules with two stages on each rank: rank r holds stage r from the front, and stage r from the end."""
+# int() refuses texts of more than 4,300 digits; a block's number has a few.
 _BLOCK = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what follows from sizes.
+    """Returns the sizes that follow from settings.
 
     Returns:
         `stages`: pieces that `split_spec` cuts the model into; `ranks`: ranks of one pipeline; `num_stages`: stages in
-        all, whoever says so; `most_per_rank`: stages that a rank would hold; `held` and `held_cuts`: stages that the
-        ranks hold, and the cuts that make them; `rounds`: in which interleaved schedules run the micro-batches;
-        `per_replica`: processes of one replica; `replicas_asked`, `processes`: replicas, and processes in all;
-        `machines`: how many with `nproc_per_node` each.
+            all, from whichever setting determines them; `most_per_rank`: the most stages on one rank; `held` and
+            `held_cuts`: the stages that all ranks hold, and the cuts that these need; `rounds`: rounds in which an
+            interleaved schedule runs the micro-batches; `per_replica`: processes of one replica; `replicas_asked` and
+            `processes`: replicas, and processes in all; `machines`: machines with `nproc_per_node` processes each.
 
     Example:
         >>> facts = layout_facts({"split_spec": {"layer.4": "end"}, "schedule_class": "ScheduleGPipe"})
@@ -43,7 +43,7 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     ranks = follows(_ranks, given("pipeline_parallel_size"), stages, each) if pipelined else 1
     held = follows(_times, given("pipeline_parallel_size"), given("stages_per_rank"))
     per_replica = follows(lambda ranks, tensor: _times(ranks, tensor or 1), ranks, given("tensor_parallel_size"))
-    # A pipeline whose sizes are left open takes all processes for one replica.
+    # Without `pipeline_parallel_size`, all processes form one pipeline.
     alone = pipelined and settings.get("pipeline_parallel_size") is None
     replicas = follows(lambda asked: asked or (1 if alone else None), given("data_parallel_size"))
     processes = follows(_times, replicas, per_replica)
@@ -63,7 +63,14 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def follows(compute: Callable[..., Any], *values: Any) -> Any:
-    """Returns what follows from values; `UNKNOWN` where one is not known, or of a wrong type (said elsewhere)."""
+    """Returns `compute(*values)`; `UNKNOWN` if a value is unknown or of a wrong type.
+
+    A wrong type is reported by the rule about that setting, so that one mistake gives one message.
+
+    Args:
+        compute: a function of plain values.
+        *values: its arguments.
+    """
     if any(value is UNKNOWN or value is SOMETHING for value in values):
         return UNKNOWN
     try:
@@ -79,7 +86,7 @@ def _stages(spec: Any) -> int | None:
 
 
 def _cut(name: str, where: Any) -> tuple[str, Any]:
-    """Returns a cut in one form: the end of block 4 is the beginning of block 5."""
+    """Returns a cut in its canonical form: the end of block 4 is the beginning of block 5."""
     found = _BLOCK.fullmatch(name)
     return (found[1], int(found[2]) + (where == "end")) if found else (name, where)
 

@@ -1,8 +1,8 @@
-"""Limits of the operating system around the reading of a config: the floor under all budgets.
+"""Operating system limits on CPU time and memory while a config is read: the backstop behind all other budgets.
 
-Takes a config's name and file, gives an error at that place where the system stops the reading. Keeps true: nothing is
-limited unless `fgcli` asks for it in its own process; limits hold in the main thread, where there are no other threads,
-while one config is read, and are put back before anything else happens; a system without limits reads as before.
+Only `fgcli` enables them, in its own process. They apply to the main thread while one config is read and no other
+thread runs, and the previous limits are restored afterwards. On a system without such limits configs are read without
+them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from forgather.errors import BudgetError
 from forgather.source import Span
 
 MEMORY_BYTES = 400_000_000
+"""Units: bytes that reading may add to the address space."""
 CPU_SECONDS = 10
+"""Units: seconds of processor time that reading one config may take."""
 LISTENER = "forgather-signals"
-"""The thread that hears signals beside the main thread: it waits, and needs no memory."""
+"""The name of the thread that handles signals; it only waits, so it does not count as another thread."""
 _HINT = "make the config smaller: keep data in files of its own, and compute large values in Python"
 
 
 class _Switch:
-    """Whether configs are read under limits, and whether one is being read."""
+    """Whether the limits are enabled, and whether a config is being read."""
 
     is_on = False
     is_reading = False
@@ -32,7 +34,7 @@ class _Switch:
 
 @contextmanager
 def limits_on() -> Iterator[None]:
-    """Has configs read under limits; for the process of a command, which belongs to no other program."""
+    """Enables the limits within the block. For the process of a command, not for a program that imports Forgather."""
     _Switch.is_on = True
     try:
         yield
@@ -42,14 +44,14 @@ def limits_on() -> Iterator[None]:
 
 @contextmanager
 def reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
-    """Reads a config under the limits that are on.
+    """Applies the limits while a config is read, if they are enabled.
 
     Args:
-        config: its name, for the error.
-        file: gives its file, for the place of the error.
+        config: the config's name, for the error.
+        file: returns the config's file, for the place of the error.
 
     Raises:
-        BudgetError: FG127, the system stopped the reading.
+        BudgetError: FG127, the operating system stopped the reading.
     """
     if not _Switch.is_on or _Switch.is_reading or _has_threads():
         yield
@@ -75,7 +77,8 @@ def _place(file: Callable[[], str | None]) -> Span | None:
 
 
 def _has_threads() -> bool:
-    """Says whether another thread would share the limits; `threading` is not imported for the question."""
+    """Returns whether another thread would share the limits."""
+    # A process that has not imported `threading` has one thread; the import would cost time for the question.
     threading: Any = sys.modules.get("threading")
     if threading is None:
         return False
@@ -84,7 +87,7 @@ def _has_threads() -> bool:
 
 
 class _Limits:
-    """Soft limits of this process, put back at the end."""
+    """Soft limits of this process, restored at the end."""
 
     def __init__(self, config: str) -> None:
         self._config = config
@@ -100,8 +103,9 @@ class _Limits:
         try:
             self._handler = signal.signal(signal.SIGXCPU, self._stop)
         except ValueError:
-            # Python hears signals in the main thread alone.
+            # signal.signal works in the main thread only.
             return
+        # The limit counts from the start of the process, so the time that is already used is added.
         seconds = int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS
         self._set(resource.RLIMIT_CPU, seconds)
         used = _address_space(resource.getpagesize())
@@ -121,6 +125,7 @@ class _Limits:
         import resource
 
         soft, hard = resource.getrlimit(kind)
+        # A limit that an administrator set lower stays.
         if soft == resource.RLIM_INFINITY or wanted < soft:
             with suppress(OSError, ValueError):
                 resource.setrlimit(kind, (wanted, hard))
@@ -132,7 +137,7 @@ class _Limits:
 
 
 def _address_space(page_bytes: int) -> int | None:
-    """Returns the size of this process; None where the system does not tell."""
+    """Returns the size of this process's address space in bytes; None on systems without /proc."""
     try:
         with open("/proc/self/statm", "rb") as stream:
             return int(stream.read().split()[0]) * page_bytes

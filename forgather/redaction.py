@@ -1,11 +1,11 @@
-"""Texts and data without secrets.
+"""Redaction of secrets from texts, data and output streams.
 
-Takes names, values, texts and data; gives them with `(hidden)` where a secret was. Keeps true: what was read by `!env`,
-stands under a name that looks secret, or is a part of an address that looks so, is hidden from everything that this
-process writes or prints later, in the spellings of JSON, Python and HTML too, and where it was cut.
+Takes names, values, texts and data; gives them with `(hidden)` in place of each secret. A value is a secret if `!env`
+read it, if its name looks secret, or if it is the secret part of a URL. From then on it is hidden from everything that
+this process writes or prints, also in the escaped spellings of JSON, Python and HTML, and where it was shortened.
 
-A secret is never shown in part. One that stands inside a longer word takes that word with it; an ordinary word that
-`!env` gave (`NAME=baseline`) is hidden where it stands as a word, and `baselines` is another one.
+A secret is never shown in part: a longer word that contains a random-looking secret is hidden as a whole. An ordinary
+word that `!env` read (`NAME=baseline`) is hidden only as a whole word, so that `baselines` stays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ _FAMOUS_BEGINNINGS = ("hf_", "gh", "glpat-", "sk-", "AKIA", "ASIA", "xox", "AIza
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """How a secret may be spelled, and whether a longer word that holds it is one too."""
+    """The spellings of a secret, and how it was recognized.
+
+    Args:
+        spellings: the value as it is, and its escaped forms.
+        is_sure: whether a longer word that contains it is a secret, too.
+        is_named: whether a name made it a secret.
+    """
 
     spellings: tuple[str, ...]
     is_sure: bool
@@ -63,9 +69,9 @@ def remember(value: str, name: str = "") -> None:
     """Hides a value from now on.
 
     Args:
-        value: what was read by `!env`, or stands under a name that looks secret. A short word, number or path is
-            hidden only under a name that looks secret: without it half of every text would be.
-        name: that name.
+        value: a value that `!env` read, or one with a name that looks secret. A short word, number or path is hidden
+            only if its name looks secret; otherwise most of every text would be hidden.
+        name: its name.
     """
     if value in _known and (_known[value].is_named or not name):
         return
@@ -75,6 +81,7 @@ def remember(value: str, name: str = "") -> None:
     is_ordinary = value.startswith(("/", "~", ".")) or (is_number(value) and len(value) < _WHOLE_BELOW)
     if is_ordinary and not is_named:
         return
+    # Each writer escapes in its own way, and an escaped secret is still readable.
     in_html = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     in_page = in_html.replace('"', "&quot;").replace("'", "&#x27;")
     spellings = (
@@ -86,7 +93,12 @@ def remember(value: str, name: str = "") -> None:
 
 
 def note(name: str, value: object) -> None:
-    """Remembers what stands under a name, where that makes it a secret: a text, or the texts of a mapping or list."""
+    """Remembers a value if its name makes it a secret.
+
+    Args:
+        name: the name of the value.
+        value: a text, or a mapping or list whose texts are secrets as well.
+    """
     if isinstance(value, str):
         if is_secret(name, value):
             for part in parts_of(value):
@@ -100,10 +112,10 @@ def note(name: str, value: object) -> None:
 
 
 def note_secrets(text: str, *, is_code: bool = False) -> None:
-    """Remembers the secrets that a text of a user shows, so that no other text shows them.
+    """Remembers the secrets that a user's text shows, so that they are hidden from all other texts.
 
     Args:
-        text: what a user wrote, or the text that was made of it.
+        text: a text that the user wrote, or a text that was generated from it.
         is_code: whether it is Python.
     """
     for shown in (*under_names(text, is_code=is_code, is_document=True), *in_records(text), *in_addresses(text)):
@@ -111,18 +123,19 @@ def note_secrets(text: str, *, is_code: bool = False) -> None:
 
 
 def hide(text: str, *, is_code: bool = False, is_document: bool = False, is_named: bool = False) -> str:
-    """Returns a text without secrets: those that are known, and those that it shows under their names.
+    """Returns a text without secrets: those that are known, and those that the text itself shows next to a name.
 
     Args:
         text: any text.
-        is_code: whether it is Python, where only quoted texts are values.
-        is_document: whether a user wrote it, so that what stands below a name belongs to it.
-        is_named: as `hide_known` takes it.
+        is_code: whether it is Python, in which only quoted texts are values.
+        is_document: whether a user wrote it, so that nested lines below a name belong to it.
+        is_named: as for `hide_known`.
     """
     text = hide_known(text, is_named=is_named)
     text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
     text = _replaced(text, in_records(text))
     text = _replaced(text, in_addresses(text))
+    # Searching for fixed texts first is much cheaper than the pattern, and few texts contain one.
     if any(beginning in text for beginning in _FAMOUS_BEGINNINGS):
         text = _FAMOUS.sub(HIDDEN, text)
     return text
@@ -133,11 +146,12 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
 
     Args:
         text: any text.
-        is_named: only those that a name made secrets: for files that something works by, where an ordinary value that
-            `!env` gave must stay what it is.
-        keeps_words: an ordinary word or number stays, whatever made it a secret: for keys and code, where `train` and
+        is_named: hide only secrets that were recognized by name. For files that programs read: an ordinary value that
+            `!env` gave must stay in them.
+        keeps_words: leave ordinary words and numbers, even if they are secrets. For keys and code, in which `train` and
             `test` are names.
     """
+    # The longest first: a secret may contain another one.
     for value in sorted(_known, key=len, reverse=True):
         known = _known[value]
         if (is_named and not known.is_named) or (keeps_words and not (known.is_sure and is_random(value))):
@@ -146,7 +160,7 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
             if spelling in text:
                 text = _without(text, spelling, is_sure=known.is_sure)
         if known.is_sure and len(value) >= 2 * _WHOLE_BELOW and "://" not in value:
-            # Cut by whoever shortens texts.
+            # Messages and tables shorten long texts, and the beginning of a secret is secret as well.
             beginning = value[: max(10, min(24, len(value) // 2))]
             if beginning in text:
                 text = _without(text, beginning, is_sure=True)
@@ -154,11 +168,11 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
 
 
 def known_hidden(data: Any, *, is_named: bool = False) -> Any:
-    """Returns plain data whose texts are without the secrets that are known; its numbers are measured, and stay.
+    """Returns plain data with known secrets hidden from its texts; numbers stay, because they are measurements.
 
     Args:
-        data: mappings, lists and plain values; anything else stays what it is.
-        is_named: as `hide_known` takes it.
+        data: mappings, lists and plain values; other objects are returned unchanged.
+        is_named: as for `hide_known`.
     """
     if isinstance(data, Mapping):
         return {_shown_key(key, is_named): known_hidden(value, is_named=is_named) for key, value in data.items()}
@@ -168,7 +182,7 @@ def known_hidden(data: Any, *, is_named: bool = False) -> Any:
 
 
 def holds_hidden(data: object) -> bool:
-    """Returns whether a secret was hidden from plain data."""
+    """Returns whether plain data contains the mark of a hidden secret."""
     if isinstance(data, Mapping):
         return any(map(holds_hidden, data.values()))
     if isinstance(data, list | tuple):
@@ -193,23 +207,23 @@ def hidden(data: Any, name: str = "", *, is_named: bool = False) -> Any:
     """Returns plain data without secrets, in the same shape.
 
     Args:
-        data: mappings, lists and plain values; anything else stays what it is.
-        name: that it stands under.
-        is_named: as `hide_known` takes it.
+        data: mappings, lists and plain values; other objects are returned unchanged.
+        name: the name of the data.
+        is_named: as for `hide_known`.
     """
     return _hidden(data, name, is_below=False, is_named=is_named)
 
 
 @contextmanager
 def without_secrets() -> Iterator[None]:
-    """Within, known secrets are hidden from all that this process prints, by whomever."""
+    """Hides known secrets from everything that this process prints within the block."""
     before = sys.stdout, sys.stderr
     ours = [stream if stream is None else cast(TextIO, _Stream(stream)) for stream in before]
     sys.stdout, sys.stderr = ours
     try:
         yield
     finally:
-        # What was put there within stays, where somebody did.
+        # Code within the block may have replaced a stream; its replacement stays.
         if sys.stdout is ours[0]:
             sys.stdout = before[0]
         if sys.stderr is ours[1]:
@@ -217,7 +231,9 @@ def without_secrets() -> Iterator[None]:
 
 
 class _Stream:
-    """A stream that prints no known secret; it is the stream that it stands for in all else."""
+    """A text stream that hides known secrets from what is written; all other attributes are those of the wrapped
+    stream.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -231,6 +247,7 @@ class _Stream:
     def write(self, text: str) -> int:
         written = hide_known(text) if _known and isinstance(text, str) else text
         self._stream.write(written)
+        # The caller expects the count of its own characters, not of the redacted text.
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -245,13 +262,13 @@ def _remember_shown(shown: Shown) -> None:
 
 
 def _shown_key(key: Any, is_named: bool) -> Any:
-    # A checkpoint has millions of keys, and hardly ever one with a secret.
+    # Replacing is slow, a checkpoint has millions of keys, and almost none contains a secret.
     holds_one = isinstance(key, str) and any(value[:10] in key for value in _known)
     return hide_known(key, is_named=is_named, keeps_words=True) if holds_one else key
 
 
 def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
-    if data is None or isinstance(data, float | bool):  # a number with a point is measured
+    if data is None or isinstance(data, float | bool):  # a float is a measurement, not a secret
         return data
     inherits = is_below or strength_of(name) is Strength.STRONG
     if isinstance(data, Mapping):
@@ -263,6 +280,7 @@ def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
         }
     if isinstance(data, list | tuple):
         items = [_hidden(value, name if inherits else "", is_below=inherits, is_named=is_named) for value in data]
+        # A list may be a command line, as in `["--token", "..."]`.
         for position, (option, value) in enumerate(zip(data, data[1:], strict=False)):
             if isinstance(option, str) and option.startswith("-") and isinstance(value, str):
                 if not value.startswith("-") and is_secret(option.lstrip("-"), value):
@@ -274,7 +292,7 @@ def _hidden(data: Any, name: str, *, is_below: bool, is_named: bool) -> Any:
         return hide(data, is_document=True, is_named=is_named)
     if isinstance(data, int):
         text = str(data)
-        # A step or a size may be a short secret of digits, too.
+        # A step or a size can be equal to a short secret of digits.
         is_known = len(text) >= _WHOLE_BELOW and text in _known
         return HIDDEN if is_known or (inherits and is_secret("password", text)) else data
     return data
@@ -296,6 +314,7 @@ def _below(name: str, data: object, *, is_below: bool) -> Iterator[str]:
 def _in_address(value: str) -> str:
     if value.isalnum() and value.isascii():
         return value
+    # The unreserved characters of RFC 3986 are not percent-encoded.
     safe = b"-._~ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     return "".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in value.encode("utf-8", "replace"))
 
@@ -311,7 +330,9 @@ def _replaced(text: str, shown: Iterable[Shown]) -> str:
 
 
 def _without(text: str, value: str, *, is_sure: bool) -> str:
-    """Returns a text without a value; a longer word that holds it goes with a sure one, and stays with another."""
+    """Returns a text without a value; a longer word that contains it is hidden as a whole if `is_sure`, and kept
+    otherwise.
+    """
     parts: list[str] = []
     done = 0
     start = text.find(value)
@@ -334,7 +355,8 @@ def _word_around(text: str, value: str, done: int, start: int, end: int) -> tupl
         while first > done and _is_word(text[first - 1]):
             first -= 1
         if first > 0 and text[first - 1] == "\\":
-            # What stands behind it belongs to an escape: a line's end, or a character by its number.
+            # A backslash before the word begins an escape: a newline, or a character by its number. Its letters are not
+            # part of the word.
             first = min(start, first + {"u": 5, "x": 3, "U": 9}.get(text[first], 1))
     if _is_word(value[-1]):
         while end < len(text) and _is_word(text[end]):
@@ -353,7 +375,7 @@ def _is_word(char: str) -> bool:
 
 
 def _stand_in(text: str, value: str, first: int, end: int) -> str:
-    """Returns what stands for a value: quoted where it was a bare number of JSON."""
+    """Returns the replacement for a value: quoted if it replaces a bare number of JSON, so that the text stays JSON."""
     is_number_of_json = (
         is_number(value)
         and text[:1] in "{["
@@ -364,7 +386,7 @@ def _stand_in(text: str, value: str, first: int, end: int) -> str:
 
 
 def _without_pieces(text: str) -> str:
-    """Returns a text without the beginnings and ends of secrets that were shortened by dots."""
+    """Returns a text without the beginnings and ends of secrets that were shortened by an ellipsis."""
     long = [
         value for value, known in _known.items() if known.is_sure and len(value) >= _WHOLE_BELOW and "://" not in value
     ]

@@ -1,7 +1,8 @@
-"""Conditions on settings: a closed little language, evaluated on what is known.
+"""Conditions and value constraints of rules: a small closed language, evaluated on known settings.
 
-Takes a condition and facts by name, gives True, False or `UNKNOWN`. Keeps true: nothing is compiled or run, no
-attribute of an object is read, and what hangs on an unknown value is unknown, never a guess.
+Takes a condition and settings by name; gives True, False or `UNKNOWN`. Also takes a value and its constraint; gives
+what was expected. Nothing is compiled or executed and no attribute of an object is read. A condition that depends on an
+unknown setting is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Something:
 UNKNOWN: Final = _Unknown()
 """A value that is not known before the run."""
 SOMETHING: Final = _Something()
-"""A value of which it is known only that it is not None."""
+"""A value of which only is known that it is not None."""
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -38,10 +39,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "round": round, "len": 
 
 
 def holds(condition: str, facts: Mapping[str, Any]) -> Any:
-    """Returns whether a condition holds: True, False, or `UNKNOWN` where that hangs on a setting that is not known.
+    """Returns whether a condition holds: True, False, or `UNKNOWN` if that depends on an unknown setting.
 
-    A condition is written as Python writes it, of names (`args.lr` too), literals, `and or not`, comparisons, `in`,
-    arithmetic, `abs`, `round` and `len`. `x and y` is False as soon as one of them is, known or not.
+    A condition is a Python expression of names (also `args.lr`), literals, `and or not`, comparisons, `in`, arithmetic,
+    `abs`, `round` and `len`. `x and y` is False as soon as one of them is False, even if the other one is unknown.
+
+    Args:
+        condition: the expression.
+        facts: the settings by name; a missing one is unknown.
+
+    Raises:
+        ValueError: the expression contains another construct.
 
     Example:
         >>> holds("save_steps % eval_steps != 0", {"save_steps": 6, "eval_steps": 4})
@@ -54,8 +62,9 @@ def holds(condition: str, facts: Mapping[str, Any]) -> Any:
 
 
 def names_of(condition: str) -> list[str]:
-    """Returns the settings that a condition reads, in no order."""
+    """Returns the names of the settings that a condition reads, in arbitrary order."""
     tree = _parsed(condition)
+    # `args.lr` is one name: the node `args` inside it is not a setting of its own.
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
@@ -95,6 +104,7 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
 
 
 def _boolean(node: ast.BoolOp, facts: Mapping[str, Any]) -> Any:
+    # Three-valued logic: one True decides `or`, and one False decides `and`.
     decides = isinstance(node.op, ast.Or)
     unknown = False
     for part in node.values:
@@ -110,6 +120,7 @@ def _truth(value: Any, of: Callable[[Any], bool]) -> Any:
 
 
 def _apply(operation: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
+    # `SOMETHING == None` is known to be False, although the value is not known.
     with_none = left is None or right is None
     if with_none and (left is SOMETHING or right is SOMETHING) and isinstance(operation, ast.Eq | ast.NotEq):
         return isinstance(operation, ast.NotEq)
@@ -117,7 +128,10 @@ def _apply(operation: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
 
 
 def _strict(compute: Callable[[list[Any]], Any], values: list[Any]) -> Any:
-    """Computes on known values; what cannot be computed (a wrong type, said elsewhere) is not known either."""
+    """Returns the result of a computation on known values; `UNKNOWN` if a value is unknown or of a wrong type.
+
+    A wrong type is reported by the constraint of that setting.
+    """
     if any(value is UNKNOWN or value is SOMETHING for value in values):
         return UNKNOWN
     try:
@@ -127,15 +141,16 @@ def _strict(compute: Callable[[list[Any]], Any], values: list[Any]) -> Any:
 
 
 def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
-    """Returns what was expected where a value does not fit; None where it fits.
+    """Returns what was expected if a value does not meet its constraint; None if it does.
 
     Args:
-        value: what is given.
-        rule: `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list", "any", or
-            several; `minimum`, `maximum` and `below` bound a number; `choices` lists the words (of "texts", too);
-            `also` lists further values; `keys` are the settings of a mapping, `open` where it may have more, `instead`
-            what to do in place of others; `optional` accepts None; `expected` says it in other words. (`severity` says
-            how bad it is: a warning where another release of the library may know more words.)
+        value: the value that is given.
+        rule: the constraint. `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list"
+            or "any", or a list of these; `minimum`, `maximum` and `below` limit a number; `choices` lists the accepted
+            words (also of "texts"); `also` lists further accepted values; `keys` are the settings of a mapping, `open`
+            says that it may have others, and `instead` gives a hint for some of those; `optional` accepts None;
+            `expected` replaces the generated description. `severity` is not read here: it is a warning where another
+            release of a library may accept more words.
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})
@@ -167,10 +182,12 @@ def _expected(rule: Mapping[str, Any], kinds: Sequence[str]) -> str:
 
 
 def _listed(value: Any, further: Collection[Any]) -> bool:
+    # True equals 1 in Python, and 1.0 equals 1.
     return not isinstance(value, bool) and any(type(value) is type(other) and value == other for other in further)
 
 
 def _is_number(value: Any) -> bool:
+    # `value == value` is False for NaN only.
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 

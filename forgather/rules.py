@@ -1,8 +1,8 @@
-"""Rules about the settings of a constructor: data in, what breaks them out.
+"""Rules about the settings of a constructor.
 
-Takes the data of a rules file (JSON, kept by the side that owns the constructor) and the settings of a call; gives
-`Violation`s. Keeps true: the check before a run and the refusal inside one read the same data through these functions;
-a setting that is not known (`UNKNOWN`) breaks nothing.
+Takes the data of a rules file (JSON, stored next to the code that owns the constructor) and the settings of a call;
+gives a `Violation` for each rule that is broken. The check before a run and the constructor itself read the same data
+through these functions, so that their verdicts cannot differ. A setting that is not known (`UNKNOWN`) breaks no rule.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Violation(NamedTuple):
-    """Settings that break a rule.
+    """A broken rule.
 
     Args:
-        code: stable code.
+        code: the stable error code.
         message: what was found.
         argument: the setting to point at; `args.lr` is the setting `lr` of the call that is given as `args`.
-        hint: what can be done.
-        severity: how bad it is; a run refuses errors.
+        hint: what the user can do.
+        severity: errors stop a run.
         expected: what would have been accepted.
         found: the value.
     """
@@ -48,32 +48,34 @@ class Violation(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What holds for the settings of a constructor.
+    """The rules for the settings of a constructor.
 
     Args:
         about: the constructors, as configs name them.
-        settings: by name, what a value must be, as `type`, `minimum`, `choices` and so on; see `misfit`.
+        settings: the constraint of each setting, with `type`, `minimum`, `choices` and so on; see `misfit`.
         conflicts: conditions that must not hold, with code, message, hint and the setting to point at. With `after`,
-            only where the user wrote that setting, and no child of it the setting `after`; with `beside`, only where no
-            option of the command line gives the setting `beside`.
-        derived: values of settings that follow from others: `when` and `value`, by name.
+            the rule applies only if the user wrote that setting, and no config that inherits from it wrote the setting
+            `after`; with `beside`, only if no option of the command line gives the setting `beside`.
+        derived: settings whose value follows from others: `when` and `value`, by name.
         defaults: values of settings that are not given.
-        closed: a name outside `settings` is a mistake.
-        renamed: present names of older spellings.
-        quietly: older spellings that need no remark.
-        old_values: what a value under an older spelling must be, where the present setting takes more.
-        former: settings that a library had, with their defaults: such a value asks for what happens anyway.
-        without_effect: settings that mean nothing, with the reason, and the one value (`only`) that may be given.
-        elsewhere: constructor that has further settings; here they may be given with their default values alone.
+        closed: whether a name outside `settings` is an error.
+        renamed: the current name of each setting that was renamed.
+        quietly: old names that give no warning.
+        old_values: the constraint of a value under an old name, if the current setting accepts more.
+        former: settings that a library once had, with their defaults; giving the default changes nothing.
+        without_effect: settings that have no effect, with the reason, and the one value (`only`) that is accepted.
+        elsewhere: a constructor with further settings; here these are accepted with their default values only.
         instead: what to do in place of such a setting.
-        facts: what conditions may read beside settings: a name and its value.
-        computed: what conditions may read beside settings, by the name of what computes it: "layout".
-        needs: package that the constructor imports when it is called.
-        arguments: what becomes of arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
-            how to call them: `as`), `object` (what is called, where a class would only be built), `items` (what a list
-            must hold), `files` (the endings that count in a folder), `folder` (texts that are no folder),
-            `installed` (packages by the words that need them), `keywords_of` (a mapping of keywords for one of its
-            `callees`, by the word of the setting `chosen_by`; what is `given`, and the settings `instead` of it).
+        facts: further names that conditions may read, with their values.
+        computed: further facts that conditions may read, by the name of the function that computes them: "layout" or
+            "combination".
+        needs: a package that the constructor imports when it is called.
+        arguments: what happens to arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
+            the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
+            `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
+            not a folder), `installed` (packages by the values that need them), `keywords_of` (a mapping of keywords for
+            one of its `callees`, which the setting `chosen_by` selects; the keywords that are `given` anyway, and the
+            settings to use `instead` of some).
     """
 
     about: tuple[str, ...]
@@ -96,17 +98,17 @@ class Rules(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How messages call the constructor."""
+        """The constructor's name in messages."""
         return self.about[0].rpartition(":")[2].rpartition(".")[2]
 
     def names(
         self, given: Mapping[str, Any], elsewhere: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], list[Violation]]:
-        """Returns the settings under their present names, and what is wrong with the names.
+        """Returns the settings under their current names, and the violations that concern names.
 
         Args:
             given: settings as the user wrote them.
-            elsewhere: the settings of the constructor `elsewhere`, with their defaults; None where they are not known.
+            elsewhere: the settings of the constructor `elsewhere`, with their defaults; None if they are not known.
         """
         settings: dict[str, Any] = {}
         found: list[Violation] = []
@@ -124,6 +126,7 @@ class Rules(NamedTuple):
                 found.append(
                     Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
                 )
+            # None under an old name meant "not given", so it must not replace a default.
             elif name != present and value is None:
                 continue
             if present in settings:
@@ -135,13 +138,13 @@ class Rules(NamedTuple):
     def _without_place(
         self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool
     ) -> Iterator[Violation]:
-        """Yields what is wrong with a name that is no setting.
+        """Yields the violations of a name that is not a setting.
 
         Args:
-            name: as the user wrote it.
-            value: of it.
-            others: settings of elsewhere, with their defaults.
-            is_known: whether all of these are known.
+            name: the name that the user wrote.
+            value: its value.
+            others: settings of other constructors or releases, with their defaults.
+            is_known: whether `others` is complete.
         """
         if name in self.without_effect:
             rule = self.without_effect[name]
@@ -153,7 +156,7 @@ class Rules(NamedTuple):
                 advice = "leave the setting out"
                 yield Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
         elif name in others:
-            # What asks for the value that holds anyway asks for nothing.
+            # A setting with its default value asks for nothing that would be missing.
             if value is not None and value is not UNKNOWN and others[name] not in (value, UNKNOWN):
                 other = f"{_owner(self.elsewhere)} that this trainer does not have"
                 message = f"{name!r} is a setting of {other} (found {value!r})"
@@ -168,7 +171,7 @@ class Rules(NamedTuple):
             yield Violation(code="FG810", message=message, argument=name, hint=hint)
 
     def _in_other_words(self, name: str) -> str | None:
-        """Returns what to do where another tool's word means a setting that only another trainer has."""
+        """Returns a hint if another tool's name means a setting that only another trainer has."""
         alias = alias_of("setting", name)
         if alias is None or alias.verdict != "same" or alias.name in self.settings:
             return None
@@ -176,14 +179,16 @@ class Rules(NamedTuple):
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Violation]:
-        """Yields the settings whose values do not fit, and the keys that a mapping among them does not have."""
+        """Yields a violation for each setting with a wrong value, and for each unknown key of a mapping among the
+        settings.
+        """
         for name, rule in self.settings.items():
             yield from _values(name, settings.get(name, UNKNOWN), rule, self)
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings with defaults, with what follows from others, and with further facts.
+        """Returns the settings with defaults, derived settings and further facts.
 
-        A setting inside a mapping has the name `outer.inner`; it is None where the mapping leaves it out.
+        A setting inside a mapping has the name `outer.inner`; it is None if the mapping does not contain it.
         """
         whole = {**self.facts, **self.defaults, **settings}
         for name, rule in self.derived.items():
@@ -204,13 +209,14 @@ class Rules(NamedTuple):
         main: bool = True,
         stands: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> Iterator[Violation]:
-        """Yields the conflicts that hold.
+        """Yields a violation for each conflict that holds.
 
         Args:
-            settings: every setting, defaults included; what is missing counts as unknown.
-            given: the settings that the user wrote.
-            main: True where the object is what a run runs, which some rules are about.
-            stands: tells whether the user wrote the setting of a rule with `after` or `beside`; None leaves these out.
+            settings: every setting, with defaults; a missing one is unknown.
+            given: the names of the settings that the user wrote.
+            main: whether the object is the one that a run executes, which some rules are about.
+            stands: returns whether the user wrote the setting of a rule with `after` or `beside`; without it these
+                rules are skipped.
         """
         facts = {**settings, "given": tuple(given)}
         for rule in self.conflicts:
@@ -228,12 +234,12 @@ class Rules(NamedTuple):
                 )
 
     def reads(self, argument: str) -> bool:
-        """Returns whether a rule may look into the call that is given as `argument`."""
+        """Returns whether a rule may read the settings of the call that is given as `argument`."""
         named = re.compile(rf"(?<![\w.]){re.escape(argument)}\.")
         return any(map(named.match, self.settings)) or any(named.search(rule["when"]) for rule in self.conflicts)
 
     def undecided(self, settings: Mapping[str, Any]) -> list[str]:
-        """Returns the names of unknown settings that keep a conflict from being judged."""
+        """Returns the names of the unknown settings that keep a conflict from being evaluated."""
         names: dict[str, None] = {}
         for rule in self.conflicts:
             if not _is_of_origins(rule) and holds(rule["when"], {"given": (), **settings}) is UNKNOWN:
@@ -245,7 +251,7 @@ class Rules(NamedTuple):
 
 
 def is_path(text: str) -> bool:
-    """Tells whether a text can only be a path of this machine: a name of the Hub is `name` or `owner/name`.
+    """Returns whether a text can only be a local path; a name on the Hub is `name` or `owner/name`.
 
     Example:
         >>> [is_path(text) for text in ("./model", "~/model", "/model", "a/b/c", "owner/name", "s3://bucket/x")]
@@ -257,8 +263,9 @@ def is_path(text: str) -> bool:
 def read_rules(file: str) -> tuple[Rules, ...]:
     """Returns the rules of a file: a JSON list of objects with the fields of `Rules`.
 
-    An object with `builds_on` ([file, constructor]) has the rules about that constructor too; its own entries win. One
-    with `matrix` ("arguments" or "trainer") refuses what the compatibility matrix refuses of what these decide.
+    An object with `builds_on` ([file, constructor]) inherits the rules about that constructor; its own entries win. An
+    object with `matrix` ("arguments" or "trainer") also refuses the combinations of the compatibility matrix that these
+    decide.
     """
     with open(file, encoding="utf-8") as stream:
         return tuple(_rules(facts, os.path.dirname(file)) for facts in json.load(stream))
@@ -266,7 +273,7 @@ def read_rules(file: str) -> tuple[Rules, ...]:
 
 @cache
 def shipped_rules() -> Mapping[str, tuple[Rules, ...]]:
-    """Returns the rules that come with the package, by the constructors that they are about."""
+    """Returns the rules that are part of the package, by constructor."""
     found: dict[str, tuple[Rules, ...]] = {}
     for name in sorted(os.listdir(_FOLDER)):
         for rules in read_rules(os.path.join(_FOLDER, name)):
@@ -295,7 +302,7 @@ def _joined(name: str, theirs: Any, own: Any) -> Any:
 
 
 def _is_of_origins(rule: Mapping[str, Any]) -> bool:
-    """Says whether a rule hangs on who wrote the setting, which is known before a run alone."""
+    """Returns whether a rule depends on who wrote the setting, which is only known before a run."""
     return "after" in rule or "beside" in rule
 
 
@@ -305,6 +312,7 @@ def _owner(constructor: str | None) -> str:
 
 def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Violation:
     hint = f"expected {expected}"
+    # Only a close word is worth a suggestion; `expected` lists all words anyway.
     if isinstance(value, str):
         close = nearest(value, rule.get("choices", ()))
         if close and close.startswith("did"):
@@ -354,7 +362,7 @@ def _inside_hint(name: str, key: str, rule: Mapping[str, Any], rules: Rules | No
 
 
 def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings inside a mapping, as `outer.inner`."""
+    """Returns the settings inside a mapping under the names `outer.inner`."""
     found: dict[str, Any] = {}
     absent = None if value is None else UNKNOWN
     for key, rule in outer["keys"].items():
@@ -373,7 +381,7 @@ _COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:
-    """Returns the setting to point at: of several the first that asks for anything."""
+    """Returns the setting to point at: of several, the first one whose value is not None or False."""
     if isinstance(argument, str):
         return argument
     asking = (name for name in argument if facts.get(name, UNKNOWN) not in (None, False, UNKNOWN))
@@ -381,5 +389,5 @@ def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> st
 
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:
-    """Returns a message with the values of the settings that it names, as `{args.lr}`."""
+    """Returns a message with the values of the settings that it names, as in `{args.lr}`."""
     return re.sub(r"\{([\w.]+)\}", lambda found: repr(facts.get(found[1], UNKNOWN)), message)

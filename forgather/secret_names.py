@@ -1,7 +1,7 @@
-"""Names under which secrets stand, and names that only look like them.
+"""Names that mark a value as a secret, and names that only look as if they did.
 
-Takes names and values; gives how sure it is that a value under a name is a secret. Keeps true: names of a vocabulary
-(`pad_token`), of counts (`num_memory_tokens`) and of what is said about a secret (`password_file`) hide nothing.
+Takes a name and a value; gives how certain it is that the value is a secret. Names of a vocabulary (`pad_token`), of
+counts (`num_memory_tokens`) and of facts about a secret (`password_file`) are not secret.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 HIDDEN = "(hidden)"
-"""What stands for a secret; a plain text in YAML, JSON, Python, HTML and addresses."""
+"""The replacement for a secret. It is a plain text in YAML, JSON, Python, HTML and URLs."""
 
 _STRONG = frozenset(
     """password passwords passwd passphrase passcode secret secrets credential credentials apikey apikeys authorization
@@ -33,14 +33,14 @@ _VOCABULARY = frozenset(
     word delimiter boundary separator think query key value patch register class prompt model generation trigger
     control""".split()
 )
-# `password_file` is where a secret is, or how long it may be, and none itself.
+# `password_file` names the place of a secret, and `password_length` its length; neither is a secret.
 _ABOUT = frozenset(
     """file files path paths dir directory folder env variable var name names url uri host port id ids length len min
     max count num policy prompt field fields column columns type types kind required enabled timeout ttl expiry expires
     user username scope scopes manager provider store backend class module function callback format mode version
     algorithm rotation retries limit limits regex pattern label description help title index size""".split()
 )
-# `auth_token: {value: ...}` and `secret_text`: the word before says what it is.
+# In `auth_token: {value: ...}` and `secret_text` the preceding word decides.
 _NEUTRAL = frozenset("value values string text data default content contents plain raw base64 b64 encoded".split())
 _IN_QUERIES = frozenset("sig signature token key auth jwt sas pass pw pwd hmac code_verifier session sid".split())
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -51,7 +51,7 @@ _SHORTEST = 4
 
 
 class Strength(IntEnum):
-    """How sure a name makes it that its value is a secret."""
+    """How certain a name makes it that its value is a secret."""
 
     NONE = 0
     WEAK = 1
@@ -60,7 +60,7 @@ class Strength(IntEnum):
 
 @lru_cache(maxsize=4096)
 def strength_of(name: str) -> Strength:
-    """Returns how sure a name makes it that its value is a secret.
+    """Returns how certain a name makes it that its value is a secret.
 
     Example:
         >>> strength_of("auth_token.value").name, strength_of("slow_token").name, strength_of("password_file").name
@@ -96,13 +96,17 @@ def strength_of(name: str) -> Strength:
 
 
 def is_about(name: str) -> bool:
-    """Returns whether a name below that of a secret is of something that is said about it, as `file` or `user`."""
+    """Returns whether a key below a secret's name holds a fact about the secret, as `file` or `user` do."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return bool(words) and words[-1] in _ABOUT
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Returns whether a text under a name is a secret.
+    """Returns whether the value of a name is a secret.
+
+    Args:
+        name: the name, with dots between the keys of nested mappings.
+        value: the text.
 
     Example:
         >>> is_secret("hub_token", "hf_abcdef"), is_secret("pad_token", "endoftext")
@@ -112,25 +116,32 @@ def is_secret(name: str, value: str) -> bool:
     if strength is Strength.NONE or not may_be_secret(value):
         return False
     last = name.rpartition(".")[2].lower()
-    if last == "pwd" and value.startswith("/"):  # the working folder, as shells call it
+    if last == "pwd" and value.startswith("/"):  # PWD is the working folder in shells
         return False
+    # Special tokens are written in brackets, and token ids are numbers.
     if last.endswith(("token", "tokens")) and (value[0] in "<[{(" or is_number(value)):
         return False
     if strength is Strength.STRONG:
         return True
-    # A token of an unknown kind may be a word of a vocabulary.
+    # A token of an unknown kind can be a word of a vocabulary.
     return len(value) >= _WHOLE and not any(map(str.isspace, value)) and (last == "token" or is_random(value))
 
 
 def is_secret_in_query(name: str, value: str) -> bool:
-    """Returns whether a value in the query of an address is a secret; `sig` and `key` are short for more there."""
+    """Returns whether a value in the query of a URL is a secret; there, short names such as `sig` and `key` are secret,
+    too.
+
+    Args:
+        name: the parameter of the query.
+        value: its value.
+    """
     if name.lower() in _IN_QUERIES or strength_of(name) is not Strength.NONE or name.lower().endswith("-signature"):
         return len(value) >= _SHORTEST and value.lower() not in _PLAIN and not value.startswith(("{", "$", "%s"))
     return False
 
 
 def may_be_secret(value: str) -> bool:
-    """Returns whether a value can be a secret at all, and is neither a word such as `true` nor an expression.
+    """Returns whether a value can be a secret: it is neither a short word such as `true` nor an expression.
 
     Example:
         >>> may_be_secret("True"), may_be_secret("{{ token }}"), may_be_secret("hunter2")
@@ -140,7 +151,7 @@ def may_be_secret(value: str) -> bool:
 
 
 def is_variable(value: str) -> bool:
-    """Returns whether a text is written as the name of an environment variable, which tells where a secret is.
+    """Returns whether a text has the form of an environment variable's name, which says where a secret is stored.
 
     Example:
         >>> is_variable("HF_TOKEN"), is_variable("HFTOKEN")
@@ -155,7 +166,8 @@ def is_number(value: str) -> bool:
 
 
 def is_random(value: str) -> bool:
-    """Returns whether a text is no word of a language: digits among letters, or capitals within.
+    """Returns whether a text looks random, not like a word: it has digits among letters, or capitals after the first
+    letter.
 
     Example:
         >>> is_random("k3jd9s0a"), is_random("SECRETtok"), is_random("Baseline"), is_random("out/baseline")

@@ -1,7 +1,7 @@
-"""Secrets that a text shows under their names: in YAML, JSON, Python, command lines, headers and addresses.
+"""Secrets in a text, found by the name before them: in YAML, JSON, Python, command lines, headers and URLs.
 
-Takes a text; gives where its secrets are. Keeps true: time grows with the length of the text alone; what is found is
-what a name before it makes a secret, as `secret_names` judges it.
+Takes a text; gives the positions of its secrets. Whether a name makes a value a secret is decided by `secret_names`.
+The time is linear in the length of the text, also for texts that are made to be slow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from string import ascii_lowercase, ascii_uppercase
 
 from forgather.secret_names import HIDDEN, Strength, is_about, is_secret, is_secret_in_query, is_variable, strength_of
 
-# `lower` changes the length of some texts.
+# `str.lower` changes the length of some non-ASCII texts, and positions must stay valid.
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _HINT = re.compile("tokens?|secret|pass|pwd?|credential|api_?keys?|authorization|keys?|bearer|jwt"
                    "|webhook|auth|cookie")  # fmt: skip
@@ -23,13 +23,13 @@ _LONGEST_NAME = 100
 _LONGEST_BRACKETS = 20_000
 _CLOSE, _EQUALS = r"(?P<close>\\*[\"'])?\]?", r"[ \t]*(?P<sign>=>|:=|={1,3}|!=|:|%3[Dd])[ \t]*"
 _SIGN = _CLOSE + _EQUALS
-# An annotation stands between a name and its value.
+# In Python an annotation can be between a name and its value.
 _SIGN_IN_CODE = rf"{_CLOSE}(?:[ \t]*:[ \t]*[A-Za-z_][\w.\[\]| ]{{0,80}}(?==))?{_EQUALS}"
 _NEXT_WORD = r"(?P<close>\\*[\"'])?(?P<sign>,\s*|[ \t]*\n[ \t]*-[ \t]+|[ \t]+)"
 _MARK = r"(?:&[\w.-]+|!(?P<tag>[^\s,\[\]{}]*))(?:[ \t]+|(?=\n)|$)"
 _ANCHOR = r"(?<![^\s\[{,])&(?P<name>[\w.-]{1,80})[ \t]+"
 _ALIAS = r"\*(?P<name>[\w.-]{1,80})"
-_NAMED = ("env", "var", "calc")  # tags before a name, or an expression
+_NAMED = ("env", "var", "calc")  # tags whose value is a name or an expression, not a secret
 _OPEN = r"[rbfuRBFU]{0,2}(?P<quote>\"\"\"|'''|\\*[\"'])"
 _KEY_BEFORE = r"(?:[^\n]*\|)?[ \t]*(?:[-?][ \t]+)*(?:--[ \t]+set[ \t]+)?\\*[\"']?$"
 _FLOW_BEFORE = r"[{,(\[][ \t]*\\*[\"']?$"
@@ -60,12 +60,12 @@ class Shown:
     """A secret in a text.
 
     Args:
-        start: where it begins.
-        end: where it ends.
-        values: the secret, and the parts of it that are secret by themselves.
-        name: that it stands under.
-        is_certain: False for words of prose behind a name, which may be no value.
-        needs_quotes: whether a text in its place must be quoted: a bare value of JSON.
+        start: offset of its first character.
+        end: offset behind its last character.
+        values: the secret, and the parts of it that are secrets by themselves.
+        name: the name that marks it as a secret.
+        is_certain: False for words of prose after a name, which need not be a value.
+        needs_quotes: whether a replacement must be quoted, because the secret is a bare value of JSON.
     """
 
     start: int
@@ -77,12 +77,12 @@ class Shown:
 
 
 def under_names(text: str, *, is_code: bool = False, is_document: bool = False) -> Iterator[Shown]:
-    """Yields the secrets that stand under names, in order, none within another.
+    """Yields the secrets with a name before them, in order and without overlap.
 
     Args:
         text: any text.
-        is_code: whether it is Python, where only quoted texts are values.
-        is_document: whether a mapping or list under a name belongs to it, as in what users write.
+        is_code: whether it is Python, in which only quoted texts are values.
+        is_document: whether a mapping or list below a name belongs to it, as in a file that a user wrote.
     """
     reading = _Reading(text, is_code=is_code, is_document=is_document)
     done = 0
@@ -92,6 +92,7 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
         begin, end = _name_around(text, hint.start(), hint.end())
         done = max(hint.end(), end)
         name = text[begin:end].strip(".")
+        # In a header such as `"Authorization token"` the word before the name is part of it.
         if (before := _compiled(_WORD_BEFORE).search(text, max(0, begin - 24), begin)) is not None:
             name = f"{before['word']}_{name}"
         if strength_of(name.lstrip("-")) is Strength.NONE:
@@ -102,7 +103,7 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
 
 
 def in_records(text: str) -> Iterator[Shown]:
-    """Yields the values of `name: HF_TOKEN, value: ...`, where one key holds the name of another."""
+    """Yields the values of records such as `name: HF_TOKEN, value: ...`, in which one key holds the name of another."""
     if "value" not in text and "default" not in text:
         return
     for found in _compiled(_RECORD).finditer(text):
@@ -113,10 +114,11 @@ def in_records(text: str) -> Iterator[Shown]:
 
 
 def in_addresses(text: str) -> Iterator[Shown]:
-    """Yields the users' parts of addresses, and the secrets in their queries."""
+    """Yields the user parts of URLs, and the secrets in their queries."""
     if "@" in text and "://" in text:
         for found in _compiled(_USER).finditer(text):
             user = found["user"]
+            # `ssh://git@host` is the usual address of a repository.
             if user != "git" and HIDDEN not in user:
                 parts = tuple(part for part in user.split(":") if len(part) >= 8)
                 yield Shown(*found.span("user"), parts, "password")
@@ -128,12 +130,12 @@ def in_addresses(text: str) -> Iterator[Shown]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # Compiling all of them takes longer than all else here, and most texts need two or three.
+    # Compiling every pattern takes longer than the rest of this module, and most texts need two or three.
     return re.compile(pattern)
 
 
 def parts_of(value: str) -> tuple[str, ...]:
-    """Returns a secret, and what is secret of it by itself: the part behind `Bearer`."""
+    """Returns a secret, and the part of it that is a secret by itself: the one after `Bearer`."""
     scheme = _compiled(_SCHEME).match(value)
     return (value, value[scheme.end() :].strip()) if scheme else (value,)
 
@@ -148,12 +150,20 @@ def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 class _Reading:
+    """One pass over a text, which reads the values after names."""
+
     def __init__(self, text: str, *, is_code: bool, is_document: bool) -> None:
         self.text, self.is_code, self.is_document = text, is_code, is_document
         self._anchors: dict[str, int] | None = None
 
     def after(self, begin: int, end: int, name: str) -> tuple[list[Shown], int]:
-        """Returns the secrets behind a name, and where the search goes on."""
+        """Returns the secrets after a name, and the offset at which the search continues.
+
+        Args:
+            begin: offset of the name.
+            end: offset behind the name.
+            name: the name.
+        """
         text = self.text
         sign = _compiled(_SIGN_IN_CODE if self.is_code else _SIGN).match(text, end)
         if sign is None and name.startswith("-"):
@@ -168,6 +178,7 @@ class _Reading:
             is_name = is_name or mark["tag"] in _NAMED
             position = mark.end()
         first = text[position : position + 1]
+        # The value is an expression of a template or shell, not the secret itself.
         if text.startswith(("{{", "{%", "${", "$("), position):
             return [], position
         if first == "*":
@@ -185,7 +196,7 @@ class _Reading:
         return self._bare(begin, position, sign, name)
 
     def _aliased(self, position: int, name: str) -> tuple[list[Shown], int]:
-        """Returns the value that an alias stands for, where its anchor is."""
+        """Returns the value of an alias, at the position of its anchor."""
         if self._anchors is None:
             self._anchors = {found["name"]: found.end() for found in _compiled(_ANCHOR).finditer(self.text)}
         alias = _compiled(_ALIAS).match(self.text, position)
@@ -205,7 +216,7 @@ class _Reading:
         value = text[start:end]
         is_filled_in = "{" in value and "f" in text[opened.start() : opened.start("quote")].lower()
         if is_filled_in or not is_secret(name, parts_of(value.strip())[-1]):
-            # Another secret may stand inside it: a connection string, an address.
+            # The text may contain another secret, as in a connection string or a URL.
             return [], start
         lines = tuple(line.strip() for line in value.split("\n")) if "\n" in value else ()
         return [Shown(start, end, (*parts_of(value), *lines), name)], end + len(quote)
@@ -225,6 +236,7 @@ class _Reading:
             plain = bare[0] if bare else ""
         if not is_secret(name, plain) or (":" not in sign["sign"] and plain.endswith(":")):
             return [], position
+        # A colon in a sentence is not followed by a value, unless that looks random or has a scheme such as `Bearer`.
         is_prose = not is_key and ":" in sign["sign"] and _compiled(_FLOW_BEFORE).search(before) is None
         if is_prose and not any(map(str.isdigit, plain)) and not _compiled(_SCHEME).match(plain):
             return [], position
@@ -233,7 +245,7 @@ class _Reading:
         return [Shown(position, end, parts_of(plain), name, not is_prose, quotes)], end
 
     def _line_from(self, position: int) -> str:
-        """Returns a plain value of YAML: the rest of its line, without comment."""
+        """Returns a plain scalar of YAML: the rest of its line without the comment."""
         end = self.text.find("\n", position)
         line = self.text[position : len(self.text) if end < 0 else end]
         return line.partition(" #")[0].partition("\t#")[0].rstrip()
@@ -243,11 +255,11 @@ class _Reading:
         if not is_secret(name, plain):
             return [], block.start()
         lines = tuple(line.strip() for line in plain.split("\n"))
-        # The indent goes with it: a text in its place stands on the line of the key.
+        # The indent is part of it: the replacement is on the line of the key.
         return [Shown(block.start(), block.end(), (plain, *lines), name)], block.end()
 
     def _children(self, begin: int, position: int, name: str) -> tuple[list[Shown], int]:
-        """Returns what is written on the deeper lines below a key."""
+        """Returns the secrets on the more deeply indented lines below a key."""
         text = self.text
         line = text.rfind("\n", 0, begin) + 1
         indent = len(text[line:begin]) - len(text[line:begin].lstrip(" \t"))
@@ -283,7 +295,7 @@ class _Reading:
         return self._below(start, min(position, limit), name), min(position, limit)
 
     def _below(self, start: int, end: int, name: str) -> list[Shown]:
-        """Returns the values of a mapping or list that stands under a name."""
+        """Returns the secrets of a mapping or list that belongs to a name."""
         found: list[Shown] = []
         key, tag = "", None
         for part in _compiled(_PART).finditer(self.text, start, end):
@@ -313,7 +325,7 @@ class _Reading:
 
 
 def _closing(text: str, quote: str, start: int) -> int:
-    """Returns where a quoted text ends: at its quote, or with its line."""
+    """Returns the end of a quoted text: its closing quote, or the end of the line."""
     if len(quote) == 3 and quote[0] == quote[1]:
         end = text.find(quote, start)
         return len(text) if end < 0 else end

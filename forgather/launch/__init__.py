@@ -1,4 +1,4 @@
-"""Runs the `main` target of a config, in this process or in several. The one place that decides about processes."""
+"""Runs the `main` target of a config, in this process or in several. All decisions about processes are made here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Scripts that start a run elsewhere: a batch job of SLURM, torchrun, `accelerate launch`.
+"""Scripts that start a run on another machine: a SLURM batch job, torchrun, or `accelerate launch`.
 
-Takes what a run asks for and its command line; gives the text of a script. Keeps true: one task on each machine, which
-starts the processes there; every setting stands in the script, so that no file of the machine it runs on adds one.
+Takes a `ProcessRequest` and the command line of `fgcli`; gives the text of a script. There is one task on each machine,
+which starts the processes of that machine. The script contains every setting of the launcher, so that no configuration
+file of the machine that runs it adds one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 
 from forgather.launch.process_request import ProcessRequest, torchrun_words
 
-_CPUS = 4  # of one process: its own, and three that read data
+_CPUS = 4  # CPU cores for one process: its own, and three data loader workers
 _TERMINATED = 128 + signal.SIGTERM
 KINDS = ("slurm", "torchrun", "accelerate")
+"""The launchers that a script can be written for."""
 _OF_LAUNCHING = (
     "--print", "--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
     "--master_port", "-d", "--devices",
@@ -36,12 +38,12 @@ def script(
 
     Args:
         kind: one of `KINDS`.
-        asked: the processes.
+        asked: the processes that the run asks for.
         arguments: the command line of `fgcli`.
-        name: what the job is called.
-        folder: where the command was given.
-        devices: what `--devices` names.
-        resume: words with which a batch job goes on that was queued again; none where the config knows no such words.
+        name: the name of the job.
+        folder: the working folder of the command.
+        devices: the value of `--devices`.
+        resume: words that make a requeued batch job resume from its checkpoint; empty if the config has no such option.
     """
     words = without_launching(arguments)
     if kind == "slurm":
@@ -51,6 +53,7 @@ def script(
     prepared = ["set -euo pipefail", f"cd {shlex.quote(folder)}"]
     if devices is not None:
         prepared.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(devices)}")
+    # sbatch reads #SBATCH lines only up to the first command.
     head = [line for line in lines if line.startswith("#")]
     return "\n".join(["#!/usr/bin/env bash", *head, *prepared, *(line for line in lines if line not in head)]) + "\n"
 
@@ -94,9 +97,10 @@ def _slurm(asked: ProcessRequest, words: Sequence[str], name: str, resume: Seque
         "status=0",
         " ".join(
             [
-                # A step does not inherit the CPUs of its job.
+                # Since SLURM 22.05, srun does not inherit --cpus-per-task from its job.
                 'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_ON_NODE"',
                 shlex.join(["python", "-m", "forgather", *words]),
+                # SLURM sets SLURM_RESTART_COUNT only in a job that was requeued.
                 *([f"${{SLURM_RESTART_COUNT:+{shlex.join(resume)}}}"] if resume else []),
                 *([shlex.join(handed)] if handed else []),
                 "|| status=$?",
@@ -109,6 +113,7 @@ def _slurm(asked: ProcessRequest, words: Sequence[str], name: str, resume: Seque
 
 def _torchrun(asked: ProcessRequest, words: Sequence[str], name: str) -> list[str]:
     launching = torchrun_words(asked)
+    # The same script runs on every machine, so each one gives its own rank in NODE_RANK.
     command = [shlex.join(["torchrun", *(word for word in launching if not word.startswith("--node-rank"))])]
     if asked.num_nodes != 1:
         command.append('--node-rank="${NODE_RANK:?the position of this machine, from 0}"')
@@ -126,7 +131,7 @@ def _accelerate(asked: ProcessRequest, words: Sequence[str], name: str) -> list[
         host, port = asked.master or ("localhost", None)
         options += ['--machine_rank "${NODE_RANK:?the position of this machine, from 0}"']
         options += [f"--main_process_ip {shlex.quote(host)}", f"--main_process_port {port or 29500}"]
-    # Named, so that a file of `accelerate config` adds nothing.
+    # Written out, because a file that `accelerate config` made on that machine would otherwise set them.
     options += ["--mixed_precision no", "--dynamo_backend no"]
     return [
         f"# {name}",
@@ -136,7 +141,7 @@ def _accelerate(asked: ProcessRequest, words: Sequence[str], name: str) -> list[
 
 
 def job_name(config: str) -> str:
-    """Returns a name for the job of a config.
+    """Returns a job name for a config.
 
     Example:
         >>> job_name("experiments/ddp.yaml")

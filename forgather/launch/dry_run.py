@@ -1,7 +1,7 @@
-"""What each process of a run would hold: the run is built in this process, as one of many that do not exist.
+"""The dry run: what each process of a run with many processes would hold, computed in this process.
 
-Takes a `RunPlan` and a number of processes; gives plain data (`forgather/ml/dry_run.py` says of what). Keeps true: the
-ML tower is reached through a string; nothing is written and no process is started.
+Takes a `RunPlan` and a number of processes; gives plain data (`forgather/ml/dry_run.py` describes it) and a table of
+it. Nothing is written and no process is started.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
 def lay_out(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
-    """Returns who would hold what, and the shapes of one step.
+    """Returns what each process would hold, and the shapes of one step.
 
     Args:
         plan: the run.
         world_size: number of processes.
-        asked: says how many of them one machine has; 8 where it says nothing.
+        asked: gives the number of processes on one machine; 8 are assumed if it names none.
 
     Raises:
-        ProjectError: FG462 for a number below one.
-        Exception: whatever construction raises.
+        ProjectError: FG462 if `world_size` is below one.
+        Exception: any error of the construction.
     """
     if world_size < 1:
         raise ProjectError(f"--world-size is {world_size}", code="FG462", hint="give a number of processes")
     per_node = asked.per_node if isinstance(asked.per_node, int) and asked.per_node > 1 else _ON_ONE_MACHINE
+    # The configuration tower imports nothing of `forgather.ml`; it reaches it through strings.
     module, name = _DRY_RUN.split(":")
     dry_run = getattr(import_module(module), name)
     with plan.project.located():
@@ -41,7 +42,7 @@ def lay_out(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, 
 
 
 def layout_text(found: dict[str, Any]) -> str:
-    """Returns what `lay_out` gave as a table for people."""
+    """Returns the result of `lay_out` as a table for the terminal."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1) or "one process"
     rows = [
         ("processes", f"{found['world_size']}: {mesh}  ({found['strategy']})"),

@@ -1,7 +1,7 @@
 """Runs the `main` target of a config in this process.
 
-Takes a `Project`, gives an exit status and where things lie. Keeps true: the run folder is complete before anything
-is constructed, and an exception of the run reaches the caller as it was raised.
+Takes a `Project`; gives the exit status, and the folders of the run, its model and its newest checkpoint. The run
+folder is complete before anything is constructed, and an exception of the run reaches the caller unchanged.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from forgather.project.run_writer import make_run_folder, run_folder_name, write
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
 
 MAIN = "main"
+"""The name of the target that is run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What would run.
+    """A run that is not started yet.
 
     Args:
         project: the config.
         output_dir: absolute folder of the model and of the runs.
-        run_dir: folder that the run would get if it began at `started`.
-        constructor: what `main` is, for people.
-        started: the instant, in UTC.
+        run_dir: the run's folder, if it starts at `started`.
+        constructor: a description of `main` for messages.
+        started: the time of the start, in UTC.
     """
 
     project: Project
@@ -47,15 +48,15 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
     Args:
         status: exit status.
         run_dir: the run's folder.
-        model_dir: where the model was saved; None where nothing was.
-        checkpoint: newest checkpoint that the run wrote; None without one.
-        interrupted: True when Ctrl-C, SIGTERM or SIGUSR1 ended it.
-        nothing_trained: True when that was before the first step.
+        model_dir: the folder of the saved model; None if none was saved.
+        checkpoint: the newest checkpoint that the run wrote; None without one.
+        interrupted: whether a signal ended the run.
+        nothing_trained: whether that was before the first step.
     """
 
     status: int
@@ -77,7 +78,9 @@ def plan_run(project: Project) -> RunPlan:
     """Returns what `run` would do. Constructs nothing and writes nothing.
 
     Raises:
-        ForgatherError: the config has errors, no `main`, or wants more than this version gives.
+        UnknownTargetError: FG302, the config has no `main`.
+        ProjectError: FG412, `main` is data.
+        ForgatherError: the first error of the config, with all others.
     """
     project.refuse_errors()
     facts = {target.name: target for target in target_facts(project.graph)}
@@ -100,7 +103,7 @@ def plan_run(project: Project) -> RunPlan:
 
 
 def _refuse_plain_main(project: Project) -> None:
-    """Raises, before anything is made or built, where `main` can only be data."""
+    """Raises if `main` is data, before a folder is made or an object constructed."""
     main = project.graph.targets[MAIN].value
     if not isinstance(main, (Call, Var, Env, Calc)):
         raise _not_runnable(describe(main), project)
@@ -118,7 +121,7 @@ def _not_runnable(what: str, project: Project) -> ProjectError:
 
 
 def _planned_output_dir(project: Project) -> str:
-    # A trainer reads its own `output_dir` from the working folder; everything else is relative to the project.
+    # A trainer resolves its own `output_dir` against the working folder; all other paths are relative to the project.
     saved_to = trainer_output_dir(project.graph)
     named = run_meta(project.graph).output_dir
     if saved_to is not None:
@@ -128,24 +131,30 @@ def _planned_output_dir(project: Project) -> str:
 
 
 def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
-    """Makes and fills the run's folder, and returns it."""
+    """Creates the run's folder, writes the record of the run into it, and returns the folder.
+
+    Args:
+        plan: the run.
+        command: the words of the command line.
+    """
     folder = make_run_folder(plan.output_dir, plan.project.config_name, plan.started)
     write_record(folder, plan.project, command=command, started=plan.started)
     return folder
 
 
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
-    """Constructs `main` and runs it: trains a trainer, calls a callable.
+    """Constructs `main` and runs it: calls `train()` of a trainer, or calls a callable.
 
     Args:
-        plan: what to run.
+        plan: the run.
         run_dir: the run's folder.
         built: called with `main` between construction and run.
 
     Raises:
-        ProjectError: `main` is neither.
-        Exception: whatever construction or the run itself raises.
+        ProjectError: FG412, `main` is neither a trainer nor a callable.
+        Exception: any error of the construction or of the run.
     """
+    # It stays None if a signal ends the construction.
     main: Any = None
     try:
         main = _built(plan, run_dir)
@@ -172,7 +181,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
 
 
 def _built(plan: RunPlan, run_dir: str) -> Any:
-    # Whoever starts a run here has compared the processes that there are with those that were asked for.
+    # The caller has already compared the number of processes with the config's.
     token = launched.set(True)
     try:
         return plan.project(MAIN, run_dir=run_dir)
@@ -185,14 +194,14 @@ def _is_trainer(main: object) -> bool:
 
 
 def _seed_again(trainer: Any) -> None:
-    """Seeds a trainer that does not do it itself at the start of its training, as that of transformers."""
+    """Seeds random numbers for a trainer that does not do so when training starts, such as transformers' trainer."""
     seed = getattr(getattr(trainer, "args", None), "seed", None)
     if isinstance(seed, int):
         import_module("forgather.ml.checkpoint.rng").seed_everything(seed)
 
 
 def _is_module(main: object) -> bool:
-    # Module.train() only sets a flag: "training" a bare model would end at once, with nothing learned.
+    # `Module.train()` only sets a flag: it would return at once with nothing trained.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(main, torch.nn.Module)
 
@@ -201,7 +210,7 @@ def _save(trainer: Any) -> str | None:
     folder = _output_dir(trainer)
     if folder is None or not callable(getattr(trainer, "save_model", None)):
         return None
-    # Our trainer has written a large model once already, at the end of `train`; that of transformers has not.
+    # Our trainer has saved the model at the end of `train`; transformers' trainer has not.
     saved_to = getattr(trainer, "saved_to", None)
     if saved_to is None or os.path.abspath(saved_to) != folder:
         trainer.save_model()
@@ -222,13 +231,13 @@ def _newest_checkpoint(plan: RunPlan, trainer: object) -> str | None:
         with os.scandir(folder) as entries:
             checkpoints = [entry for entry in entries if entry.is_dir() and entry.name.startswith("checkpoint-")]
         found += [(entry.stat().st_mtime, entry.path) for entry in checkpoints]
-    # File systems keep coarse times: one second of grace.
+    # File systems store coarse times, so one second is tolerated.
     fresh = [item for item in found if item[0] >= plan.started.timestamp() - 1]
     return max(fresh)[1] if fresh else None
 
 
 def _called(main: Callable[[], object]) -> int:
-    """The status of a callable, which may end as a script does, by `sys.exit`."""
+    """Returns the exit status of a callable, which may also end with `sys.exit`."""
     try:
         return _status(main())
     except SystemExit as ended:
@@ -240,5 +249,5 @@ def _called(main: Callable[[], object]) -> int:
 def _status(result: object) -> int:
     if not isinstance(result, int) or isinstance(result, bool):
         return 0
-    # A system keeps eight bits of a status: 256 would read as success.
+    # The operating system keeps eight bits of a status: 256 would read as success.
     return result if 0 <= result <= 255 else 1

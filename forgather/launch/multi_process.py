@@ -1,7 +1,8 @@
-"""A run in several processes: started from here, or met by a process that a launcher has started.
+"""Runs in several processes: starts them with torchrun, or joins this process to those that a launcher started.
 
-Takes what a run asks for; gives how the processes ended, or this process among the others. Keeps true: torch is
-imported only now, through names; what was obtained is compared with what was asked before anything is constructed.
+Takes a `ProcessRequest`; gives how the processes ended, or this process's place among the others. torchrun's launcher
+is reached through its name, because this tower does not import torch. The processes that exist are compared with those
+that were asked for before anything is constructed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Ending:
 
     Args:
         status: exit status.
-        error: why, where none of the processes could tell it.
+        error: the cause, if none of the processes could report it.
     """
 
     status: int
@@ -41,15 +42,16 @@ class Ending:
 def start(
     asked: ProcessRequest, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None
 ) -> Ending:
-    """Starts the processes, each with the same `fgcli` arguments, and waits for their end.
+    """Starts the processes, each with the same `fgcli` arguments, and waits until they end.
 
     Args:
-        asked: how many, and where.
-        arguments: of `fgcli`.
-        again: tells whether processes that failed are started again, see `forgather.launch.restart`.
+        asked: how many processes, and where.
+        arguments: the arguments of `fgcli`.
+        again: returns whether failed processes are started again; see `forgather.launch.restart`.
 
     Raises:
-        DistributedError: they could not be started.
+        ProjectError: FG466, devices are asked for, and this machine has none.
+        DistributedError: the processes could not be started.
     """
     launcher = import_module("forgather.ml.distributed.launcher")
     if asked.per_node in ("gpu", "xpu") and not launcher.count_devices():
@@ -59,14 +61,14 @@ def start(
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     _let_children_find_us()
-    # Python would look for modules, and for this package, in the working folder first.
+    # Python would put the working folder first on sys.path, so that a file there could shadow a module.
     os.environ.setdefault(*SAFE_PATH)
     ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
     return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
 
 
 def _let_children_find_us() -> None:
-    """A clone that was never installed is found by the processes, too."""
+    """Makes a clone that is not installed importable in the processes."""
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if not os.path.isfile(os.path.join(home, "pyproject.toml")):
         return
@@ -76,11 +78,12 @@ def _let_children_find_us() -> None:
 
 @contextmanager
 def joined() -> Iterator[Any]:
-    """Meets the other processes of the run that this one is part of, for the block; a failure in it ends all of them.
+    """Joins this process to the others of its run for the block. If the block fails, the failure ends all processes.
 
     Raises:
-        DistributedError: they cannot be met.
-        NotTheFirst: the block failed, and another process tells why.
+        ProjectError: FG468, see `refuse_two_launchers`.
+        DistributedError: the other processes cannot be reached.
+        SecondaryFailure: the block failed because another process did, which reports the cause.
     """
     refuse_two_launchers(os.environ)
     _tell_libraries(process_facts(os.environ))
@@ -88,7 +91,7 @@ def joined() -> Iterator[Any]:
     member.watch()
     try:
         yield member
-    except GeneratorExit:  # the block is given up, as where a signal ends the process on its way out of it
+    except GeneratorExit:  # a generator that is closed early, because a signal ends the process
         raise
     except BaseException as error:
         if member.fails(error):
@@ -104,13 +107,17 @@ _left: list[Any] = []
 
 
 def end_where_left(status: int) -> None:
-    """Has this process end with a status without being torn down, where it has left the others of its run."""
+    """Makes this process skip the interpreter's teardown, if it has left the other processes of its run.
+
+    Args:
+        status: the exit status.
+    """
     if _left:
         atexit.register(end_promptly, status)
 
 
 def as_one_of_several(run: Callable[[Any], int]) -> int:
-    """Returns the exit status of `run(member)` in this process, which a launcher has started beside others."""
+    """Returns the exit status of `run(member)` in this process, which a launcher has started together with others."""
     try:
         with joined() as member:
             status = run(member)
@@ -121,7 +128,7 @@ def as_one_of_several(run: Callable[[Any], int]) -> int:
 
 
 def _tell_libraries(facts: ProcessFacts) -> None:
-    """Sets the variables that libraries read, where a launcher has told the same under names of its own."""
+    """Sets the variables that torch and other libraries read, if the launcher uses other names for them."""
     told: dict[str, object] = {
         "RANK": facts.rank,
         "LOCAL_RANK": facts.local_rank,
@@ -134,11 +141,11 @@ def _tell_libraries(facts: ProcessFacts) -> None:
         os.environ.setdefault(name, str(value))
 
 
-class SecondaryFailure(Exception):  # noqa: N818 - not an error: its cause is one, and is told by another process
-    """This process failed because another one did, which tells the user why.
+class SecondaryFailure(Exception):  # its cause is the error, and another process reports that
+    """This process failed because another one did, which reports the cause.
 
     Args:
-        status: what this process ends with.
+        status: the exit status of this process.
     """
 
     def __init__(self, status: int) -> None:
@@ -147,7 +154,11 @@ class SecondaryFailure(Exception):  # noqa: N818 - not an error: its cause is on
 
 
 def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
-    """Raises where `accelerate launch` started this process alone, and several were asked for.
+    """Raises if `accelerate launch` started this process alone although several were asked for.
+
+    Args:
+        asked: the processes that were asked for.
+        config: the config's name.
 
     Raises:
         ProjectError: FG461.
@@ -161,7 +172,7 @@ def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
 
 
 def refuse_two_launchers(environ: Mapping[str, str]) -> None:
-    """Raises where SLURM started several tasks on this machine, and each of them started torchrun.
+    """Raises if SLURM started several tasks on this machine, and each of them started torchrun.
 
     Raises:
         ProjectError: FG468.
@@ -177,21 +188,27 @@ def refuse_two_launchers(environ: Mapping[str, str]) -> None:
 
 
 def met_as(facts: ProcessFacts) -> NodeFacts:
-    """Returns the machines that a launcher spread the processes over."""
+    """Returns the machines that a launcher distributed the processes over."""
     machines = max(facts.world_size // max(facts.local_world_size, 1), 1)
     master = facts.master or ("localhost", DEFAULT_PORT)
     return NodeFacts(machines, facts.rank // max(facts.local_world_size, 1), master, facts.launcher)
 
 
 def refuse_difference(asked: ProcessRequest, facts: ProcessFacts, config: str) -> None:
-    """Raises where a launcher started another number of processes than was asked for.
+    """Raises if a launcher started another number of processes than was asked for.
+
+    Args:
+        asked: the processes that were asked for.
+        facts: the processes that exist.
+        config: the config's name.
 
     Raises:
         ProjectError: FG461.
     """
     wished, got = asked.per_node, facts.local_world_size
     is_met = isinstance(wished, str) or wished == got or asked.world_size == facts.world_size
-    # A number that only a template of the library says is no wish; but one process is no several.
+    # A number that only a template of the library gives is a default, which several processes may replace. One process
+    # in place of several is still refused.
     if is_met or (asked.is_default and got > 1):
         return
     many = f"{got} process{'es' if got > 1 else ''}"

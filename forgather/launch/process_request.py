@@ -1,7 +1,8 @@
-"""How many processes a run is to have, and where: what the config and the command line ask for.
+"""Process requests: how many processes a config and a command line ask for, and on which machines.
 
-Takes a config and the options of `train`; gives `ProcessRequest`, and torchrun's words for it. Keeps true: nothing is
-started and no device is counted; an option beats the config; a wish that cannot be met by any machine is refused here.
+Takes a config and the options of `train`; gives a `ProcessRequest`, and torchrun's arguments for it. Nothing is started
+and no device is counted. An option takes precedence over the config, and a request that no machine could satisfy is
+refused. `added_settings` lists the settings that `accelerate launch` adds to a run.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class ProcessRequest:
     """The processes that a run asks for.
 
     Args:
-        per_node: processes on each machine: a number, or one of torchrun's words.
+        per_node: processes on each machine: a number, or "auto", "cpu", "gpu" or "xpu" as torchrun takes it.
         num_nodes: machines, or a range of them as "1:4".
         node_rank: position of this machine.
-        master: host and port where the machines meet; None for one machine.
-        handed: words for torchrun, as they were given.
-        source: who asks for `per_node`, for people.
-        is_default: True where a template of the library says so, and neither the project nor the command line.
-        attempts: how often the processes are started again when one of them fails.
+        master: host and port of the rendezvous; None for one machine.
+        handed: further arguments for torchrun, as they were given.
+        source: the origin of `per_node`, for messages.
+        is_default: whether the number is only given by a template of the library.
+        attempts: how often the processes are started again if one of them fails.
     """
 
     per_node: int | str = 1
@@ -51,19 +52,19 @@ class ProcessRequest:
 
     @property
     def is_one(self) -> bool:
-        """True where this very process is all that is needed."""
+        """True if this process alone is enough, without torchrun."""
         return self.per_node == 1 and self.num_nodes == 1 and not self.handed and not self.attempts
 
     @property
     def world_size(self) -> int | None:
-        """Processes in all; None where only the machines can tell."""
+        """Number of processes in all; None if it depends on the machines."""
         if isinstance(self.per_node, int) and isinstance(self.num_nodes, int):
             return self.per_node * self.num_nodes
         return None
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say how many processes run, and where."""
+    """Adds the options for the number of processes and their machines to a parser."""
     group = parser.add_argument_group("processes (more words for torchrun after '--')")
     group.add_argument(
         "--nproc-per-node",
@@ -92,7 +93,7 @@ def _processes(text: str) -> int | str:
 
 
 def _whole(text: str) -> int:
-    """Returns a whole number above 0; 0 for anything else."""
+    """Returns the whole number above 0 that a text is; 0 for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
@@ -103,12 +104,12 @@ def asked_processes(
 
     Args:
         project: the config.
-        options: those of `add_process_options`.
-        node: this machine's place in a job that has one task on each.
-        handed: words for torchrun.
+        options: the options of `add_process_options`.
+        node: this machine's position in a job with one task on each machine.
+        handed: further arguments for torchrun.
 
     Raises:
-        ProjectError: FG828 for a number that is none, FG462 for options that do not fit together.
+        ProjectError: FG828 for a number of processes that is not one, FG462 for options that contradict each other.
     """
     tolerance = fault_tolerance(project.graph)
     asked = ProcessRequest(
@@ -134,7 +135,7 @@ def asked_processes(
 
 
 def _shared_out(asked: ProcessRequest) -> ProcessRequest:
-    """Returns processes that sizes ask for in all, as so many on each machine."""
+    """Returns a request for processes on each machine, if the sizes of the config count those of all machines."""
     total, machines = asked.per_node, asked.num_nodes
     if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
         return replace(asked, per_node=total // machines)
@@ -142,7 +143,7 @@ def _shared_out(asked: ProcessRequest) -> ProcessRequest:
 
 
 def _is_default(project: Project) -> bool:
-    """Tells whether the number of processes stands in the library alone."""
+    """Returns whether only the library gives the number of processes."""
     meta = project.graph.targets.get("meta")
     entries = string_entries(meta.value) if meta else ()
     span = next((entry.span for entry in entries if entry.key == "nproc_per_node"), None)
@@ -200,7 +201,7 @@ def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts 
 
 
 def refuse_no_meeting_place(asked: ProcessRequest) -> None:
-    """Raises where several machines are to be one run, and nobody says where they meet.
+    """Raises if a run on several machines has no address for the rendezvous.
 
     Raises:
         ProjectError: FG462.
@@ -215,11 +216,12 @@ def refuse_no_meeting_place(asked: ProcessRequest) -> None:
 
 
 def torchrun_words(asked: ProcessRequest) -> list[str]:
-    """Returns the words of torchrun's command line, without the program to start."""
+    """Returns torchrun's arguments, without the program to start."""
     words = [f"--nproc-per-node={asked.per_node}"]
     if asked.attempts:
         words.append(f"--max-restarts={asked.attempts}")
     hands_meeting = any(word.startswith(("--rdzv", "--master", "--standalone")) for word in asked.handed)
+    # --standalone chooses a free port, so that two runs on one machine do not meet.
     if asked.num_nodes == 1 and asked.master is None:
         return [*words, *([] if hands_meeting else ["--standalone"]), *asked.handed]
     words += [f"--nnodes={asked.num_nodes}", f"--node-rank={asked.node_rank}"]
@@ -230,13 +232,17 @@ def torchrun_words(asked: ProcessRequest) -> list[str]:
 
 
 def use_devices(devices: str | None) -> None:
-    """Lets this process and those that it starts see only some accelerators."""
+    """Makes only some accelerators visible to this process and those that it starts.
+
+    Raises:
+        ProjectError: FG462, a device is named twice, or is not one.
+    """
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(devices))
 
 
 _IDLE = ("", "no", "none", "false", "0", "default", "null")
-# Groups of variables that count only where the first one switches them on.
+# accelerate sets whole groups of variables; a group counts only if its first variable enables it.
 _GROUPS = {
     "FSDP_": "ACCELERATE_USE_FSDP",
     "ACCELERATE_DEEPSPEED_": "ACCELERATE_USE_DEEPSPEED",
@@ -245,10 +251,11 @@ _GROUPS = {
     "PARALLELISM_CONFIG_": "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
 _UNTOLD = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+"""Variables that are set in every run, or listed separately."""
 
 
 def added_settings(environ: Mapping[str, str]) -> list[str]:
-    """Returns the settings that `accelerate launch` made, as NAME=VALUE."""
+    """Returns the settings that `accelerate launch` added, as NAME=VALUE."""
     if not is_accelerate(environ):
         return []
     found = []

@@ -1,8 +1,8 @@
-"""Whether the processes of a run that failed are started again, and what they go on from.
+"""Restarts of a failed or requeued run: whether processes are started again, and from which checkpoint they resume.
 
-Takes what failed, and the checkpoints of the output folder; gives yes or no, in one line for people, and tells the new
-processes through their environment. Keeps true: a mistake that the same run would make again is not repeated; a run
-goes on from a checkpoint that it has written itself, and not from one of an earlier run in the same folder.
+Takes the failure and the checkpoints of the output folder; gives a decision, printed in one line and passed to the new
+processes in their environment. A failure that would occur again is not retried. A run resumes from a checkpoint that it
+wrote itself, not from one that an earlier run left in the same folder.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from forgather.launch.in_process import Outcome
 from forgather.project.fault_tolerance import FaultTolerance
 
 GOES_ON = "FORGATHER_GOES_ON"
+"""The variable that tells a new attempt whether to resume: "auto" or "no"."""
 
 
 class RestartPolicy:
-    """Asked by the launcher before each new attempt.
+    """Decides about each new attempt; the launcher calls it before it starts the processes again.
 
     Args:
-        output_dir: where checkpoints of the run lie.
-        auto_resume: whether a new attempt goes on from the newest one.
-        resume: what the run itself goes on from: "auto" or true, or a folder; nothing where it begins anew.
-        world_size: processes in all; None where only the machines can tell.
+        output_dir: the folder of the run's checkpoints.
+        auto_resume: whether a new attempt resumes from the newest checkpoint.
+        resume: what the first attempt resumes from: "auto" or true, or a folder; None if it starts from the beginning.
+        world_size: number of processes; None if it depends on the machines.
         say: prints a line.
     """
 
@@ -47,16 +48,16 @@ class RestartPolicy:
         self._world_size = world_size
         self._say = say
         self._resume = resume
-        # What an earlier start of this very run has written is its own, too.
+        # With `resume_from_checkpoint: auto` the checkpoints that exist already belong to this run, too.
         self._earlier = 0 if resume in (True, "auto") else self._newest()[0]
 
     def __call__(self, failures: Sequence[Any], attempt: int, attempts: int) -> bool:
-        """Tells whether to start again, and says so.
+        """Returns whether to start again, and prints the decision.
 
         Args:
-            failures: processes that failed, the first one first.
-            attempt: number of the attempt that would begin.
-            attempts: how many there may be.
+            failures: the processes that failed, in the order of their failures.
+            attempt: the number of the next attempt.
+            attempts: the number of attempts that are allowed.
         """
         record = failures[0].record if failures else None
         if record is not None and record.kind.name == "STOPPED":
@@ -80,19 +81,21 @@ class RestartPolicy:
         return "beginning anew: nothing of it is saved yet"
 
     def _newest(self) -> tuple[int, str]:
-        """Returns the number and the step of the checkpoint that was written last; zero where there is none."""
+        """Returns the serial number of the checkpoint that was written last, and its step as text; the number is 0
+        without one.
+        """
         serial, step = import_module("forgather.ml.checkpoint.lineage").last_written(self._output_dir)
         return serial, f"step {step}"
 
 
 def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
-    """Tells whether this process belongs to a run that was started again, and goes on from its newest checkpoint.
+    """Returns whether this process belongs to a restarted run that resumes from its newest checkpoint.
 
-    A job that SLURM has queued again does so by itself; a further attempt under torchrun, where the config says so.
+    A job that SLURM requeued resumes by default; a further attempt under torchrun resumes if the config asks for it.
 
     Args:
-        tolerance: of the config.
-        environ: environment variables of torchrun and SLURM, and ours.
+        tolerance: the fault tolerance settings of the config.
+        environ: environment variables of torchrun and SLURM, and `FORGATHER_GOES_ON`.
     """
     if tolerance is not None and not tolerance.auto_resume:
         return False
@@ -102,20 +105,21 @@ def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> boo
 
 
 def requeued(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
-    """Queues this job again where SIGUSR1 has ended its run; None where there is nothing to do.
+    """Requeues this SLURM job, if SIGUSR1 ended its run.
 
     Args:
-        outcome: of the run.
+        outcome: the result of the run.
         environ: environment variables of SLURM.
-        goes_on: whether the run goes on from what it has saved, once it is started again.
+        goes_on: whether the run resumes from its checkpoint when it is started again.
 
     Returns:
-        What was done, or why not.
+        What was done, or why not; None if there is nothing to do.
     """
     heard = present()
     job = environ.get("SLURM_JOB_ID", "")
     if not (job and outcome.interrupted and heard is not None and heard.wants_requeue):
         return None
+    # Requeuing a run that cannot resume would repeat the same steps until each time limit.
     if outcome.checkpoint is None and not outcome.nothing_trained:
         return f"job {job} is not queued again: nothing was saved, and it would begin anew"
     if not goes_on:
