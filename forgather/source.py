@@ -1,9 +1,8 @@
-"""Places in the user's files, and the map from rendered text back to them.
+"""Places in the user's files, and the source map from rendered text to them.
 
-Takes nothing and gives the nouns that every stage carries: `Span` (a place), `Site` (a place and the
-template and block it is written in), `Origin` (the chain of sites that wrote a piece of text) and
-`SourceMap` (rendered text to origins). Keeps true: positions are 1-based, files are absolute paths or
-`<pseudo>` names, and nothing here knows what a template or a YAML document is.
+Defines what every stage passes on: `Span` (a place), `Site` (a place with its template and block), `Origin` (the sites
+that wrote a piece of text) and `SourceMap` (from rendered text to origins). Lines and columns are 1-based, and files
+are absolute paths or `<pseudo>` names. Nothing here depends on templates or YAML.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ class Span:
     """A place in a file that the user wrote.
 
     Args:
-        file: absolute path, or a name in angle brackets (`<command line>`) where there is no file.
+        file: absolute path, or a name in angle brackets (`<command line>`) if there is no file.
         line: 1-based line.
-        column: 1-based column; 0 when only the line is known.
+        column: 1-based column; 0 if only the line is known.
     """
 
     file: str
@@ -34,13 +33,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of a template, with the template and the block it stands in.
+    """A line of a template, with the template and block that contain it.
 
     Args:
         span: the place.
-        template: the name under which the template was loaded (`trainers/trainer.yaml`, or the name of
-            an inline sub-template).
-        block: the innermost block that the line stands in; None outside any block.
+        template: the name under which the template was loaded (`trainers/trainer.yaml`, or the name of an inline
+            sub-template).
+        block: the innermost block around the line; None outside any block.
     """
 
     span: Span
@@ -49,31 +48,31 @@ class Site:
 
 
 def variable_place(name: str) -> str:
-    """Returns the pseudo file of a template variable that was given by an option of the config, or in Python."""
+    """Returns the pseudo file of a template variable that an option of the config, or a Python caller, has set."""
     return f"<variable {name}>"
 
 
 def variable_of(site: Site) -> str | None:
-    """Returns the template variable that was given there; None for a line of a template."""
+    """Returns the template variable that a site stands for; None if it is a line of a template."""
     file = site.span.file
     return file[10:-1] if file.startswith("<variable ") else None
 
 
 def option_place(name: str) -> str:
-    """Returns the pseudo file of an option of the command line."""
+    """Returns the pseudo file of a command-line option."""
     return f"<option {name}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who wrote a piece of rendered text.
+    """The sites that wrote a piece of rendered text.
 
     Args:
-        sites: outermost first: each include, macro call or print site, and last the line that holds the
-            text itself. `super()` is transparent: it adds no site.
-        sets: for text printed from an expression, the last executed `set` of each name in it.
-        approximate: True where a filter took the text apart, so that `sites[-1]` is the printing line.
-        parts: for text that several lines wrote, the further ones.
+        sites: outermost first: each include, macro call or print site, and last the line that contains the text itself.
+            `super()` adds no site.
+        sets: for text that an expression printed, the last executed `set` of each name in the expression.
+        approximate: True if a filter has changed the text, so that `sites[-1]` is the line that prints it.
+        parts: the further lines, if several lines wrote the text.
     """
 
     sites: tuple[Site, ...]
@@ -83,18 +82,18 @@ class Origin:
 
     @property
     def site(self) -> Site:
-        """The line that holds the text itself."""
+        """The line that contains the text itself."""
         return self.sites[-1]
 
     @property
     def span(self) -> Span:
-        """The place of the line that holds the text itself."""
+        """The place of the line that contains the text itself."""
         return self.sites[-1].span
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Text of one file as it was read.
+    """The text of a file as it was read.
 
     Args:
         file: absolute path, or a pseudo name.
@@ -119,7 +118,7 @@ class SourceMap:
 
     Args:
         text: the rendered text.
-        starts: ascending offsets, the first one 0; segment `i` covers `starts[i]` to `starts[i + 1]`.
+        starts: ascending offsets that begin with 0; segment `i` covers `starts[i]` to `starts[i + 1]`.
         origins: the origin of each segment.
     """
 
@@ -142,19 +141,24 @@ class SourceMap:
         return self.origins[max(bisect_right(self.starts, offset) - 1, 0)]
 
     def at(self, line: int, column: int) -> Origin | None:
-        """Returns the origin of a rendered place (both 1-based); columns past the line's end are clamped."""
+        """Returns the origin of a place in the rendered text; columns past the end of the line are clamped.
+
+        Args:
+            line: 1-based line.
+            column: 1-based column.
+        """
         begin = self._line_starts[min(line, len(self._line_starts)) - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
         return self.at_offset(min(begin + column - 1, max(end - 1, begin)))
 
     def between(self, line: int, column: int, end_line: int, end_column: int) -> Origin | None:
-        """Returns the origin of a stretch of rendered text: the first place, with all that the rest adds to it.
+        """Returns the origin of a range of rendered text: the origin of its first place, joined with those of the rest.
 
         Args:
-            line: where it begins; as everywhere, lines and columns are 1-based.
-            column: column of its first character.
-            end_line: where it ends.
-            end_column: column behind its last character.
+            line: 1-based line of the first character.
+            column: 1-based column of the first character.
+            end_line: 1-based line of the end.
+            end_column: 1-based column behind the last character.
         """
         starts, lines = self.starts, self._line_starts
         if not starts:
@@ -162,6 +166,7 @@ class SourceMap:
         last = len(lines)
         behind = bisect_right(starts, lines[line - 1 if line < last else last - 1] + column - 1) or 1
         end = lines[end_line - 1 if end_line < last else last - 1] + end_column - 1
+        # Most ranges are within one segment; then nothing has to be joined.
         if behind == len(starts) or starts[behind] >= end:
             return self.origins[behind - 1]
         return _joined(self.origins[behind - 1 : bisect_left(starts, end)])
@@ -174,7 +179,7 @@ class SourceMap:
 
 
 def _joined(origins: Sequence[Origin]) -> Origin:
-    """Returns one origin for a text that several wrote."""
+    """Returns one origin for a text that has several."""
     first = origins[0]
     sites = {origin.site.span: origin.site for origin in origins}
     sets = tuple(dict.fromkeys(site for origin in origins for site in origin.sets))

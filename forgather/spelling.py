@@ -1,7 +1,7 @@
-"""Names that are spelled alike.
+"""Similar names for suggestions.
 
-Takes a name and those that exist; gives the nearest. Keeps true: the answers are those of `difflib.get_close_matches`,
-for a fraction of the work: most names are told apart by their lengths and letters.
+Takes a name and the names that exist; gives the closest ones. The results equal those of `difflib.get_close_matches`,
+at a fraction of the cost: the lengths and letters of two names rule out most pairs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from heapq import nlargest
 
 _Letters = tuple[str, int, int, int]
 MOST_COMPARED = 200_000
-"""Names that one document may have compared: whoever misspells thousands of names reads no thousandth suggestion."""
+"""The most names that are compared for one document: no reader needs a suggestion for the thousandth misspelled name.
+"""
 
 _compared = 0
 
 
 def begin_document() -> None:
-    """Begins to count the names that are compared for a document."""
+    """Resets the count of compared names, at the start of a document."""
     global _compared
     _compared = 0
 
 
 def close_matches(name: str, possibilities: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Returns the possibilities that are most like a name, the best first; none where too many were asked for already.
+    """Returns the names that are most similar to a name, the best first; an empty list after `MOST_COMPARED`
+    comparisons.
 
     Args:
-        name: what was written.
-        possibilities: what exists.
-        n: how many at most.
-        cutoff: the least ratio of likeness, of 0 to 1.
+        name: the name that was written.
+        possibilities: names that exist.
+        n: the most names to return.
+        cutoff: the least similarity ratio, from 0 to 1.
 
     Source:
         `difflib.get_close_matches`: the same names in the same order.
@@ -50,7 +52,8 @@ def close_matches(name: str, possibilities: Iterable[str], n: int = 3, cutoff: f
     found: list[tuple[float, str]] = []
     for candidate, size, theirs, theirs_twice in table:
         least = cutoff * (length + size)
-        # No more letters can match than the shorter has, nor those that the other does not have.
+        # The ratio is 2 * matches / (length + size). No more letters can match than the shorter name has, and a letter
+        # that the other name lacks cannot match.
         if 2 * (length if length < size else size) < least:
             continue
         if 2 * (length - (once & ~theirs).bit_count()) < least or 2 * (size - (theirs & ~once).bit_count()) < least:
@@ -63,14 +66,14 @@ def close_matches(name: str, possibilities: Iterable[str], n: int = 3, cutoff: f
             matcher = SequenceMatcher()
             matcher.set_seq2(name)
         matcher.set_seq1(candidate)
-        _compared += size  # what is compared letter by letter
+        _compared += size  # a comparison letter by letter counts by its length
         if matcher.quick_ratio() >= cutoff and (ratio := matcher.ratio()) >= cutoff:
             found.append((ratio, candidate))
     return [candidate for _, candidate in nlargest(n, found)]
 
 
 def same_letters(name: str, possibilities: Iterable[str]) -> str | None:
-    """Returns the first possibility that is a name but for capitals."""
+    """Returns the first name that differs from `name` in upper and lower case only."""
     return _folded(tuple(possibilities)).get(name.casefold())
 
 
@@ -86,7 +89,7 @@ def _table(possibilities: tuple[str, ...]) -> list[_Letters]:
 
 @lru_cache(maxsize=1 << 14)
 def _letters(name: str) -> _Letters:
-    """Returns a name with its length, its letters as bits, and those that it has twice."""
+    """Returns a name with its length, a bit set of its letters, and a bit set of the letters that occur twice."""
     once = twice = 0
     for char in name:
         bit = 1 << (ord(char) & 127)

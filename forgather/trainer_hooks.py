@@ -1,8 +1,8 @@
-"""Hooks of transformers' `Trainer` that a subclass of our trainers may bring along.
+"""Hooks of transformers' `Trainer` that a subclass of our trainers may override.
 
-Takes names of methods and of the trainers that a class derives from; gives why each is refused. Keeps true: a hook that
-is overridden is called as transformers calls it, or refused by name; the check before a run and the trainer inside one
-read the same table, `ml/trainer_hooks.json`.
+Takes the names of methods and of base trainers; gives why each hook is refused. An overridden hook is either called as
+transformers calls it, or refused by name. The check before a run and the trainer itself read the same table,
+`ml/trainer_hooks.json`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "trainer_hooks.json")
 HF_TRAINER = "extend trainers/hf_trainer.yaml, whose trainer is that of transformers and calls all of them"
+"""The hint for a user who needs all hooks."""
 
 
 class Hooks(NamedTuple):
-    """What becomes of each hook.
+    """How each hook is treated.
 
     Args:
         honored: names that our trainers call or read.
-        instead: names that they never call, and what there is in their place.
-        refused_by: for the name of a trainer, what it does not call although others do, and what there is instead.
+        instead: names that no trainer of ours calls, with the hint for each.
+        refused_by: for the name of a trainer, hooks that it does not call although others do, with the hint for each.
     """
 
     honored: frozenset[str]
@@ -44,7 +45,7 @@ def trainer_hooks() -> Hooks:
 
 
 def refused_hooks(trainers: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Returns the hooks that are refused, each with the code of the error and what there is instead.
+    """Returns the refused hooks, each with its error code and hint.
 
     Args:
         trainers: names of our trainers that a class derives from.
@@ -57,5 +58,11 @@ def refused_hooks(trainers: Collection[str]) -> dict[str, tuple[str, str]]:
 
 
 def refusal(owner: str, name: str, trainer: str) -> str:
-    """Returns the message about one hook."""
+    """Returns the message for a refused hook.
+
+    Args:
+        owner: the subclass.
+        name: the hook.
+        trainer: the trainer that does not call it.
+    """
     return f"{owner} defines {name!r}, a hook of transformers' Trainer that {trainer} never calls"

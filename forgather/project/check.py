@@ -1,8 +1,8 @@
-"""Everything that can be known about a config without importing what it names.
+"""The check of a config: every finding that is possible without importing what the config names.
 
-Takes a project and a reader of signatures, gives all findings together: errors first, each with its place. Keeps true:
-nothing is constructed and nothing of the config's is imported; a config that cannot be rendered or loaded is a finding
-too, and what could not be checked is listed with the reason.
+Takes a project and a reader of signatures; gives all findings, errors first, each with its place. Nothing of the config
+is constructed or imported. A config that cannot be rendered or loaded gives a finding, too, and what could not be
+checked is listed with the reason.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
-"""Construction variables that `train` gives."""
+"""Construction variables that `train` sets."""
 UNNAMED = "FG232"
-"""The finding that a calculation reads a name that nothing has."""
+"""The code of the finding that a calculation reads an undefined name."""
 IDLE = "FG233"
-"""The finding that an override changes nothing."""
+"""The code of the finding that an override changes nothing."""
 LOOKALIKE = "FG222"
-"""The finding that a text looks like a number, a boolean or nothing."""
+"""The code of the finding that a string looks like a number, a boolean or null."""
 SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
-"""Findings that whatever is built says too: a run need not print them twice."""
+"""Codes of findings that the constructed objects report again, so that a run need not print them twice."""
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_arguments,
     check_chosen_keywords,
@@ -61,16 +61,17 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_imports,
     check_trainer_hooks,
 )
-"""What is checked beyond calls, settings and other projects. A further check is a function here, and nothing else."""
+"""The checks beyond calls, settings and other projects. A new check is a function with the same parameter and one entry
+here."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
 class Checked(NamedTuple):
-    """What is known of a config.
+    """The result of the check.
 
     Args:
-        findings: problems, errors first; no two are the same.
-        unchecked: what could not be checked, and why.
+        findings: all findings without duplicates, errors first.
+        unchecked: what could not be checked, with the reason.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -89,14 +90,14 @@ def check_project(
     for_run: bool = False,
     reserved: frozenset[str] = frozenset(),
 ) -> Checked:
-    """Returns all problems of a config.
+    """Returns all findings about a config.
 
     Args:
         project: the config, with its options and overrides.
-        reader: reads signatures; None makes one.
-        for_run: True where `main` is about to be run, so that a variable that nothing gives is an error, and the
-            processes that start are compared by who starts them.
-        reserved: spellings of options that a config cannot declare, because the command line has them.
+        reader: reads signatures; None makes one for the project.
+        for_run: whether `main` is about to be run. Then a variable without a value is an error, and the number of
+            processes is not checked here because the launcher compares it.
+        reserved: option names of the command line, which a config cannot declare.
     """
     try:
         found = [*project.diagnostics]
@@ -117,6 +118,7 @@ def check_project(
         found += check(subject)
     found += (*judge_remote_code(graph), *_of_meta(graph))
     known = {one.span for one in found}
+    # A call's own finding at that place says more than a finding about the root setting.
     found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
     found += judge_no_run(graph, for_run=for_run)
     found = [one for one in found if one.code not in FAULTS]
@@ -128,13 +130,15 @@ def check_project(
 
 
 def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:
-    """Returns findings without those about texts that a parameter asks for, as `eval_strategy: no`."""
+    """Returns the findings without those about strings that a parameter accepts, as in `eval_strategy: no`."""
     meant = {(text.span.file, text.span.line, repr(text.value)) for text in texts if text.span is not None}
     return [one for one in found if one.code != LOOKALIKE or _written_at(one) not in meant]
 
 
 def _repeats_the_library(found: Diagnostic) -> bool:
-    """Tells whether a line says what a template of the library says, which another release may say otherwise."""
+    """Returns whether a line repeats a line of the library: the user may write it down, because another release may
+    differ.
+    """
     return found.code == IDLE and f" at {library_dir()}{os.sep}" in found.message
 
 
@@ -144,8 +148,9 @@ def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:
 
 
 def _known_before(project: Project) -> list[Diagnostic]:
-    """Returns what was found before a stage failed."""
+    """Returns the findings of the stages before the one that failed."""
     known = [*project.meta.diagnostics]
+    # `rendered` and `declared_graph` are cached properties: their values are here only if the stage succeeded.
     if "rendered" in project.__dict__:
         known += project.rendered.diagnostics
     if "declared_graph" in project.__dict__:
@@ -175,7 +180,7 @@ def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> 
 
 
 def _started(graph: Graph) -> int | None:
-    """Returns how many processes a run starts on one machine; None where the machine says, or the sizes."""
+    """Returns the number of processes on one machine; None if it depends on the machine or on sizes."""
     try:
         processes = run_meta(graph).nproc_per_node
     except ForgatherError:
@@ -192,7 +197,7 @@ def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _as_a_run_sees(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
-    """Returns findings with those as errors that could be mended by whoever builds a part: a run gives nothing more."""
+    """Returns the findings with undefined names as errors if `main` needs them: a run sets no further variables."""
     main = graph.targets.get("main")
     needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
     places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}

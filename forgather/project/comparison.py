@@ -1,7 +1,8 @@
-"""What `diff` compares: a config, a config of a Git revision, or the folder of a past run.
+"""The sides of a comparison for `fgcli diff`, and their differences.
 
-Takes the words of the command line, gives a `Compared`: a graph, and how its places are called. Keeps true: both sides
-of one comparison see one instant, so that clocks are no difference; nothing is imported or constructed.
+Takes a word of the command line (a config, its file or its project); gives a `Compared`: a graph, with functions that
+name its places. `compare` gives the differences of two sides. Both sides see the same time, so that clock functions
+make no difference. Nothing is imported or constructed.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Compared:
     """One side of a comparison.
 
     Args:
-        title: how the user would call it.
-        graph: what it would build, or has built.
-        place: short name of a file of this side.
+        title: the name that the user would use for it.
+        graph: the graph that it would build, or has built.
+        place: returns the short name of a file of this side.
         config: the config's name.
-        code: digest of each Python file of the project that the graph names, by the name it has in constructors.
-        defaults: defaults of the constructors, where they are known and to be compared.
-        notes: what is to be told of this side.
-        declared: a graph that declares the options of the config; None where it is not known.
+        code: the digest of each Python file of the project that the graph names, by its name in constructors.
+        defaults: the default arguments of the constructors, if they are known and to be compared.
+        notes: findings about this side.
+        declared: a graph that declares the options of the config; None if it is not known.
     """
 
     title: str
@@ -53,7 +54,12 @@ class Compared:
 
 
 def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
-    """Returns the differences of two sides: those of the graphs, then source files and defaults that are others."""
+    """Returns the differences of two sides: those of the graphs, then changed source files and defaults.
+
+    Args:
+        old: the first side.
+        new: the second side.
+    """
     found = [*diff(old.graph, new.graph), *_changed_code(old, new)]
     if old.defaults and new.defaults:
         found += changed_defaults(old.graph, new.graph, old.defaults, new.defaults)
@@ -61,7 +67,12 @@ def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
 
 
 def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
-    """Returns the digest of each Python file of the project that constructors of the graph name."""
+    """Returns the digest of each Python file of the project that a constructor of the graph names.
+
+    Args:
+        graph: the graph.
+        project_dir: the folder that the names of files are relative to.
+    """
     digest, found = Digests(), {}
     for _, node in all_nodes(graph):
         file = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
@@ -89,7 +100,13 @@ def _file_of(node: Node) -> str:
 
 
 def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
-    """Returns a config of the working tree."""
+    """Returns a config of the working tree.
+
+    Args:
+        meta: the project.
+        config: the config's name.
+        now: the time that clock functions return.
+    """
     environment = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
     project = Project.placed(meta, config, environment=replace(environment, now=now))
     display = Display(meta.project_dir, meta.workspace_root)
@@ -99,14 +116,14 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
 
 
 def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
-    """Returns the project and the config that a word means.
+    """Returns the project and the config that a word names.
 
     Args:
         word: a config's name, the path of its file, the folder of a project, or "" for the default config.
-        folder: the project that names are relative to; None for the nearest above the working folder.
+        folder: the project that names are relative to; None for the nearest one above the working folder.
 
     Raises:
-        ProjectError: there is no such config.
+        ProjectError: FG405, FG430, there is no such config; FG400, FG401, there is no such project.
     """
     if os.path.isfile(os.path.join(word, META_FILE)) and word:
         meta = load_meta(os.path.abspath(word))
@@ -125,7 +142,7 @@ def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
 
 
 def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
-    """Returns the config whose file is named; the project is the nearest above that has it."""
+    """Returns the config of a file; its project is the nearest folder above the file that has this config."""
     if not word.endswith(".yaml") or not os.path.isfile(word):
         return None
     folder = os.path.dirname(os.path.abspath(word))
@@ -140,7 +157,7 @@ def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
 
 
 def project_of_path(word: str) -> str | None:
-    """Returns the project that a path of no existing file would be in."""
+    """Returns the project that contains a path which need not exist; None if the path names none."""
     if os.sep not in word or os.path.isfile(META_FILE):
         return None
     return project_above(os.path.dirname(word))

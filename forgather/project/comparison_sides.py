@@ -1,8 +1,8 @@
-"""A config as it was at a Git revision.
+"""Opens both sides of `fgcli diff`: a config, a config at a Git revision, or a past run.
 
-Takes a config's name or the path of its file, and a revision, gives a `Compared`. Keeps true: the templates are those
-of the revision, of the library too where that lies in the same repository; variables are those of the working tree,
-so that equal configs of two revisions are equal graphs; errors speak of files at the revision.
+Takes the words of the command line; gives two `Compared`. For a revision the templates are those of the revision, and
+so is the library if it is in the same repository, while variables are those of the working tree: equal configs of two
+revisions give equal graphs. Errors name files at the revision.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
 
     Args:
         word: a config's name, the path of its file, the folder of a project, or "" for the default config.
-        revision: what Git calls a revision.
-        folder: the project that names are relative to; None for the nearest above the working folder.
-        now: the instant that clock functions see.
+        revision: a revision that Git understands.
+        folder: the project that names are relative to; None for the nearest one above the working folder.
+        now: the time that clock functions return.
 
     Raises:
-        ForgatherError: there is no such revision or config, or the config is broken there.
+        ForgatherError: there is no such revision or config, or the config is broken at that revision.
     """
     is_path = os.sep in word or word.endswith(".yaml") and os.path.isfile(word) or os.path.isdir(word)
     start = os.path.realpath(word) if word and is_path else os.path.realpath(find_project(folder))
@@ -68,7 +68,7 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
 
 
 def _project_in(tree: Tree, start: str, word: str) -> str:
-    """Returns the project, as a folder of the working tree, that a name or path means at the revision."""
+    """Returns the project that a name or path means at the revision, as a folder of the working tree."""
     folder = start
     while folder.startswith(tree.top):
         if tree.has(os.path.join(folder, META_FILE)):
@@ -110,7 +110,7 @@ def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
 
 
 def _library(tree: Tree) -> str:
-    """The library of the revision where it is a part of the repository, else the installed one."""
+    """Returns the library of the revision if it is part of the repository, else the installed one."""
     laid = tree.laid(os.path.realpath(library_dir()))
     return laid if tree.is_folder(laid) else library_dir()
 
@@ -130,7 +130,7 @@ def _config(tree: Tree, meta: ProjectMeta, start: str, name: str | None) -> str:
 
 @contextmanager
 def _told(tree: Tree) -> Iterator[None]:
-    """Gives errors places that name the revision: the file of the working tree may hold another text."""
+    """Makes the places in errors name the revision: the file of the working tree may have another text."""
     try:
         yield
     except ForgatherError as error:
@@ -146,10 +146,10 @@ def _told(tree: Tree) -> Iterator[None]:
 
 
 def open_past(folder: str) -> Compared:
-    """Returns a run as it was.
+    """Returns a past run.
 
     Raises:
-        ProjectError: the folder is that of no run, or is damaged.
+        ProjectError: FG437, the folder is not that of a run; FG438, it is damaged.
     """
     run = open_run(folder)
     return Compared(
@@ -165,7 +165,7 @@ def open_past(folder: str) -> Compared:
 
 
 def config_now(folder: str) -> Compared:
-    """Returns what the config of a run gives now.
+    """Returns the graph that the config of a run gives now.
 
     Raises:
         ForgatherError: the project or the config is gone, or broken.
@@ -180,6 +180,7 @@ def config_now(folder: str) -> Compared:
     variables, overrides = run.changes
     now = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
     then = run.environment()
+    # A config that names its folders after the host would otherwise differ on every other machine.
     told = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
     environment = replace(now, now=then.now, variables={**now.variables, **told})
     project = Project.placed(meta, config, environment=environment, overrides=overrides, variables=variables)
@@ -203,12 +204,12 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
     Args:
         a: a config, its file, `CONFIG@REVISION`, or the folder of a run; None for the config that `-t` names, at its
             last commit.
-        b: the same; None for what `a` is now.
-        config: the config that a bare `@REVISION` means; None for the default.
-        folder: the project that names are relative to; None for the nearest above the working folder.
+        b: the same; None for the current state of `a`.
+        config: the config that a bare `@REVISION` means; None for the default config.
+        folder: the project that names are relative to; None for the nearest one above the working folder.
 
     Raises:
-        ForgatherError: one of them cannot be opened.
+        ForgatherError: one of the sides cannot be opened.
     """
     now = datetime.now()
     if a is not None and is_run_folder(a):
@@ -216,7 +217,7 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
     name, revision = split_revision(a or "", folder)
     name = name or config or ""
     if b is None:
-        # What there is not is told first: a name that was mistyped is no question for Git.
+        # The config is opened first: a mistyped name is reported as such, not as a problem of Git.
         new = _opened(name, None, folder, now) if revision is None else None
         old = _opened(name, "HEAD" if revision is None else revision, folder, now)
         return old, new or _opened(name, None, folder, now)
@@ -239,7 +240,11 @@ def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> t
 
 
 def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
-    """Returns the config and the revision of `CONFIG@REVISION`; the revision is None where there is none.
+    """Returns the config and the revision of `CONFIG@REVISION`; the revision is None if the word has none.
+
+    Args:
+        word: the word of the command line.
+        folder: the project that names are relative to.
 
     Example:
         >>> split_revision("tiny@HEAD~3", None)
@@ -247,7 +252,7 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
     """
     if "@" not in word or os.path.exists(word):
         return word, None
-    # A name may hold the sign too; the last one that leaves a config is meant.
+    # A config's name may contain '@' too, so the last one that leaves an existing config separates the revision.
     for at in (len(word), *(at for at in range(len(word) - 1, 0, -1) if word[at] == "@" and word[at : at + 2] != "@{")):
         try:
             named_config(word[:at], folder)
@@ -259,7 +264,7 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
 
 
 def _nothing_named(word: str, folder: str | None, error: ProjectError) -> ProjectError:
-    """Returns the error for a word that is neither a config nor a run of the project."""
+    """Returns the error for a word that names neither a config nor a run of the project."""
     if error.code != "FG405" or error.span is not None:
         return error
     from forgather.project.run_reader import runs_of
@@ -279,7 +284,7 @@ def _opened(word: str, revision: str | None, folder: str | None, now: datetime) 
     if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
         from forgather.project.run_reader import open_run
 
-        open_run(word)  # it is none: the error names the runs that are near
+        open_run(word)  # it is not a run, and the error suggests runs
     if revision is None:
         try:
             found = named_config(word, folder)

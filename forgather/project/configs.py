@@ -1,7 +1,6 @@
 """The config files of a project.
 
-Takes search folders, gives names and files. Keeps true: imports nothing of the stages, because `fgcli ls` asks every
-time.
+Takes the search folders; gives names and files. No stage is imported, because `fgcli ls` needs this for every project.
 """
 
 from __future__ import annotations
@@ -16,10 +15,14 @@ from forgather.source import Span
 
 
 def config_files(searchdir: Iterable[str], prefix: str) -> dict[str, str]:
-    """Returns the file of each config by its name, in order; the first search folder that has a name wins.
+    """Returns the file of each config by its name, sorted; the first search folder that contains a name wins.
+
+    Args:
+        searchdir: absolute folders.
+        prefix: the folder of the configs inside each of them.
 
     Raises:
-        ProjectError: a search folder holds too much to be looked through.
+        ProjectError: FG126, a search folder contains too many files.
     """
     found: dict[str, str] = {}
     for folder in searchdir:
@@ -46,14 +49,14 @@ def _yaml_files(top: str) -> Iterator[tuple[str, str]]:
 
 
 def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
-    """Returns the name of the config that is meant, with its `.yaml`.
+    """Returns the name of a config, with its `.yaml`.
 
     Args:
         meta: the project.
-        name: what `-t` says, a name or the path of its file; None for the default.
+        name: the value of `-t`, a name or the path of a file; None for the default config.
 
     Raises:
-        ProjectError: there is no such config, or none was named and several could be meant.
+        ProjectError: FG405, FG407, there is no such config; FG406, no config was named and none is the default.
     """
     try:
         available = config_files(meta.searchdir, meta.config_prefix)
@@ -83,7 +86,7 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
 
 
 def _searchdir(meta: ProjectMeta) -> Span | None:
-    """Returns where meta.yaml names the search folders."""
+    """Returns the place of `searchdir` in meta.yaml."""
     for file in meta.files[:1]:
         lines = read_text(file, MAX_CODE_BYTES).split("\n")
         return Span(file, next((number for number, line in enumerate(lines, 1) if line.startswith("searchdir")), 1))
@@ -91,7 +94,12 @@ def _searchdir(meta: ProjectMeta) -> Span | None:
 
 
 def template_name(meta: ProjectMeta, config_name: str) -> str:
-    """Returns the name under which templates find a config."""
+    """Returns the name under which templates find a config.
+
+    Args:
+        meta: the project.
+        config_name: the config's name.
+    """
     return f"{meta.config_prefix}/{config_name}" if meta.config_prefix else config_name
 
 
@@ -119,7 +127,7 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
 
 
 def _of_file(name: str, available: dict[str, str]) -> str | None:
-    """Returns the config whose file a path from the working folder names."""
+    """Returns the config whose file is at a path relative to the working folder."""
     if not name.endswith(".yaml") or "\0" in name or not os.path.isfile(name):
         return None
     return next((config for config, file in available.items() if os.path.samefile(file, name)), None)

@@ -1,7 +1,7 @@
-"""Default values of the constructors that a graph calls.
+"""Default arguments of the constructors that a graph calls.
 
-Takes a graph, gives the parameters of each constructor with their defaults as text, and the defaults that are others
-in another such table. Keeps true: nothing is imported; a constructor whose signature cannot be read is left out.
+Takes a graph; gives the parameters of each constructor with their defaults as text, and the differences of two such
+tables. Nothing is imported. A constructor without a readable signature is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | None]]:
-    """Returns, for each constructor, its parameters in order: the default as its source writes it, None without one."""
+    """Returns the parameters of each constructor in order, with the source text of the default, or None without one.
+
+    Args:
+        graph: the graph.
+        meta: the project, which determines where modules are found.
+    """
     from forgather.signatures.results import Callee
 
     reader = reader_for(meta)
@@ -34,6 +39,7 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
             callee = reader.read(node.constructor)
         except ForgatherError:
             continue
+        # Of several overloads it is not known which one a call uses.
         if isinstance(callee, Callee) and len(callee.signatures) == 1:
             parameters = callee.signatures[0].parameters.values()
             found[node.constructor] = {p.name: _text(p) for p in parameters if p.kind not in _VARIADIC}
@@ -41,7 +47,14 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
 
 
 def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> Iterator[Difference]:
-    """Yields the defaults that are others, at the first call of each constructor that does not give the argument."""
+    """Yields the defaults that differ, at the first call of each constructor that does not give the argument.
+
+    Args:
+        old: the graph of the first side.
+        new: the graph of the second side.
+        then: the defaults of the first side.
+        now: the defaults of the second side.
+    """
     before = {node.constructor: (path, node) for path, node in reversed(all_nodes(old)) if isinstance(node, Call)}
     told: set[tuple[str, str]] = set()
     for path, node in all_nodes(new):

@@ -1,7 +1,7 @@
-"""The Python files of a project that a graph needs.
+"""The files that a run depends on: Python files of the project, and data.
 
-Takes a graph and the folders it may import from, gives files. Keeps true: nothing is imported; an import that is not
-of the project (a library) is left alone.
+Takes a graph and the folders it may import from; gives source files, and facts about data files (size, time, digest)
+with what has changed since. Nothing is imported. Imports of installed libraries are not followed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from forgather.config.traverse import all_nodes, walk
 
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _LIMIT = 500
-# A run's folder may be handed on: what is imported for its passwords stays at home.
+# A run's folder may be passed on to others, so a module that holds passwords is not copied into it.
 _PRIVATE = re.compile(r"secret|credential|passw|api_?key", re.IGNORECASE)
 
 
 def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) -> list[str]:
-    """Returns the Python files of a project that constructors name, and those that these import, as absolute paths.
+    """Returns the absolute paths of the project's Python files that constructors name, and of those that they import.
 
-    An imported file whose name speaks of secrets is left out.
+    An imported file is left out if its name suggests that it holds secrets.
+
+    Args:
+        graph: the graph.
+        project_dir: the project's folder.
+        system_path: further folders that modules are imported from.
     """
     folders = [project_dir, *system_path]
     found: dict[str, None] = {}
@@ -66,7 +71,7 @@ def _imported(file: str, folders: list[str]) -> Iterator[str]:
 
 
 def _module(name: str, folders: list[str]) -> Iterator[str]:
-    """Yields the file of a module, or all files of the package that it is in."""
+    """Yields the file of a module, or all files of its package."""
     top = name.split(".")[0]
     for folder in folders:
         file, package = os.path.join(folder, f"{top}.py"), os.path.join(folder, top)
@@ -83,13 +88,23 @@ def _module(name: str, folders: list[str]) -> Iterator[str]:
 _MAX_DIGESTED = 200_000_000
 _MAX_FILES = 2_000
 _NAMED = 5
-# What one run reads for digests before it starts; further files are known by size and time.
+# Bytes that are read for digests before a run starts; further files are compared by size and time.
 _MAX_TOTAL = 2_000_000_000
 _WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_checkpoint", "cache_dir")
+"""Settings that name what a run writes, not what it reads."""
 
 
 def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
-    """Returns what the graph reads: for each name its graph path, and for each file size, time and digest."""
+    """Returns the data files that the graph names: for each text its graph path, and for each file size, time and
+    digest.
+
+    Args:
+        graph: the graph.
+        project_dir: the folder that relative paths start from.
+
+    Units:
+        `size` in bytes, `mtime_ns` in nanoseconds.
+    """
     left = _MAX_TOTAL
     known: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, Any]] = {}
@@ -107,7 +122,12 @@ def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
 
 
 def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple[str, str, str]]:
-    """Returns name, then and now of each recorded piece of data that is another one or gone."""
+    """Returns the name, the former and the present state of each recorded piece of data that has changed or is gone.
+
+    Args:
+        recorded: the result of `data_facts` at the time of the run.
+        project_dir: the folder that relative paths start from.
+    """
     changes = []
     for item in recorded:
         then, now = item["files"], _files(item["named"], project_dir)
@@ -124,7 +144,7 @@ def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple
 
 
 def _which(files: list[str], named: str, project_dir: str) -> str:
-    """Returns the names of files, where the text that names them does not say which they are."""
+    """Returns the names of files, unless the text that names them is a single file."""
     around = os.path.normpath(os.path.join(project_dir, os.path.expanduser(named)))
     if files == [around]:
         return ""
@@ -135,7 +155,7 @@ def _which(files: list[str], named: str, project_dir: str) -> str:
 
 
 def _texts(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
-    """Yields every text inside of the arguments of a call that could name a file."""
+    """Yields every text in the arguments of a call that could name a file."""
     calls = {id(node) for path, node in all_nodes(graph) if isinstance(node, Call)}
     tops = [(path, node) for path, node in all_nodes(graph) if id(node) in calls]
     for path, node in walk(tops):
@@ -152,14 +172,15 @@ def _texts(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
 
 
 def _files(text: str, project_dir: str) -> list[str]:
-    """Returns the files that a text means: itself, those of a folder, or those that fit a pattern; at most 2,000."""
+    """Returns the files that a text names: a file, those in a folder, or those that match a pattern; at most 2,000."""
+    # A bare word such as `adamw` is not a path, even if a folder of that name exists.
     if os.sep not in text and not os.path.splitext(text)[1]:
         return []
     path = os.path.normpath(os.path.join(project_dir, os.path.expanduser(text)))
     if os.path.isfile(path):
         return [path]
     if os.path.isdir(path):
-        # A text that names what is around everything ("/", "..") is no folder of data.
+        # A folder that contains the project ("/", "..") is not a folder of data.
         around = os.path.join(project_dir, "").startswith(os.path.join(path, ""))
         found: list[str] = []
         with suppress(TooManyEntriesError):
@@ -184,7 +205,9 @@ def _inside(folder: str) -> Iterator[str]:
 
 
 def _fact(file: str, left: int) -> dict[str, Any]:
-    """Size, time and digest of a file; the digest is None for one that is too large, or larger than what is left."""
+    """Returns size, time and digest of a file; the digest is None if the file is larger than a limit or than `left`
+    bytes.
+    """
     try:
         facts = os.stat(file)
         digest = _digest(file) if facts.st_size < min(_MAX_DIGESTED, left) else None

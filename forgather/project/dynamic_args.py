@@ -1,8 +1,8 @@
 """The command-line options that a config declares in its target `dynamic_args`.
 
-Takes a graph, gives `DeclaredOption` records, and the records that cannot be read. Keeps true: the declaration is plain
-data, read from a render without options, and nothing in it is constructed; the default stays with the template and is
-shown as help only; a wrong record takes its own option away, and no other.
+Takes a graph; gives `DeclaredOption` records, and the declarations that are malformed. The declaration is plain data
+from a render without options, and nothing in it is constructed. A default belongs to the template; here it is only
+shown in the help. A malformed declaration removes its own option and no other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TYPES = {"str": str, "string": str, "path": str, "int": int, "integer": int, "fl
          "bool": bool, "boolean": bool, "flag": bool}  # fmt: skip
 FLAG = "flag"
 FAULTS = frozenset({"FG408", "FG409"})
-"""Codes of records that cannot be read, or whose name is taken."""
+"""Codes of declarations that are malformed, or whose name is taken."""
 
 
 class Action(StrEnum):
-    """What an option does where it is given."""
+    """What an option does when it is given, as in `argparse`."""
 
     STORE = "store"
     STORE_TRUE = "store_true"
@@ -39,7 +39,7 @@ class Action(StrEnum):
 
     @property
     def is_flag(self) -> bool:
-        """Whether the option has no value of its own."""
+        """Whether the option takes no value."""
         return self in (Action.STORE_TRUE, Action.STORE_FALSE)
 
 
@@ -48,14 +48,14 @@ class DeclaredOption:
     """One option of a config.
 
     Args:
-        names: spellings on the command line, dashes included.
+        names: its names on the command line, with dashes.
         variable: the Jinja variable that the option sets.
-        type: what the text is read as; `bool` that is stored makes a pair of flags, `--x` and `--no-x`.
-        action: what the option does where it is given.
+        type: the type of its value; an option of type `bool` that is stored gives a pair of flags, `--x` and `--no-x`.
+        action: what the option does when it is given.
         choices: accepted values; () for any.
-        default: what the template uses without the option, for the help.
+        default: the value that the template uses without the option, for the help.
         help: one line.
-        span: where it is declared.
+        span: the place of the declaration.
     """
 
     names: tuple[str, ...]
@@ -69,10 +69,10 @@ class DeclaredOption:
 
 
 class Misdeclared(NamedTuple):
-    """A record that declares no option.
+    """A malformed declaration.
 
     Args:
-        names: spellings that it has and that are its own, as far as they can be read.
+        names: its names, as far as they can be read and are not taken.
         error: what is wrong with it.
     """
 
@@ -81,22 +81,22 @@ class Misdeclared(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """What a config declares.
+    """The options that a config declares.
 
     Args:
-        options: its options, in order.
-        faults: the records that declare none.
+        options: well-formed options, in order.
+        faults: malformed declarations.
     """
 
     options: list[DeclaredOption]
     faults: list[Misdeclared]
 
     def fault_of(self, words: Iterable[str], *, unknown: bool) -> ProjectError | None:
-        """Returns what is wrong with an option that a command line gives.
+        """Returns the error of a malformed option that a command line uses; None if it uses none.
 
         Args:
-            words: what was given.
-            unknown: whether one of them means nothing, so that it may be meant for any of the faulty ones.
+            words: the words of the command line.
+            unknown: whether one of them is an unknown option, which may then be any of the malformed ones.
         """
         given = {_variable((word.split("=")[0],)) for word in words if word.startswith("-")}
         found = [
@@ -109,11 +109,11 @@ class Declared(NamedTuple):
 
 
 def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Declared:
-    """Returns the options that a config declares, and the declarations that are wrong.
+    """Returns the options that a config declares, and the malformed declarations.
 
     Args:
         graph: the config, rendered without options.
-        reserved: spellings that a config cannot have, because the command line itself has them.
+        reserved: option names of the command line itself.
     """
     declared = Declared([], [])
     entry = graph.targets.get(TARGET)
@@ -136,10 +136,14 @@ def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Dec
 
 
 def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> list[DeclaredOption]:
-    """Returns the options that a config declares, in order; arguments as for `read_options`.
+    """Returns the options that a config declares, in order.
+
+    Args:
+        graph: the config, rendered without options.
+        reserved: option names of the command line itself.
 
     Raises:
-        ProjectError: a declaration is malformed, or its name is taken.
+        ProjectError: FG408, a declaration is malformed; FG409, its name is taken.
     """
     options, faults = read_options(graph, reserved=reserved)
     if faults:
@@ -150,12 +154,17 @@ def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) ->
 
 
 def without_options(graph: Graph) -> Graph:
-    """Returns a graph without the options of the command line, which did their work in the templates."""
+    """Returns a graph without the declaration of options, which had their effect in the templates."""
     return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != TARGET})
 
 
 def unread_options(options: Iterable[DeclaredOption], reads: Set[str]) -> Iterator[Diagnostic]:
-    """Yields a lint for each option whose variable is not among the names that the templates of the config read."""
+    """Yields a lint for each option whose variable no template of the config reads.
+
+    Args:
+        options: the declared options.
+        reads: the names that the templates read.
+    """
     for option in options:
         if option.variable in reads:
             continue
@@ -179,20 +188,20 @@ def _records(entry: Entry) -> Iterator[tuple[str | None, Node, Span | None]]:
     elif isinstance(node, Mapped):
         for item in node.entries:
             if not (isinstance(item.value, Scalar) and item.value.value is None):
-                # An alias is declared where it stands.
+                # The place of an aliased declaration is the alias, not the anchor.
                 span = item.value.span if item.alias is not None or item.value.span is None else item.span
                 yield (item.key if isinstance(item.key, str) else None), item.value, span
 
 
 def _no_records(node: Node) -> ProjectError | None:
-    """Returns the error for a target that holds no records at all; none for one that holds some, or nothing."""
+    """Returns the error for a target that is neither a list nor a mapping; None if it is one of them, or empty."""
     if isinstance(node, Sequence | Mapped) or (isinstance(node, Scalar) and node.value is None):
         return None
     return _malformed(f"{TARGET!r} is neither a list nor a mapping of options", node)
 
 
 def _spelled(key: str | None, node: Node) -> tuple[str, ...]:
-    """Returns the spellings of a record that is wrong in other ways."""
+    """Returns the names of a malformed declaration."""
     fields = {entry.key: entry.value for entry in node.entries} if isinstance(node, Mapped) else {}
     given = fields.get("names")
     names = [
@@ -251,7 +260,7 @@ def _action(fields: Mapping[str, object], kind: str, name: str, node: Mapped) ->
 def _values_of(
     fields: Mapping[str, object], kind: str, action: Action, name: str, node: Mapped
 ) -> tuple[tuple[object, ...], object]:
-    """Returns the choices and the default of a record, both of its type."""
+    """Returns the choices and the default of a declaration, both of its type."""
     choices, default = fields.get("choices"), fields.get("default")
     if choices is not None and (not isinstance(choices, list) or action.is_flag):
         where = _field(node, "choices")
@@ -271,7 +280,7 @@ def _values_of(
 
 
 def _field(node: Mapped, field: object) -> Node:
-    """The value of a field, which stands where the field does; the whole option where there is none."""
+    """Returns the value of a field, for its place; the whole declaration if the field is missing."""
     return next((entry.value for entry in node.entries if entry.key == field), node)
 
 

@@ -1,7 +1,7 @@
-"""Where the user wrote a value that a line of somebody else's template prints.
+"""The place at which the user can fix an error whose value a template of the library prints.
 
-Takes places and paths of one project's graph, gives the line of the project, or the option, that the value came from.
-Keeps true: a place inside the project stays; so does one whose value has no such writer, or several.
+Takes places and paths of a project's graph; gives the line of the project, or the option, that the value came from. A
+place inside the project stays unchanged, and so does one whose value came from several places or none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from forgather.source import Origin, Site, Span, option_place, variable_of
 
 
 class Writers:
-    """Finds who wrote values.
+    """Finds the lines and options that wrote the values of a graph.
 
     Args:
-        project_dir: the project whose files they are.
-        graph: what is built.
-        declared: the graph before options and overrides, which declares options.
+        project_dir: the project whose files count as the user's.
+        graph: the graph that is built.
+        declared: the graph before options and overrides, which declares the options.
     """
 
     def __init__(self, project_dir: str, graph: Graph, declared: Graph) -> None:
@@ -36,14 +36,19 @@ class Writers:
         self._own = os.path.join(project_dir, "")
 
     def placed(self, found: Diagnostic) -> Diagnostic:
-        """Returns a finding about a value at the line that wrote it, with the line that prints it as its context."""
+        """Returns a finding at the line that wrote the value, with the line that prints it as context."""
         span = self.span(found.span, found.path)
         if span is None or span == found.span:
             return found
         return replace(found, span=span, context=(*found.context, f"printed at {found.span}"))
 
     def span(self, span: Span | None, path: str | None) -> Span | None:
-        """Returns the place of a `set` in the project, or of an option; `span` where the value came from neither."""
+        """Returns the place of a `set` in the project, or of an option; `span` itself if the value came from neither.
+
+        Args:
+            span: the line that prints the value.
+            path: the graph path of the value.
+        """
         if span is None or path is None or not os.path.isabs(span.file) or span.file.startswith(self._own):
             return span
         sites = {site.span: site for origin in self._origins(path) if origin.span.line == span.line
@@ -70,7 +75,7 @@ class Writers:
 
     def _shown(self, site: Site) -> Span:
         variable = variable_of(site)
-        # A config that cannot be read is a finding of its own.
+        # A config that cannot be read is reported elsewhere; here only a better place was wanted.
         with suppress(ForgatherError):
             for option in read_options(self._declared).options:
                 if option.variable == variable:
@@ -82,11 +87,15 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def pinpoint(error: ForgatherError, writers: Writers) -> None:
-    """Gives an error without a place that of the setting that it names.
+    """Sets the place of an error that has none to the place of the setting that the error names.
 
-    An error that a constructor raised is looked up among the keywords of that call; one that the run raised, among
-    all keywords of `main`, where only names with an underscore count: a bare word may be prose. The argument that an
-    error says it is about comes first.
+    For an error of a constructor the keywords of that call are searched; for an error of the run, all keywords of
+    `main`, where only names with an underscore count, because a single word may be prose. The argument that the error
+    is marked with comes first.
+
+    Args:
+        error: the error; its `path` and `span` are changed.
+        writers: finds the user's line for a place.
     """
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     settings = dict(_settings(writers.graph, notes[0].path if notes else None))
@@ -95,7 +104,7 @@ def pinpoint(error: ForgatherError, writers: Writers) -> None:
         if word in settings and (notes or "_" in word or word == told):
             path, entry = settings[word]
             error.path = format_path(path)
-            # What an alias names was written elsewhere: that is the place to mend.
+            # The value of an alias is written at its anchor, and has to be fixed there.
             written = entry.value.span if entry.alias and entry.value.span is not None else entry.span
             error.span = writers.span(written, error.path)
             return

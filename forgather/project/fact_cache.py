@@ -1,8 +1,9 @@
-"""Facts kept between commands, each with what it was made from.
+"""A cache of facts about projects and configs, stored between commands.
 
-Takes facts as plain data, gives them back while all they were made from still holds: the digest of every file that
-was read, names that were looked for in vain, environment variables. Keeps true: an entry that is corrupt, foreign,
-open to others or made by other code than that of now is as good as none; without a cache folder nothing is kept.
+Takes facts as plain data with what they were made from: digests of the files that were read, files that were looked for
+and absent, and environment variables. Gives them back as long as all of that is unchanged. An entry that is corrupt,
+owned or writable by another user, or written by another version of the code counts as missing. Without a cache folder
+nothing is stored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 FORM = 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-# The code that makes the facts.
+# The folders with the code that makes the facts: a change of it invalidates every entry.
 _CODE = tuple(
     os.path.join(_PACKAGE, folder)
     for folder in (
@@ -41,9 +42,9 @@ class Dependencies:
     """What a fact was made from.
 
     Args:
-        files: digest of each file that was read.
-        absent: files that would have been read instead, had they existed.
-        env: environment variables, None where unset.
+        files: the digest of each file that was read.
+        absent: files that would have been read instead if they existed.
+        env: environment variables; None for an unset one.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -52,7 +53,12 @@ class Dependencies:
 
 
 def holds(made_from: Dependencies | None, digest: Digests) -> bool:
-    """Whether everything that a fact was made from is still as it was."""
+    """Returns whether everything that a fact was made from is unchanged.
+
+    Args:
+        made_from: the dependencies; None gives False.
+        digest: computes digests of files, each once.
+    """
     return (
         made_from is not None
         and all(digest(file) == known for file, known in made_from.files.items())
@@ -62,18 +68,29 @@ def holds(made_from: Dependencies | None, digest: Digests) -> bool:
 
 
 def restore_dependencies(facts: dict[str, Any]) -> Dependencies:
-    """Returns dependencies that were kept as plain data."""
+    """Returns dependencies from the plain data that the cache stores."""
     return Dependencies(files=dict(facts["files"]), absent=tuple(facts["absent"]), env=dict(facts["env"]))
 
 
 def read_entry(part: str, name: str) -> dict[str, Any] | None:
-    """Returns the facts kept under a name in one part of the cache; None without a sound entry."""
+    """Returns the stored facts; None without an intact entry.
+
+    Args:
+        part: the part of the cache, which is a folder.
+        name: the name of the entry.
+    """
     file = _entry_file(part, name)
     return None if file is None else read_kept(file, FORM)
 
 
 def keep_entry(part: str, name: str, facts: dict[str, Any]) -> None:
-    """Keeps facts under a name, where there is a cache folder."""
+    """Stores facts, if there is a cache folder.
+
+    Args:
+        part: the part of the cache, which is a folder.
+        name: the name of the entry.
+        facts: plain data.
+    """
     file = _entry_file(part, name)
     if file is not None:
         keep(file, FORM, facts)
@@ -83,17 +100,23 @@ def _entry_file(part: str, name: str) -> str | None:
     folder = cache_dir(part)
     if folder is None:
         return None
+    # A home folder may be shared by machines on which templates see other values.
     host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
     key = "\0".join((edition(*_CODE), library_dir(), config_dir(), host, name))
     return os.path.join(folder, digest_of(os.fsencode(key)) + ".json")
 
 
-# A template that looks for one of several names may change its mind when a file appears that was never asked for.
+# A template that tries several names may use another one once a file appears that was never looked for.
 _LOOKS_AROUND = re.compile(r"ignore\s+missing|\b(?:include|extends|import|from)\s*[\[(]")
 
 
 def made_from(rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
-    """Returns what a text depends on; None where that cannot be told."""
+    """Returns the dependencies of a rendered text; None if they cannot be determined.
+
+    Args:
+        rendered: the text with the files that it came from.
+        searchpath: absolute folders of templates, in order.
+    """
     if any(_LOOKS_AROUND.search(source.text) for source in rendered.sources.values()):
         return None
     digest = Digests()

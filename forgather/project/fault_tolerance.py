@@ -1,7 +1,8 @@
-"""What a config says of a run that fails: how often it is started again, and what it goes on from.
+"""Fault tolerance and resuming: what happens to a run that fails, and which checkpoint a run resumes from.
 
-Takes a graph; gives `FaultTolerance`, and assignments as `--set` takes them. Keeps true: what it changes are values of
-the graph like any other, so they are checked, and kept in the run's folder.
+Takes a graph and the options `--resume`, `--allow-missing` and `--allow-changed`; gives `FaultTolerance`, and
+assignments in the form of `--set`. The changes are ordinary values of the graph, so they are checked and recorded in
+the run's folder.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class FaultTolerance:
     """What happens to a run that fails.
 
     Args:
-        auto_resume: whether it goes on from its newest intact checkpoint when it is started again.
-        max_retry_attempts: how often it is started again.
-        checkpoint_interval: steps between checkpoints where the arguments of the trainer save none; None leaves that.
+        auto_resume: whether a restarted run resumes from its newest intact checkpoint.
+        max_retry_attempts: how often the processes are started again.
+        checkpoint_interval: steps between checkpoints, if the trainer's arguments do not save any; None changes
+            nothing.
     """
 
     auto_resume: bool = True
@@ -49,10 +51,10 @@ class FaultTolerance:
 
 
 def fault_tolerance(graph: Graph) -> FaultTolerance | None:
-    """Returns `fault_tolerance` of the target `meta`; None where there is none.
+    """Returns the `fault_tolerance` of the target `meta`; None without one.
 
     Raises:
-        ProjectError: FG640, it is not what it may be.
+        ProjectError: FG640, an unknown setting or a wrong value.
     """
     meta = graph.targets.get("meta")
     entry = next((entry for entry in string_entries(meta.value) if entry.key == KEY), None) if meta else None
@@ -80,12 +82,12 @@ def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
 
 
 def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of path and YAML text for the arguments of the trainer.
+    """Returns pairs of graph path and YAML text for the trainer's arguments.
 
     Args:
-        graph: of the config.
-        tolerance: of the config; None where it says nothing.
-        goes_on: whether this is a further attempt, which goes on from the newest checkpoint.
+        graph: the config's graph.
+        tolerance: the config's fault tolerance; None without one.
+        goes_on: whether this is a further attempt that resumes from the newest checkpoint.
     """
     arguments = trainer_arguments(graph)
     if arguments is None:
@@ -114,12 +116,12 @@ _SAYS = {
 
 
 def takes_resume(graph: Graph) -> bool:
-    """Tells whether `main` is called with arguments that say what a run goes on from."""
+    """Returns whether `main` has trainer arguments, which can say what a run resumes from."""
     return trainer_arguments(graph) is not None
 
 
 def resumes_from(graph: Graph) -> object:
-    """Returns what the arguments of `main` say that the run goes on from; None where they say nothing."""
+    """Returns the setting of what the run resumes from; None if the arguments of `main` have none."""
     arguments = trainer_arguments(graph)
     return arguments.plain(RESUME) if arguments else None
 
@@ -127,17 +129,17 @@ def resumes_from(graph: Graph) -> object:
 def resume_assignments(
     graph: Graph, resume: str | None, allowed: Mapping[str, Sequence[str] | None]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of path and YAML text.
+    """Returns pairs of graph path and YAML text for the options of resuming.
 
     Args:
-        graph: of the config.
-        resume: "auto", "never", or a folder; None leaves what the config says.
-        allowed: parts of a checkpoint that a run may do without (`ALLOW_MISSING`), and what may have changed since it
-            (`ALLOW_CHANGED`); None leaves what the config says.
+        graph: the config's graph.
+        resume: "auto", "never", or a folder; None keeps the config's setting.
+        allowed: parts that a checkpoint may lack (`ALLOW_MISSING`), and facts that may have changed since it was
+            written (`ALLOW_CHANGED`); None keeps the config's setting.
 
     Raises:
-        ProjectError: FG676, the config has no such arguments, or the run goes on from no checkpoint that could lack
-            a part, neither now nor after a failure.
+        ProjectError: FG676, the config has no trainer arguments, or `allowed` is given for a run that resumes from no
+            checkpoint, neither now nor after a failure.
         CheckpointError: FG601, the folder does not exist.
     """
     wanted: dict[str, str] = {}
@@ -175,7 +177,7 @@ def _begins_anew(arguments: TrainerArguments) -> bool:
 
 
 def _folder(text: str, graph: Graph) -> str:
-    # An empty text, as of a variable of a shell that is not set, is not the working folder.
+    # An empty text, as an unset shell variable gives it, must not mean the working folder.
     named = os.path.expanduser(text)
     if not os.path.exists(named):
         what = "is a link to nothing" if os.path.islink(named) else "does not exist"

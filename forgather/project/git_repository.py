@@ -1,8 +1,9 @@
-"""Git, asked questions about a repository that may be anybody's.
+"""Read-only access to Git, and to the files of a revision, in a repository that is not trusted.
 
-Takes a folder and arguments, gives what Git answered. Keeps true: Git reads, it does not fetch, ask, page or refresh
-the index, and no hook or monitor of the repository runs; `status` and `diff`, which run filters, are not asked; the
-repository is that of the folder, whatever the environment of the caller says.
+Takes a folder and arguments; gives Git's output, or a `Tree` with the files of a revision. Git only reads: it does not
+fetch, prompt, page or refresh the index, and no hook or file system monitor of the repository runs. `git status` and
+`git diff` are not used, because they run filters. The repository is that of the folder, even if the caller's
+environment names another one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from forgather.errors import ProjectError, nearest
 from forgather.project.locations import cache_dir
 
-# What Git hands to its own hooks, say: another repository, another index. Settings of the caller stay.
+# Git sets these for its hooks, and they would redirect Git to another repository or index.
 _LOCAL = frozenset(
     ("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_DIR", "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE",
      "GIT_INDEX_FILE", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_REPLACE_REF_BASE",
@@ -27,7 +28,7 @@ _LOCAL = frozenset(
 _QUIET = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",
-    # An older Git does not know the first of these; the second leaves it nothing to fetch by.
+    # An older Git ignores GIT_NO_LAZY_FETCH; GIT_ALLOW_PROTOCOL leaves it no protocol to fetch with.
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "none",
     "GIT_PAGER": "cat",
@@ -39,11 +40,17 @@ _SETTINGS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 def run_git(
     folder: str, *arguments: str, given: bytes = b"", seconds: float = 60
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs Git in a folder.
+    """Runs Git in a folder and returns the finished process.
+
+    Args:
+        folder: the folder.
+        *arguments: the arguments of Git.
+        given: the standard input.
+        seconds: the time limit.
 
     Raises:
-        OSError: there is no Git.
-        subprocess.TimeoutExpired: it took too long.
+        OSError: Git is not installed.
+        subprocess.TimeoutExpired: the time limit has passed.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     return subprocess.run(
@@ -56,19 +63,19 @@ def run_git(
     )
 
 
-# No template and no module is larger; the data of a project may be.
+# Bytes of the largest file that is read; templates and modules are smaller, only data is larger.
 _MAX_BYTES = 2_000_000
 _LINK, _FILES = "120000", ("100644", "100755", "120000")
 
 
 class Tree:
-    """Files of a revision.
+    """The files of a revision.
 
     Args:
         top: absolute folder of the working tree.
-        revision: the revision as the user calls it.
-        commit: its full name.
-        folder: private folder in which files are laid out, at their paths below `top`.
+        revision: the revision as the user wrote it.
+        commit: the full hash of its commit.
+        folder: private folder into which files are written, at their paths below `top`.
     """
 
     def __init__(self, top: str, revision: str, commit: str, folder: str) -> None:
@@ -77,21 +84,28 @@ class Tree:
         self._laid: set[str] = set()
 
     def has(self, file: str) -> bool:
-        """Whether the revision holds a file, given by its absolute path in the working tree."""
+        """Returns whether the revision contains a file, given by its absolute path in the working tree."""
         return self._inside(file) in self._blobs
 
     def is_folder(self, folder: str) -> bool:
-        """Whether there is a folder, and lays it out; a folder outside of this tree is looked for as it is."""
+        """Returns whether a folder exists, and writes its files; a folder outside this tree is looked up in the file
+        system.
+        """
         inside = _below(folder, self.folder)
         if inside is None:
             return os.path.isdir(folder)
+        # A parent may be a symbolic link, which then has to exist first.
         for parent in (*_parents(inside), inside):
             if parent == inside or parent in self._blobs:
                 self.lay_out(parent)
         return os.path.isdir(self._target(inside))
 
     def lay_out(self, part: str) -> str:
-        """Writes a file or folder, given by its path from the top, and returns where it lies; "" is everything."""
+        """Writes a file or folder of the revision, and returns its path in the private folder.
+
+        Args:
+            part: the path below the top; "" is everything.
+        """
         if not any(part == done or part.startswith(f"{done}/") for done in self._laid):
             prefix = f"{part}/" if part else ""
             wanted = {
@@ -104,12 +118,14 @@ class Tree:
         return self._target(part)
 
     def laid(self, path: str) -> str:
-        """Returns where a path of the working tree lies in this tree; a path outside of the repository stays."""
+        """Returns the path in the private folder for a path of the working tree; a path outside the repository is
+        unchanged.
+        """
         inside = self._inside(path)
         return path if inside is None else self._target(inside)
 
     def real(self, path: str) -> str:
-        """Returns where a path of this tree lies in the working tree; other paths stay."""
+        """Returns the path of the working tree for a path in the private folder; other paths are unchanged."""
         inside = _below(path, self.folder)
         return path if inside is None else os.path.normpath(os.path.join(self.top, inside))
 
@@ -130,7 +146,7 @@ class Tree:
                 self._link(target, os.fsdecode(content))
 
     def _link(self, target: str, link: str) -> None:
-        """Makes a link that stays inside, with what it leads to; others are left out."""
+        """Creates a symbolic link that stays inside the tree, with its target; other links are left out."""
         leads_to = _below(os.path.normpath(os.path.join(os.path.dirname(target), link)), self.folder)
         if leads_to and not os.path.isabs(link):
             os.symlink(link, target)
@@ -139,11 +155,11 @@ class Tree:
 
 @contextmanager
 def open_tree(folder: str, revision: str) -> Iterator[Tree]:
-    """Gives the files of a revision while the block runs.
+    """Yields the files of a revision, which are removed after the block.
 
     Args:
         folder: a folder inside the repository.
-        revision: what Git calls a revision: a commit, a tag, a branch, `HEAD~3`.
+        revision: a commit, a tag, a branch, or an expression such as `HEAD~3`.
 
     Raises:
         ProjectError: FG433, there is no repository or no Git; FG434, there is no such revision.
@@ -174,11 +190,11 @@ def _toplevel(folder: str) -> str:
 
 
 def _commit(top: str, revision: str) -> str:
-    # A name that begins with a dash would be an option.
+    # A revision that begins with a dash would be read as an option.
     if revision and not revision.startswith("-"):
         done = _git(top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
         found = os.fsdecode(done.stdout).strip()
-        # `^HEAD` is a commit to leave out, which is no revision by itself.
+        # `^HEAD` excludes a commit, so it names none.
         if done.returncode == 0 and found.isalnum():
             return found
     message = f"there is no revision {revision!r} in {top!r}" if revision else "no revision is named after the '@'"
@@ -186,7 +202,7 @@ def _commit(top: str, revision: str) -> str:
 
 
 def _revisions(top: str, revision: str) -> str:
-    """Returns what could be meant by a revision that there is not."""
+    """Returns a hint for a revision that does not exist."""
     named = os.fsdecode(_git(top, "for-each-ref", "--format=%(refname:short)").stdout).split()
     born = _git(top, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 0
     if not born and not named:
@@ -203,14 +219,14 @@ def _revisions(top: str, revision: str) -> str:
 
 
 def _listing(top: str, commit: str) -> Iterator[tuple[str, str, str]]:
-    """Yields path, mode and blob of each file; what cannot lie below a folder, or is too large, is left out."""
+    """Yields path, mode and blob of each file; unsafe paths and files that are too large are left out."""
     done = _git(top, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     for record in os.fsdecode(done.stdout).split("\0"):
         facts, _, path = record.partition("\t")
         if not path or not {"", ".", ".."}.isdisjoint(path.split("/")):
             continue
         mode, _, blob, size = facts.split()
-        # A blob that is missing has no size: it is an error for those only who ask for the file.
+        # A missing blob (of a partial clone) has no size; it is an error only if that file is needed.
         if mode in _FILES and not (size.isdigit() and int(size) > _MAX_BYTES):
             yield path, mode, blob
 
@@ -252,7 +268,9 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _below(path: str, folder: str) -> str | None:
-    """Returns the path from `folder` to `path` with slashes; None where it is not below it, "" where it is itself."""
+    """Returns the path from `folder` to `path` with slashes; "" if they are equal, None if `path` is not below
+    `folder`.
+    """
     if path == folder:
         return ""
     if not path.startswith(os.path.join(folder, "")):

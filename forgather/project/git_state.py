@@ -1,8 +1,8 @@
-"""Commit of a repository, and whether its working tree has changes, without running anything of the repository.
+"""The commit of a repository, and whether its working tree has changes, without running a program of the repository.
 
-Takes a folder, gives commit and state. Keeps true: `git status` and `git diff` ask filters, which are programs that a
-repository may name; so Git only lists what its index and its commit hold, and files that were touched are hashed here,
-as they are. Where that cannot tell (a filter changes a file on its way in), the state is not known.
+Takes a folder; gives commit and state. `git status` and `git diff` run filters, which are programs that a repository
+can name. So Git only lists the index and the commit, and files that were touched are hashed here. If a filter would
+change such a file, the state is unknown.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from forgather.project.git_repository import run_git
 
 _MAX_DEPTH = 5
 _MAX_BYTES = 1 << 30
-# The index keeps the lower half of a size.
+# The index stores the lower 32 bits of a size.
 _SIZE = 0xFFFFFFFF
 _LINK, _SUBMODULE = b"120000", b"160000"
 _CONVERSIONS = ("filter", "working-tree-encoding", "ident")
-# What `ls-files --debug` adds is for people; where it reads otherwise, files are hashed.
+# The format of `ls-files --debug` is not stable; if the details do not match, files are hashed instead.
 _ENTRY = re.compile(
     rb"(?P<flag>\S) (?P<mode>\d+) (?P<digest>[0-9a-f]+) \d\t(?P<path>[^\0]+)\0"
     rb"(?:  ctime: \d+:\d+\n  mtime: (?P<seconds>\d+):(?P<nanoseconds>\d+)\n"
@@ -31,8 +31,8 @@ _ENTRY = re.compile(
 )
 
 
-class _Unknown(Exception):  # noqa: N818 - no error: it ends the look
-    """What cannot be told without running a program of the repository."""
+class _Unknown(Exception):  # it only ends the search
+    """The state cannot be determined without running a program of the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class _Entry:
     """A file of the index.
 
     Args:
-        mode: its kind, as Git writes it.
-        digest: name of its blob.
-        path: below the top of the working tree.
-        watched: whether the user wants Git to look at it.
-        seen: size and time of the file when Git last compared it; None where that is not known.
+        mode: its mode, as Git writes it.
+        digest: the hash of its blob.
+        path: its path below the top of the working tree.
+        watched: whether Git is to compare it with the file.
+        seen: size and time of the file when Git last compared it; None if unknown.
     """
 
     mode: bytes
@@ -55,11 +55,11 @@ class _Entry:
 
 
 def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] | None:
-    """Returns commit and whether there are changes, None where that is not known; None outside a repository.
+    """Returns the commit and whether there are changes (None if unknown); None outside a repository.
 
     Args:
-        folder: the project; what is untracked in it is a change.
-        output_dir: where runs write, which is none.
+        folder: the project; an untracked file in it counts as a change.
+        output_dir: the folder that runs write to, which does not count.
     """
     commit, top = _line(folder, "rev-parse", "HEAD"), _line(folder, "rev-parse", "--show-toplevel")
     if commit is None or top is None:
@@ -88,10 +88,10 @@ def _answer(folder: str, *arguments: str, given: bytes = b"") -> bytes:
 
 
 def _has_changes(top: str, depth: int = 0) -> bool:
-    """Returns whether index or files of a working tree differ from its commit.
+    """Returns whether the index or the files of a working tree differ from its commit.
 
     Raises:
-        _Unknown: it cannot be told.
+        _Unknown: it cannot be determined.
     """
     entries = list(_index(top))
     if {entry.path: (entry.mode, entry.digest) for entry in entries} != _committed(top):
@@ -119,7 +119,7 @@ def _index(top: str) -> Iterator[_Entry]:
         seen = None
         if found["size"] is not None:
             seen = int(found["size"]), int(found["seconds"]) * 10**9 + int(found["nanoseconds"])
-        # Lower case: assumed unchanged; S: not checked out.
+        # A lower-case flag means "assume unchanged", and S "skip worktree".
         watched = found["flag"].isupper() and found["flag"] != b"S"
         yield _Entry(found["mode"], found["digest"], found["path"], watched, seen)
     if at != len(listed):
@@ -157,7 +157,7 @@ def _kind(facts: os.stat_result) -> bytes:
 
 
 def _is_another(top: str, entry: _Entry) -> bool:
-    """Returns whether a file is gone, of another kind, or of another size: Git, too, asks no further then."""
+    """Returns whether a file is gone, or of another mode or size; Git does not compare contents then, either."""
     facts = _facts(top, entry)
     if facts is None:
         return True
@@ -174,10 +174,11 @@ def _minds_modes(top: str) -> bool:
 
 
 def _is_untouched(top: str, entry: _Entry, index_time: int) -> bool:
-    """Returns whether a file has the size and time that Git saw, and could not have changed in the same moment."""
+    """Returns whether a file has the size and time that Git recorded, and was not changed at the time of the index."""
     facts = _facts(top, entry)
     if facts is None or entry.seen is None or entry.mode != _kind(facts):
         return False
+    # A file that was written in the same moment as the index may have changed after Git read it ("racy Git").
     return entry.seen == (facts.st_size & _SIZE, facts.st_mtime_ns) and facts.st_mtime_ns < index_time
 
 
@@ -187,7 +188,7 @@ def _refuse_many_bytes(top: str, entries: Sequence[_Entry]) -> None:
 
 
 def _is_as_stored(top: str, entry: _Entry) -> bool:
-    """Returns whether a file holds the bytes of its blob but for the ends of lines."""
+    """Returns whether a file has the bytes of its blob, apart from line ends."""
     path = os.path.join(os.fsencode(top), entry.path)
     if entry.mode == _LINK:
         return entry.digest == _blob(os.readlink(path), entry)
@@ -204,7 +205,7 @@ def _blob(content: bytes, entry: _Entry) -> bytes:
 
 
 def _converted(top: str, entries: Sequence[_Entry]) -> set[bytes]:
-    """Returns the paths that Git would change on their way in, which is not done here."""
+    """Returns the paths whose content Git would convert; the conversion is not repeated here."""
     if not entries:
         return set()
     given = b"".join(entry.path + b"\0" for entry in entries)

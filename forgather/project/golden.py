@@ -1,8 +1,9 @@
-"""Surroundings that are the same on every machine and every day, for what is to be compared later.
+"""Goldens: the graph of a config as a file that is compared with the config later, on any machine.
 
-Takes a project's facts, gives a config that sees stand-ins for folders, host, clock, versions and environment
-variables, and a graph in which paths read `{project}`. Keeps true: nothing of the machine is in the graph; a stand-in
-is an absolute path, so that templates do with it what they do with the real one.
+Takes a project; gives its configs in an environment with fixed stand-ins for folders, host, clock, versions and
+environment variables, and graphs whose paths begin with `{project}`. A stand-in is an absolute path, so that templates
+treat it like a real one. A golden contains nothing of the machine that wrote it. `judge` compares goldens with configs,
+and `update` writes them.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ from forgather.source import Origin, Site, SourceFile, SourceMap, Span
 
 _PROJECT, _WORKSPACE, _CWD, _HOME = "/__project__", "/__workspace__", "/__cwd__", "/__home__"
 _NOW = datetime(2000, 1, 1)
-# Above every real one: a template that asks "new enough?" gets a yes.
+# A version above every real one, so that a template that needs a minimum version accepts it.
 _VERSION = "999.0.0"
 _FOLDERS = ("user_data_dir", "user_cache_dir", "user_config_dir", "site_data_dir", "site_config_dir")
 _NOT_GIVEN = object()
 
 
 def still_project(meta: ProjectMeta, config_name: str) -> Project:
-    """Returns a config whose templates see nothing of this machine and this day."""
+    """Returns a config whose templates see no facts of this machine or day.
+
+    Args:
+        meta: the project.
+        config_name: the config's name.
+    """
     environment = ConfigEnvironment(
         searchpath=meta.searchpath, variables=_variables(meta), now=_NOW, cache_dir=cache_dir("templates")
     )
@@ -49,7 +55,7 @@ def still_project(meta: ProjectMeta, config_name: str) -> Project:
 
 
 def still_graph(project: Project) -> Graph:
-    """Returns the graph of a still project, with the stand-ins for folders as `{project}` and the like."""
+    """Returns the graph of such a config, with `{project}` and similar names in place of the stand-in folders."""
     meta, graph = project.meta, project.graph
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
     made: dict[int, Node] = {}
@@ -128,7 +134,7 @@ _NOT_OURS = "remove it, or move it to another folder; then 'fgcli golden --updat
 
 
 class State(StrEnum):
-    """How a golden and its config stand to one another."""
+    """The result of comparing a golden with its config."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -139,14 +145,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One config and its golden.
+    """A config and its golden.
 
     Args:
         config: the config's name.
         file: absolute path of the golden.
-        state: how they stand to one another.
+        state: the result of the comparison.
         differences: from the golden to the config.
-        text: what the golden would hold now; "" where there is no such config.
+        text: the current content for the golden; "" if the config does not exist.
         error: why the config or the golden cannot be read.
     """
 
@@ -159,10 +165,14 @@ class Judged:
 
 
 def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
-    """Returns how the goldens of configs stand: of those named, or of all, lost goldens last.
+    """Returns the comparison of each golden with its config.
+
+    Args:
+        meta: the project.
+        names: the configs; none means all, followed by goldens whose config is gone.
 
     Raises:
-        ProjectError: there is no config of a name.
+        ProjectError: FG405, a config does not exist.
     """
     available = list(config_files(meta.searchdir, meta.config_prefix))
     chosen = list(dict.fromkeys(choose_config(meta, name) for name in names)) or available
@@ -177,10 +187,10 @@ def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
 
 
 def update(judged: Judged) -> bool:
-    """Makes a golden what its config describes now, or removes it with its config; returns whether anything changed.
+    """Writes the current graph into a golden, or removes it if its config is gone. Returns whether anything changed.
 
     Raises:
-        ProjectError: the file cannot be written.
+        ProjectError: FG431, the file cannot be written, or is not a golden.
     """
     if judged.state is State.LOST:
         _remove(judged.file)
@@ -208,6 +218,7 @@ def _remove(file: str) -> None:
         os.remove(file)
     except OSError as error:
         raise _unwritable(file, error) from error
+    # A folder that still has files is kept.
     with suppress(OSError):
         os.removedirs(os.path.dirname(file))
 
@@ -221,20 +232,25 @@ def _unwritable(file: str, error: OSError) -> ProjectError:
 
 
 def golden_file(meta: ProjectMeta, config: str) -> str:
-    """Returns the absolute path of a config's golden."""
+    """Returns the absolute path of a config's golden.
+
+    Args:
+        meta: the project.
+        config: the config's name.
+    """
     return os.path.join(meta.project_dir, FOLDER, *config.split("/"))
 
 
 def golden_text(graph: Graph) -> str:
-    """Returns what a golden of this graph holds."""
+    """Returns the content of a golden for a graph."""
     return hide(_HEAD + emit_yaml(graph), is_document=True)
 
 
 def read_golden(file: str) -> Graph:
-    """Returns the graph that a golden holds; each value comes from its line of the file.
+    """Returns the graph of a golden; the origin of each value is its line in the file.
 
     Raises:
-        ProjectError: it cannot be read, or is no golden.
+        ProjectError: FG432, the file cannot be read, or is not a golden.
     """
     text = _text(file)
     if text is None or not text.startswith(_HEAD):
@@ -272,7 +288,7 @@ def _judged(meta: ProjectMeta, config: str) -> Judged:
     if not os.path.lexists(file):
         return Judged(config=config, file=file, state=State.MISSING, text=text)
     try:
-        # A golden lacks secrets, and is compared with what it could hold.
+        # A golden contains no secrets, so it is compared with the graph of a text without secrets.
         differences = diff(read_golden(file), _graph_of(text, file) if HIDDEN in text else graph)
     except ForgatherError as error:
         return Judged(config=config, file=file, state=State.BROKEN, text=text, error=error)
@@ -281,7 +297,7 @@ def _judged(meta: ProjectMeta, config: str) -> Judged:
 
 
 def _kept(meta: ProjectMeta) -> Iterator[str]:
-    """Yields the names of the goldens that there are; other files in the folder are not ours."""
+    """Yields the names of the goldens that exist; other files in the folder are ignored."""
     for name, file in config_files([meta.project_dir], FOLDER).items():
         if (_text(file) or "").startswith(_HEAD):
             yield name

@@ -1,6 +1,7 @@
-"""Secrets of a graph: values under names that look secret, wherever an alias, a merge or an override put them.
+"""Registers the secrets of a graph, so that no later text shows them.
 
-Takes a graph; remembers its secrets, so that no text shows them. Keeps true: every node is met once.
+A secret is a value whose name looks secret, also if an alias, a merge or an override put it there. Every node is
+visited once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forgather.shown_secrets import parts_of
 
 
 def note_graph(graph: Graph) -> None:
-    """Remembers the values of a graph that stand under names that look secret."""
+    """Registers the values of a graph whose names look secret."""
     seen: set[int] = set()
     stack: list[Node] = []
     for path, node in roots(graph):
@@ -41,7 +42,7 @@ def note_graph(graph: Graph) -> None:
 
 
 def _note_option(record: Mapped) -> None:
-    """Remembers the default of an option, or the value of a record, that names a secret."""
+    """Registers the default of an option, or the value of a record, whose name looks secret."""
     found = {entry.key: entry.value for entry in record.entries}
     default = found.get("default") or found.get("value")
     names = next((found[key] for key in ("names", "name", "key", "header") if key in found), None)
@@ -75,6 +76,7 @@ def _look_below(name: str, node: Node) -> None:
                 stack.append(child)
             elif isinstance(child.value, str | int | float) and not isinstance(child.value, bool):
                 text = str(child.value)
+                # `HF_TOKEN` as an argument names an environment variable and is not the secret.
                 if not (is_variable(text) and isinstance(node, Call | Var)):
                     _note_value("password", text)
 
@@ -86,7 +88,7 @@ def _note_value(name: str, value: str) -> None:
 
 
 def _note_words(nodes: Iterable[Node]) -> None:
-    """Remembers what follows an option in a list of words."""
+    """Registers the words that follow an option in a list of words."""
     option = ""
     for node in nodes:
         word = node.value if isinstance(node, Scalar) and isinstance(node.value, str) else ""

@@ -1,7 +1,7 @@
-"""The guard of constructions: only what is on the list, or what the user trusts, is imported and called.
+"""The guard of a construction: only listed or trusted code is imported and called.
 
-Takes a project's facts and a `Trust`, gives a `Guard` for the resolver. Keeps true: a name is judged before its module
-is imported, and the object that was found after; what the list denies no trust allows.
+Takes a project and a `Trust`; gives a `Guard` for the resolver. A name is judged before its module is imported, and the
+object that was found is judged again. What the list denies cannot be trusted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALLED = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, 
 
 
 def _exists(module: str) -> bool:
-    """Returns whether there may be a module, as far as that is known without importing what is not listed."""
+    """Returns whether a module may exist, as far as that is known without importing unlisted code."""
     parent, _, leaf = module.rpartition(".")
     if not parent:
         return module in sys.builtin_module_names or PathFinder.find_spec(module, sys.path) is not None
@@ -54,7 +54,7 @@ class ProjectGuard(Guard):
 
     Args:
         meta: the project.
-        trust: tells what the user trusts; asked where something is not on the list.
+        trust: returns what the user trusts; it is called when something is not on the list.
     """
 
     def __init__(self, meta: ProjectMeta, trust: Callable[[], Trust]) -> None:
@@ -62,7 +62,7 @@ class ProjectGuard(Guard):
         self._tell = trust
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a worker of a data loader needs, which gets partials: the user's word as it is now."""
+        """Returns the state for a data loader's worker, which receives partials: what the user trusts now."""
         return {"_places": self._places, "_trust": self._trust}
 
     @cached_property
@@ -70,14 +70,18 @@ class ProjectGuard(Guard):
         return self._tell()
 
     def before_import(self, module: str) -> None:
-        """Raises where a module is denied, or of a package that is not trusted."""
+        """Raises if a module is denied, or if it belongs to a package or folder that is not trusted.
+
+        Raises:
+            ResolveError: FG339, it is denied; FG440, the user has to trust it first.
+        """
         package = module.partition(".")[0]
         home = self._places.home(package)
         if home is not None:
             return self.before_files((home,))
         verdict = judge_module(module)
         if verdict.standing is Standing.ALLOWED or not _exists(module):
-            # An import that fails runs nothing, and says what is missing.
+            # A failing import runs no code, and its error says what is missing.
             return None
         if verdict.standing is Standing.DENIED:
             raise denied(verdict)
@@ -86,13 +90,25 @@ class ProjectGuard(Guard):
         return None
 
     def before_files(self, folders: Sequence[str]) -> None:
-        """Raises where the code of a folder is not trusted."""
+        """Raises if the code of a folder is not trusted.
+
+        Raises:
+            ResolveError: FG440.
+        """
         needs = Needs(folders=tuple(self._places.owner(folder) for folder in folders)).beyond(self._trust)
         if needs:
             raise untrusted(needs)
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
-        """Returns what is called; raises where it is denied, or was reached through what is."""
+        """Returns the object to call, if neither it nor a module on the way to it is denied or untrusted.
+
+        Args:
+            constructor: the constructor as the config names it.
+            walked: the parts of the name, each with the object that it led to.
+
+        Raises:
+            ResolveError: FG339, FG440.
+        """
         found = walked[-1][1]
         modules = [at for at, (_, thing) in enumerate(walked[:-1]) if at and isinstance(thing, ModuleType)]
         for at in modules:
@@ -101,6 +117,7 @@ class ProjectGuard(Guard):
         module = walked[last][1].__name__ if modules else walked[0][0]
         symbol = ".".join(part for part, _ in walked[last + 1 :])
         own = self._is_own(module)
+        # An allowed name can be an alias of a denied object, and an object need not know its name: both are judged.
         by_name, by_object = judge_name("own" if own else module, symbol), judge_found(found)
         if by_name.standing is Standing.ALLOWED and not by_object:
             by_name = judge_nameless(module, symbol)
@@ -110,7 +127,7 @@ class ProjectGuard(Guard):
         return self._call if found is SHORT["call"] else found
 
     def _is_own(self, module: str) -> bool:
-        """Returns whether a module is code that was let in by trust; what it offers is its own business."""
+        """Returns whether a module is trusted code of the user, which may offer any object."""
         if module.startswith(".") or "/" in module or module.endswith(".py"):
             return True
         root = module.partition(".")[0]
@@ -127,25 +144,34 @@ class ProjectGuard(Guard):
                 raise untrusted(needs)
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """What the short name `call` is: it calls what was let in."""
+        """Implements the built-in name `call`: calls an object that passed the guard."""
         if not isinstance(function, PartialObject):
             self._judge_value(function)
             self.arguments(function, args, kwargs)
         return call(function, *args, **kwargs)
 
     def _judge_value(self, value: Any) -> None:
-        """Raises where a callable that a call gave, and no node named, must not be called."""
+        """Raises if a callable that is the result of a call, and not of a node, must not be called."""
         while isinstance(value, partial):
             value = value.func
         if isinstance(value, PartialObject):
             return
         is_plain = isinstance(value, _CALLED)
         for verdict in judge_found(value):
-            # What trusted code made is its own business; an object was made by a call that was judged.
+            # A function of trusted code may be anything; an object is the result of a call that was judged.
             self._admit(verdict, is_own=not (is_plain and is_in_parts(verdict.name.partition(":")[0])))
 
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises where an argument makes a loader run code, or is a callable that no config may call."""
+        """Raises if an argument would make a loader run remote code, or is a callable that no config may call.
+
+        Args:
+            function: the object that is called.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Raises:
+            ResolveError: FG339, FG340, FG440.
+        """
         inside = list(containers([args, kwargs]))
         for value in (value for container in inside for value in _values(container)):
             if isinstance(value, _CALLED):
@@ -154,7 +180,7 @@ class ProjectGuard(Guard):
         refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
-        """Returns what looks at all arguments when a partial is called; None where none of them matters."""
+        """Returns the function that judges a partial's arguments when it is called; None if no argument matters."""
         if may_run_remote_code(function):
             return self._at_call
         return self._rules if required_of(function) else None

@@ -1,7 +1,7 @@
-"""Listings made anew: renders and loads what the cache does not know.
+"""Listings of projects and configs, made by rendering and loading what is not in the cache.
 
-Takes a project folder, gives a `ProjectListing`. Keeps true: constructs nothing, and a broken config is described
-by its reason and never stops the others.
+Takes a project folder; gives `ProjectListing` and `ConfigListing`. Nothing is constructed. A broken config is listed
+with its error and does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from forgather.project.targets import run_meta, trainer_output_dir
 
 
 def describe_project(project_dir: str, display: Display) -> ProjectListing:
-    """Returns the listing of a project without its configs."""
+    """Returns the listing of a project without its configs.
+
+    Args:
+        project_dir: absolute folder.
+        display: shortens the paths in messages.
+    """
     try:
         meta = load_meta(project_dir)
     except ForgatherError as error:
@@ -38,7 +43,13 @@ def describe_project(project_dir: str, display: Display) -> ProjectListing:
 
 
 def describe_config(project_dir: str, name: str, display: Display) -> ConfigListing:
-    """Returns the listing of one config."""
+    """Returns the listing of one config.
+
+    Args:
+        project_dir: absolute folder.
+        name: the config's name.
+        display: shortens the paths in messages.
+    """
     try:
         project = Project(name, project_dir)
         facts = run_meta(project.graph)
@@ -58,7 +69,12 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
 
 
 def reason(error: ForgatherError, display: Display) -> str:
-    """Returns the one line that says why a config is broken."""
+    """Returns one line that says why a config is broken.
+
+    Args:
+        error: the error.
+        display: shortens its path.
+    """
     return _line(error.diagnostic, display)
 
 

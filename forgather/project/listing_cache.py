@@ -1,8 +1,7 @@
-"""What `fgcli ls` shows of a project, kept between commands.
+"""The cache of `fgcli ls`: listings of projects and configs, stored between commands.
 
-Takes a project folder, gives a `ProjectListing`. Keeps true: a description is known only after rendering, so it is
-kept with what it was made from; broken configs are never kept. What a description takes from the clock is as it was
-when the config last changed.
+Takes a project folder; gives a `ProjectListing`. A description is known only after rendering, so it is stored with its
+dependencies. A broken config is never stored. A description that contains the time shows that of the last render.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ _PART = "listings"
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigListing:
-    """One config of a project, for a list.
+    """One config in a listing.
 
     Args:
-        name: what `-t` takes.
+        name: the name that `-t` takes.
         title: `config_name` of its `meta`.
         description: `config_description` of its `meta`.
         config_class: `config_class` of its `meta`.
-        output_dir: where its trainer saves; "" where that is not written out.
-        error: one line that says why it is broken; None for a sound config.
-        dependencies: None where the listing must not be kept.
+        output_dir: the folder its trainer saves to; "" if that is not a plain value.
+        error: one line that says why it is broken; None for a valid config.
+        dependencies: what the listing was made from; None if it must not be stored.
     """
 
     name: str
@@ -47,13 +46,13 @@ class ProjectListing:
         project_dir: absolute folder.
         name: the project's name.
         description: one line.
-        default_config: name of the config that is meant when none is named.
+        default_config: the config that is used if none is named.
         searchdir: absolute folders of its configs.
-        config_prefix: folder of the configs inside each.
-        error: one line that says why the project cannot be read; None for a sound one.
+        config_prefix: folder of the configs inside each search folder.
+        error: one line that says why the project cannot be read; None for a valid one.
         warnings: one line each.
         configs: the configs, in order.
-        dependencies: None where the listing must not be kept.
+        dependencies: what the listing was made from; None if it must not be stored.
     """
 
     project_dir: str
@@ -69,7 +68,7 @@ class ProjectListing:
 
 
 def cached_listing(project_dir: str) -> ProjectListing | None:
-    """Returns the kept listing of a project with the configs that still hold; None without a sound entry."""
+    """Returns the stored listing with those configs that are unchanged; None without an intact entry."""
     facts = read_entry(_PART, project_dir)
     if facts is None:
         return None
@@ -84,7 +83,7 @@ def cached_listing(project_dir: str) -> ProjectListing | None:
 
 
 def keep_listing(listing: ProjectListing) -> None:
-    """Keeps a listing for the next time, where there is a cache folder."""
+    """Stores a listing, if there is a cache folder."""
     if listing.error is None and listing.dependencies is not None:
         sound = tuple(one for one in listing.configs if one.error is None and one.dependencies is not None)
         keep_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))

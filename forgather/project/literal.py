@@ -1,7 +1,7 @@
-"""Plain data out of graph nodes, without building anything.
+"""Plain data from graph nodes, without constructing anything.
 
-Takes nodes, gives Python values. Keeps true: nothing is called, imported or read from the environment; a node that
-would need any of that is an error that names its place.
+Takes nodes; gives Python values. Nothing is called, imported or read from the environment: a node that would need it
+gives an error with its place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
     Args:
         node: the node.
         what: what is being read, for the message ("'searchdir' in meta.yaml").
-        code: error code of the message.
+        code: the error code.
 
     Raises:
-        ProjectError: the node, or one inside it, is not plain data.
+        ProjectError: with `code`, if the node or one inside it is not plain data.
     """
     if isinstance(node, Scalar):
         return node.value
@@ -41,12 +41,12 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
 
 
 def plain_entries(node: Node) -> dict[str, PlainScalar]:
-    """Returns the entries of a mapping that are plain scalars under string keys; {} for any other node."""
+    """Returns the plain scalars of a mapping by their string keys; {} for any other node."""
     return {str(entry.key): entry.value.value for entry in string_entries(node) if isinstance(entry.value, Scalar)}
 
 
 def string_entries(node: Node) -> Iterator[Entry]:
-    """Yields the entries of a mapping whose keys are strings; none for any other node."""
+    """Yields the entries of a mapping that have string keys; none for any other node."""
     if isinstance(node, Mapped):
         yield from (entry for entry in node.entries if isinstance(entry.key, str))
 

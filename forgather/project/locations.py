@@ -1,7 +1,7 @@
 """Folders outside any project: the packaged library, the error pages, the user's config and cache folders.
 
-Takes nothing but the environment, gives absolute paths. Keeps true: an installed package and a clone that
-was never installed find the same things, and a cache folder is returned only when it is private.
+An installed package and a clone that is not installed find the same files, and a cache folder is returned only if it is
+private.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def library_dir() -> str:
 
 
 def error_pages_dir() -> str:
-    """Returns the folder that holds one page for each error code."""
+    """Returns the folder that contains a page for each error code."""
     return _shipped("_errors", os.path.join("docs", "errors"))
 
 
@@ -36,9 +36,9 @@ def config_dir() -> str:
 
 
 def cache_dir(part: str) -> str | None:
-    """Returns the private cache folder `part`, made when it is missing; None where there can be none.
+    """Returns the private cache folder `part`, which is created if missing; None if there cannot be one.
 
-    The folder belongs to this user with mode 0700, and `FORGATHER_CACHE=off` switches it off.
+    The folder belongs to this user and has mode 0700. `FORGATHER_CACHE=off` disables it.
     """
     if os.environ.get("FORGATHER_CACHE", "").lower() in ("off", "0", "no"):
         return None
@@ -52,6 +52,7 @@ def cache_dir(part: str) -> str | None:
 
 
 def _make_private(folder: str) -> bool:
+    # lstat, not stat: a link in a shared folder could lead to a folder of another user.
     facts = os.lstat(folder)
     if not stat.S_ISDIR(facts.st_mode):
         return False
@@ -65,7 +66,9 @@ def _make_private(folder: str) -> bool:
 
 
 def _user_folder(variable: str, under_home: str, platformdirs_name: str) -> str:
-    """The XDG folder by hand where XDG rules: importing platformdirs costs more than `fgcli ls` does."""
+    """Returns a folder of the user. On Linux the XDG rules are applied here, because importing platformdirs takes
+    longer than `fgcli ls`.
+    """
     given = os.environ.get(variable, "")
     if os.path.isabs(given):
         return given

@@ -1,6 +1,6 @@
-"""What a project says about itself.
+"""`ProjectMeta`: the facts of a project from its meta.yaml.
 
-Takes nothing; `metafile` reads it from a meta.yaml, `metastore` keeps it between commands.
+`metadata_file` reads them, and `metadata_cache` stores them between commands.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from forgather.source import Span
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectMeta:
-    """Facts of one project.
+    """The facts of one project.
 
     Args:
         project_dir: absolute folder.
         workspace_root: absolute folder of the workspace; None outside any.
-        name: the folder's name where meta.yaml gives none.
-        description: one line, "" where there is none.
-        searchdir: absolute folders that hold the project's own templates and configs; all exist.
+        name: the project's name; the folder's name if meta.yaml gives none.
+        description: one line, or "".
+        searchdir: absolute folders of the project's own templates and configs; all exist.
         config_prefix: folder of the configs inside each search folder.
-        default_config: config that is meant when none is named.
-        default_config_span: where meta.yaml names it.
+        default_config: the config that is used if none is named.
+        default_config_span: the place of its name in meta.yaml.
         system_path: absolute folders that constructors may be imported from.
-        searchpath: `searchdir`, then the workspace's shared templates, then the packaged library.
+        searchpath: `searchdir`, then the workspace's templates, then the packaged library.
         diagnostics: warnings about the project.
-        files: absolute paths of meta.yaml and the templates it came from.
-        env_reads: environment variables that they read, with the value they got.
-        dependencies: None where these facts must not be kept.
+        files: absolute paths of meta.yaml and of the templates that it uses.
+        env_reads: environment variables that these read, with their values.
+        dependencies: what these facts were made from; None if they must not be stored.
     """
 
     project_dir: str

@@ -1,7 +1,7 @@
-"""The facts of projects, kept between commands.
+"""The cache of project facts, stored between commands.
 
-Takes a project folder, gives `ProjectMeta`. Keeps true: a project that was read before and has not changed is not
-rendered again, and costs no import of the stages.
+Takes a project folder; gives `ProjectMeta`. A project that has not changed is not rendered again, and no stage is
+imported for it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _TUPLES = ("searchdir", "system_path", "searchpath", "files", "diagnostics")
 
 
 def load_meta(project_dir: str) -> ProjectMeta:
-    """Returns what the `meta.yaml` of a project says.
+    """Returns the facts of a project.
 
     Args:
-        project_dir: absolute folder that holds `meta.yaml`.
+        project_dir: absolute folder that contains `meta.yaml`.
 
     Raises:
-        ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
+        ForgatherError: `meta.yaml` cannot be rendered or read, or contains a wrong setting.
     """
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
     if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
         if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)) and _is_allowed(kept):
             return kept
-    # The stages are loaded for what is not known yet, and for nothing else.
+    # The stages are imported only for a project that is not in the cache.
     from forgather.project.metadata_file import read_meta
 
     meta = read_meta(project_dir)
@@ -45,7 +45,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
 
 
 def _is_allowed(meta: ProjectMeta) -> bool:
-    """Returns whether its roots are still its own or trusted: the user's list may have changed."""
+    """Returns whether the search folders are still allowed: the user's list of trusted folders may have changed."""
     around = (meta.workspace_root, library_dir())
     return all(is_allowed_root(folder, meta.project_dir, around) for folder in meta.searchdir)
 

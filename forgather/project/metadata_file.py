@@ -1,8 +1,8 @@
-"""Which folders a project may take templates from without its user's word.
+"""Reads the meta.yaml of a project, and decides which folders the project may take templates from.
 
-Takes folders, gives whether each is inside the project, its workspace, the library, the user's own templates or the
-user's Git repository around the project, or is trusted. Keeps true: links are followed first; what a config names is
-not what its user allows.
+Takes a project folder; gives `ProjectMeta`. Templates may come from the project, its workspace, the library, the user's
+own templates, the user's Git repository around the project, and folders that the user trusts. Symbolic links are
+resolved first. A config cannot extend this list.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_allowed_root(folder: str, project_dir: str, around: tuple[str | None, ...
     Args:
         folder: absolute folder.
         project_dir: absolute folder of the project.
-        around: further folders whose templates are the project's: workspace, library.
+        around: further folders whose templates belong to the project: workspace and library.
     """
     real = os.path.realpath(folder)
     if any(_is_in(real, os.path.realpath(root)) for root in _roots(project_dir, around)):
@@ -55,7 +55,7 @@ def _roots(project_dir: str, around: tuple[str | None, ...]) -> Iterator[str]:
 
 
 def _own_repository(folder: str) -> str | None:
-    """Returns the nearest Git repository at or above a folder, where it belongs to this user."""
+    """Returns the nearest Git repository at or above a folder, if it belongs to this user."""
     current = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(current, ".git")):
         if current == os.path.dirname(current):
@@ -71,19 +71,19 @@ def _is_in(path: str, folder: str) -> bool:
 
 _MAX_BLANK = 100_000
 KEYS = ("name", "description", "searchdir", "config_prefix", "default_config", "system_path")
-# What these give changes without any file changing.
+# The values of these names change although no file does, so a text that uses them cannot be cached.
 _MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(?:user|site|forgather)_\w+)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbors:
-    """What lies around a project that is not where it is worked on.
+    """The surroundings of a project that is not in its usual place, such as one of a Git revision.
 
     Args:
         workspace: absolute folder of its workspace; None outside any.
-        library: absolute folder of the library of templates.
-        repository: absolute folder whose templates are the project's, too; None looks for the user's repository.
-        is_folder: tells whether a search folder exists.
+        library: absolute folder of the template library.
+        repository: absolute folder whose templates belong to the project, too; None looks for the user's repository.
+        is_folder: returns whether a search folder exists.
     """
 
     workspace: str | None
@@ -93,14 +93,15 @@ class Neighbors:
 
 
 def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMeta:
-    """Returns what the `meta.yaml` of a project says, without looking at what is kept.
+    """Returns the facts of a project, read from its `meta.yaml` without the cache.
 
     Args:
-        project_dir: absolute folder that holds it.
-        neighbors: what lies around it; None looks for it.
+        project_dir: absolute folder of the project.
+        neighbors: the surroundings of the project; None looks them up.
 
     Raises:
-        ForgatherError: `meta.yaml` cannot be rendered or read, or says something that it cannot say.
+        ProjectError: FG402, an unknown key; FG403, a wrong value; FG407, FG444, a folder outside the allowed ones.
+        ForgatherError: `meta.yaml` cannot be rendered or loaded.
     """
     around = neighbors or Neighbors(workspace=find_workspace(project_dir), library=library_dir())
     workspace = around.workspace
@@ -162,7 +163,7 @@ def _nearer_workspaces(meta: ProjectMeta) -> list[str]:
 
 def _render(project_dir: str, environment: ConfigEnvironment) -> RenderedText:
     file = os.path.join(project_dir, META_FILE)
-    # An empty meta.yaml is a project with every default, where an empty config would be a mistake.
+    # An empty meta.yaml is a project with all defaults, while an empty config would be an error.
     if os.path.getsize(file) <= _MAX_BLANK and not read_bytes(file, _MAX_BLANK).strip():
         sources = {file: SourceFile(file, "")}
         return RenderedText(name=META_FILE, file=file, text="", source_map=SourceMap("", (), ()), sources=sources)
@@ -218,7 +219,7 @@ def _refuse_foreign_roots(entry: Entry | None, folders: tuple[str, ...], project
 
 
 def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span | None]]:
-    """Returns the folders of a key: as written, absolute, and where."""
+    """Returns the folders of a key: as written, as an absolute path, and the place."""
     if entry is None:
         return []
     nodes = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]

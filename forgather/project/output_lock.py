@@ -1,7 +1,6 @@
-"""One run at a time in an output folder.
+"""The lock of an output folder: one run at a time.
 
-Takes the folder, gives a context in which no other run has it. Keeps true: the lock belongs to the process and
-ends with it, however it ends; nothing that a run has written is touched.
+The lock belongs to the process and is released when it ends, however it ends. Files of a run are not touched.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def alone_in(output_dir: str) -> Iterator[None]:
-    """Holds `<output_dir>/runs/.lock` while the block runs.
+    """Holds `<output_dir>/runs/.lock` during the block.
 
     Raises:
-        ProjectError: FG420, another run has the folder.
+        ProjectError: FG420, another run uses the folder.
     """
-    from filelock import FileLock, Timeout  # here: static commands do without it
+    from filelock import FileLock, Timeout  # a late import: commands that only read do not need it
 
     folder = os.path.join(output_dir, "runs")
     lock = FileLock(os.path.join(folder, LOCK_FILE), timeout=0)
@@ -32,7 +31,7 @@ def alone_in(output_dir: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, Timeout):
             raise _taken(output_dir) from None
-        # Where nothing can be written, the run folder cannot be made: that error names the setting.
+        # If nothing can be written here, creating the run folder fails next, with an error that names the setting.
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""The page of a project's config.
+"""The HTML page of a config.
 
-Takes a `Project`, gives an HTML document. Keeps true: nothing that the config names is imported, and files are named
-relative to the project, the workspace or the library.
+Takes a `Project`; gives an HTML document. Nothing that the config names is imported, and files are named relative to
+the project, the workspace or the library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from forgather.project.project import Project
 
 
 def config_page(project: Project) -> str:
-    """Returns the page that shows a config: its objects, templates and text."""
+    """Returns the HTML page that shows a config: its objects, templates and text."""
     meta = project.meta
     return page(
         page_data(

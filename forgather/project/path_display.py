@@ -1,7 +1,7 @@
-"""Names of files for people: relative to the working folder or the project, or as `lib:` for the library.
+"""Short names of files in messages: relative to the working folder or the project, or `lib:` for the library.
 
-Takes absolute paths, gives short names. Keeps true: a name is either a path one can open from the working folder,
-a path inside the project, or starts with `lib:`.
+Takes absolute paths; gives a path that can be opened from the working folder, a path inside the project, or a name that
+begins with `lib:`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Display:
     Args:
         project_dir: absolute folder of the project; None outside any.
         workspace_root: absolute folder of the workspace; None outside any.
-        relative_to_cwd: False makes names that do not depend on the working folder.
+        relative_to_cwd: False gives names that do not depend on the working folder.
         library: absolute folder of the library; None for the installed one.
     """
 
@@ -37,7 +37,7 @@ class Display:
         self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
 
     def __call__(self, file: str) -> str:
-        """Returns the short name of `file`; names in angle brackets stay as they are."""
+        """Returns the short name of `file`; names in angle brackets are unchanged."""
         if not os.path.isabs(file):
             return file
         inside = _inside(file, self._library)
@@ -50,14 +50,14 @@ class Display:
         return file
 
     def shorten(self, text: str) -> str:
-        """Returns `text` with the paths in it shortened."""
+        """Returns `text` with shortened paths."""
         text = re.sub(re.escape(self._library) + r"(?:/|\b(?![/\w.-]))", "lib:", text)
         for folder in self._folders:
             text = text.replace(folder + os.sep, "")
         return text
 
     def archive_name(self, file: str) -> str:
-        """Returns a relative path that keeps a copy of `file` apart from those of other roots."""
+        """Returns a relative path for a copy of `file`, which differs for files of different roots."""
         for label, root in (("lib", self._library), ("project", self._project), ("workspace", self._workspace)):
             inside = _inside(file, root) if root else None
             if inside is not None:
@@ -66,13 +66,13 @@ class Display:
 
 
 def near_path(path: str) -> str:
-    """Returns a path as one would type it here: relative below the working folder, absolute elsewhere."""
+    """Returns a path as a user would type it: relative if it is below the working folder, else absolute."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith(os.pardir) else relative
 
 
 def working_folder() -> str | None:
-    """Returns the working folder; None where it has been removed."""
+    """Returns the working folder; None if it was removed."""
     try:
         return os.getcwd()
     except OSError:

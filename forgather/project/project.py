@@ -1,9 +1,9 @@
-"""`Project`: the stages joined for one config of one project.
+"""`Project`: the stages of the configuration tower, joined for one config of one project.
 
 Takes a config's name, a project folder, overrides and variables; gives the rendered text, the graph, and objects.
-Keeps true: rendering and loading happen once and on first use, every call is one construction with fresh objects,
-nothing is built from a config that has errors, and the stages after loading are imported by the call that needs
-them (`fgcli pp` needs none).
+Rendering and loading happen once, on first use. Every call constructs new objects, and nothing is constructed from a
+config that has errors. The stages after loading are imported by the calls that need them, because `fgcli pp` needs
+none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forgather.project.trust import Trust
 
 _Construction = tuple[str, str, tuple[str, ...]]
-# Constructions that are under way in this context, outermost first: what `from_project` is relative to.
+# The constructions that are running in this context, outermost first; paths in `from_project` are relative to the last.
 _UNDER_WAY: ContextVar[tuple[_Construction, ...]] = ContextVar("constructions_under_way", default=())
 
 
@@ -50,14 +50,14 @@ class Project:
 
     Args:
         config: the config's name, with or without `.yaml`; None takes the project's default.
-        project_dir: the project's folder; "." also finds the nearest project above the working folder.
+        project_dir: the project's folder; for "." the nearest project above the working folder is found, too.
         overrides: pairs of graph path and YAML text, as `--set` takes them.
-        trust: True says that what this config calls may run, without the user's list (`fgcli trust`).
-        variables: Jinja variables. `nproc_per_node` is also how many processes a trainer that is built here is meant
-            for, whatever the config asks for: 1 trains in this process.
+        trust: True allows all code that this config calls, without the user's list (`fgcli trust`).
+        variables: Jinja variables. `nproc_per_node` also replaces the number of processes that the config asks for, for
+            a trainer that is built here: 1 trains in this process.
 
     Raises:
-        ForgatherError: there is no such project or config. A config that is broken raises when it is first used.
+        ForgatherError: there is no such project or config. A broken config raises when it is first used.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Project:
         variables: Mapping[str, Any] | None = None,
         template: str | None = None,
     ) -> Project:
-        """Returns a config whose templates see what they are given here, and not what is there now.
+        """Returns a config whose templates see the given environment instead of the current one.
 
         Args:
-            meta: the project's facts.
+            meta: the facts of the project.
             config_name: an existing config, with its `.yaml`.
-            environment: search path, variables and clock of its render.
+            environment: search path, variables and clock of the render.
             overrides: pairs of graph path and YAML text.
             variables: Jinja variables.
             template: the template to render; None for that of the config.
@@ -110,7 +110,7 @@ class Project:
 
     @cached_property
     def rendered(self) -> RenderedText:
-        """The config as text, with the place of every line."""
+        """The config as rendered text, with the origin of every line."""
         environment = self._environment or surroundings(
             self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
         )
@@ -121,13 +121,13 @@ class Project:
             rendered = render(environment, self._template or template_name(self.meta, self.config_name), self.variables)
         for name, value in {**rendered.env_reads, **self.variables}.items():
             note(name, value)
-        # What a template gives a name that looks secret may stand under another one in the text.
+        # A secret may appear under another name in the rendered text than in the template.
         for text in (rendered.text, *(source.text for source in rendered.sources.values())):
             note_secrets(text)
         return rendered
 
     def see(self, now: datetime) -> None:
-        """Lets the clock functions of the templates see an instant; before the first render."""
+        """Sets the time that the clock functions of the templates return; has to be called before the first render."""
         self._environment = replace(
             surroundings(
                 self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
@@ -136,21 +136,22 @@ class Project:
         )
 
     def also_set(self, assignments: Sequence[tuple[str, str]]) -> None:
-        """Adds overrides behind those that were given."""
+        """Adds overrides after those that were given."""
         if assignments:
             self.overrides = (*self.overrides, *assignments)
+            # Both are cached and depend on the overrides.
             for derived in ("graph", "diagnostics"):
                 self.__dict__.pop(derived, None)
 
     @property
     def instant(self) -> datetime:
-        """The time that clock functions of the templates saw, with its zone."""
+        """The time that the clock functions of the templates returned, with its time zone."""
         now = self._environment.now if self.rendered and self._environment else None
         return (now or datetime.now()).astimezone()
 
     @cached_property
     def declared_graph(self) -> Graph:
-        """The graph as the config's files say it, before overrides."""
+        """The graph of the config's files, before overrides."""
         from forgather.config.load import load
 
         rendered = self.rendered
@@ -175,34 +176,34 @@ class Project:
 
     @property
     def writers(self) -> Writers:
-        """Finds the lines and options that values of the graph came from."""
+        """Finds the lines and options that the values of the graph came from."""
         return Writers(self.meta.project_dir, self.graph, self.declared_graph)
 
     @property
     def precedence(self) -> Precedence:
-        """Which of two settings was written nearer to the config."""
+        """Compares which of two settings was written closer to the config."""
         return Precedence(self.meta.project_dir, (use.file for use in self.rendered.templates))
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of the targets, in order."""
+        """The names of the targets, in order."""
         return tuple(self.graph.targets)
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Everything that was found out about the project and this config, without constructing anything."""
+        """All findings about the project and this config that are known without constructing anything."""
         from forgather.config.lint.check import check
 
         found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
         options, faults = read_options(self.graph)
         found += unread_options(options, self.rendered.reads)
-        # Whatever does not need the option goes on without it.
+        # Commands that do not use the option continue without it.
         found += [replace(fault.error.diagnostic, severity=Severity.WARNING) for fault in faults]
         return tuple(replace(finding, context=self._context(finding.context)) for finding in dict.fromkeys(found))
 
     @property
     def config_stem(self) -> str:
-        """The config's path under the configs, without suffix, `.` for `/`: the name where it gives itself none."""
+        """The config's path below the configs without suffix, `.` for `/`: the default for the config's name."""
         return self.config_name.removesuffix(".yaml").replace("/", ".")
 
     @property
@@ -219,7 +220,7 @@ class Project:
             variables: values for `!var`.
 
         Returns:
-            The object of the one target, a tuple of several, or a dict for a list.
+            The object of a single target, a tuple for several, or a dict for a list.
 
         Raises:
             ForgatherError: the config has errors, or a target or variable is missing.
@@ -231,11 +232,19 @@ class Project:
         return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
 
     def refuse_errors(self) -> None:
-        """Raises when anything that was found out about this config is an error."""
+        """Raises if a finding about this config is an error.
+
+        Raises:
+            ProjectError: the first error, with the others attached.
+        """
         self.refuse(self.diagnostics)
 
     def refuse(self, findings: Sequence[Diagnostic]) -> None:
-        """Raises when any of the findings about this config is an error."""
+        """Raises if one of these findings about the config is an error.
+
+        Raises:
+            ProjectError: the first error, with the others attached.
+        """
         errors = [found for found in findings if found.severity is Severity.ERROR]
         if errors:
             first, *rest = errors
@@ -260,6 +269,7 @@ class Project:
         with self._under_way(targets), self.located():
             guard.before_files(self.meta.system_path)
             for folder in self.meta.system_path:
+                # At the end: a module of the project must not replace an installed one.
                 if folder not in sys.path:
                     sys.path.append(folder)
             resolver = Resolver(self.meta.project_dir, guard=guard)
@@ -274,18 +284,18 @@ class Project:
 
     @property
     def _given(self) -> dict[str, object]:
-        """What the config itself gives a construction; a past run that is repeated has that of then in its graph."""
+        """The variables that the config itself supplies; a past run that is repeated has them in its graph."""
         return {RENDERED: self.rendered.text} if not self._template and reads_rendered(self.graph) else {}
 
     def _trust(self) -> Trust:
-        """Returns what may run: what the user trusts, or all where the caller said so."""
+        """Returns what may run: what the user trusts, or everything if the caller said so."""
         from forgather.project.trust import EVERYTHING, current_trust
 
         return EVERYTHING if self._is_trusted else current_trust()
 
     @contextmanager
     def _wishing(self) -> Iterator[None]:
-        """Tells a trainer that is built how many processes it was meant for, unless whoever starts it compares them."""
+        """Passes the number of processes that the config asks for to a trainer, unless the launcher compares it."""
         if launched.get():
             yield
             return
@@ -325,7 +335,8 @@ class Project:
             raise
 
     def _reading(self) -> AbstractContextManager[None]:
-        # While objects are built, memory and time belong to them: prices alone hold for the configs that they read.
+        # During a construction, memory and time belong to the objects, so a config that they read has the other budgets
+        # only.
         return nullcontext() if _UNDER_WAY.get() else reading(self.config_name, self._file)
 
     def _file(self) -> str | None:
@@ -334,7 +345,7 @@ class Project:
         return next((file for file in files if os.path.isfile(file)), None)
 
     def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
-        """The context of a finding, with the config under the name that `-t` takes."""
+        """Returns the context of a finding, with the config under the name that `-t` takes."""
         template = f"config {template_name(self.meta, self.config_name)}"
         named = f"config {self.config_name}"
         return tuple(
@@ -344,7 +355,7 @@ class Project:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Gives errors of ours that leave this block their place in the config, where they name a setting."""
+        """Adds the place in the config to our errors that leave the block, if they name a setting."""
         try:
             yield
         except ForgatherError as error:
@@ -364,11 +375,14 @@ def from_project(
     """Returns targets of another project, for use within a config.
 
     Args:
-        project_dir: the other project's folder, relative to the project of the config that calls this.
-        config_template: name of the config; None takes the default.
-        targets: one name gives the object, several give a dict.
+        project_dir: the other project's folder, relative to the project of the calling config.
+        config_template: the config's name; None takes the default.
+        targets: one name gives the object, a list gives a dict.
         pp_kwargs: Jinja variables of the other config.
         variables: values for its `!var`.
+
+    Raises:
+        ForgatherError: the other config is missing or has errors; FG416, it leads back to the calling config.
     """
     under_way = _UNDER_WAY.get()
     base = under_way[-1][0] if under_way else os.getcwd()

@@ -1,7 +1,8 @@
-"""What a past run depended on, then and now.
+"""What a past run depended on, compared with the present.
 
-Takes a `PastRun`, gives rows: each thing that is another one now, with what becomes of it, and how many are the same.
-Keeps true: nothing is imported or constructed; a value of the environment is never compared, because none was kept.
+Takes a `PastRun`; gives rows for files, versions, data, environment variables and so on, each with its state then and
+now. Nothing is imported or constructed. Values of environment variables that construction reads are not compared,
+because no value was recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from forgather.redaction import HIDDEN
 
 
 class Status(StrEnum):
-    """What becomes of a thing that a run depended on: lost things change the result for certain."""
+    """What happened to a thing that a run depended on; a lost one certainly changes the result."""
 
     SAME = "same"
     RESTORED = "restored"
@@ -42,11 +43,11 @@ class Row:
     """One thing that a run depended on.
 
     Args:
-        fate: what becomes of it.
-        what: the kind of thing: "version", "data", "code" and so on.
-        name: which one.
-        then: what it was.
-        now: what it is.
+        fate: what happened to it.
+        what: its kind: "version", "data", "code" and so on.
+        name: its name.
+        then: its state at the time of the run.
+        now: its present state.
     """
 
     fate: Status
@@ -57,11 +58,11 @@ class Row:
 
 
 def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
-    """Returns a row for each thing that the run depended on, what is lost first.
+    """Returns a row for each thing that the run depended on, lost ones first.
 
     Args:
         run: the run.
-        meta: the project as the run will be repeated in.
+        meta: the project in which the run will be repeated.
     """
     rows = [
         *_record(run),
@@ -80,7 +81,7 @@ def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
 
 
 def code_is_as_then(run: PastRun) -> bool:
-    """Whether the project is there and its Python files are those that the run kept."""
+    """Returns whether the project exists and its Python files equal those that the run recorded."""
     if not os.path.isdir(run.project_dir):
         return False
     return all(row.fate is Status.SAME for row in _sources(run) if row.what == "code")
@@ -180,7 +181,7 @@ def _processors(run: PastRun) -> Iterator[Row]:
 
 
 def _checkpoint(run: PastRun) -> Iterator[Row]:
-    """A run that went on from a checkpoint cannot begin there again, unless the checkpoint is a path that exists."""
+    """Yields the checkpoint that the run resumed from: repeating it needs a checkpoint at that path."""
     for path, node in all_nodes(run.built):
         for entry in entries(node) if isinstance(node, Call) else ():
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):

@@ -1,7 +1,6 @@
-"""The reader of signatures for one project.
+"""The reader of signatures for a project.
 
-Takes a project's facts, gives a `Reader`. Keeps true: whoever reads signatures for a project looks in the same folders
-and keeps what it found in the same place.
+Every use for a project goes through `reader_for`, so that all of them look in the same folders and share one cache.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reader_for(meta: ProjectMeta) -> Reader:
-    """Returns a reader of signatures for what a project names."""
+    """Returns a reader of signatures for the constructors of a project."""
     from forgather.signatures.reader import Reader
 
     return Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))

@@ -1,7 +1,7 @@
-"""`!var pp_config`: the text of the config, for what outlives its project.
+"""`!var pp_config`: the rendered text of the config as a construction variable.
 
-Takes a graph and its text, gives the graph in which that variable has the text as its default. Keeps true: a graph that
-does not use the variable is given back as it is, and what is shared stays shared.
+Takes a graph and its text; gives a graph in which the variable has the text as its default. A graph that does not use
+the variable is returned unchanged. A node that is used several times stays one node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from forgather.config.graph import Graph, Node, Scalar, Var
 from forgather.config.traverse import all_nodes, rebuild, with_value
 
 RENDERED = "pp_config"
-"""The construction variable that every construction of a config has: its rendered text."""
+"""The construction variable that every construction of a config has: the rendered text."""
 
 
 def reads_rendered(graph: Graph) -> bool:
@@ -21,7 +21,12 @@ def reads_rendered(graph: Graph) -> bool:
 
 
 def with_rendered(graph: Graph, text: str) -> Graph:
-    """Returns a graph that can be built without its project: code and records of runs have no text to give."""
+    """Returns a graph that can be built without its project, for generated code and records of runs.
+
+    Args:
+        graph: the graph.
+        text: the rendered text of the config.
+    """
     if not reads_rendered(graph):
         return graph
     made: dict[int, Node] = {}

@@ -1,8 +1,8 @@
-"""A past run, made ready to run again.
+"""Repeats a past run.
 
-Takes a `PastRun` and an output folder, gives a `Project` that builds what the run built, with its output elsewhere; and
-makes the record of the repeated run a full one. Keeps true: nothing is written into the folders of the first run;
-the project's own code is used only where it is what it was.
+Takes a `PastRun` and an output folder; gives a `Project` that builds the recorded graph with its output in that folder,
+completes the record of the repeated run, and compares the losses of both runs. Nothing is written into the folders of
+the first run. The project's own code is used only if it is unchanged.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _OF_THEN = ("project", "project_dir", "workspace_root", "library", "config", "te
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The loss files of two runs beside one another.
+    """The comparison of the loss files of two runs.
 
     Args:
-        same: whether the bytes are the same.
-        lines: lines of the first run; None where it kept no such file.
-        first: the first line, from 1, that is another one; None where all that both have is the same.
-        goes_on: True where the second run wrote all that the first did, and more.
+        same: whether the files are equal byte for byte.
+        lines: number of lines of the first run; None if it has no such file.
+        first: the first line that differs, from 1; None if the common part is equal.
+        goes_on: True if the second run wrote everything that the first one did, and more.
     """
 
     same: bool
@@ -54,15 +54,22 @@ class Losses:
 
     @property
     def differ(self) -> bool:
-        """True where the second run is not the first one once more; a first run that ended early has only a part."""
+        """True if the second run does not repeat the first one. A first run that ended early has a part only, and does
+        not differ.
+        """
         return self.lines is not None and not (self.same or self.goes_on)
 
 
 def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
-    """Returns the output folder of the repeated run: the one that is given, or `<output folder>/reruns/<time>`.
+    """Returns the output folder of the repeated run: the given one, or `<output folder>/reruns/<time>`.
+
+    Args:
+        run: the first run.
+        given: the value of `--output-dir`.
+        now: the time, for the name of the folder.
 
     Raises:
-        ProjectError: FG439, it is that of the first run.
+        ProjectError: FG439, it is the folder of the first run, or inside it.
     """
     folder = os.path.abspath(os.path.expanduser(given)) if given else None
     if folder is None:
@@ -79,7 +86,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
 
 
 def place_of(run: PastRun) -> ProjectMeta:
-    """Returns the project that the run is repeated in: the real one, or the copy that the run has kept."""
+    """Returns the project in which the run is repeated: the real one, or the copy that the run recorded."""
     real = code_is_as_then(run)
     system = [str(folder) for folder in run.listed("system_path")]
     return ProjectMeta(
@@ -101,14 +108,25 @@ def place_of(run: PastRun) -> ProjectMeta:
 
 
 def again(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
-    """Returns what builds the graph of the run, with its output in another folder."""
+    """Returns the config that builds the recorded graph, with its output in another folder.
+
+    Args:
+        run: the first run.
+        meta: the project in which it is repeated.
+        output_dir: the other folder.
+    """
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
     overrides = redirected(run, output_dir)
     return Project.placed(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
 
 
 def redirected(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
-    """Returns what sends the output elsewhere, as `--set` takes it: each value that is the run's output folder."""
+    """Returns the overrides that redirect the output, for each value that is the run's output folder.
+
+    Args:
+        run: the first run.
+        output_dir: the other folder.
+    """
     old = {str(run.facts.get("output_dir", run.output_dir)), run.output_dir}
     found: list[tuple[str, str]] = []
     for path, node in all_nodes(run.built):
@@ -129,12 +147,18 @@ def _moved(folder: str, path: GraphPath, old: set[str], new: str) -> str | None:
 
 
 def complete_record(folder: str, run: PastRun, project: Project) -> None:
-    """Makes the folder of a repeated run one that can be compared and repeated as the first one can."""
+    """Completes the folder of a repeated run, so that it can be compared and repeated like the first one.
+
+    Args:
+        folder: the folder of the repeated run.
+        run: the first run.
+        project: the config that was built.
+    """
     variables, overrides = run.changes
     kept = os.path.join(folder, "templates")
     shutil.rmtree(kept, ignore_errors=True)
     with suppress(FileNotFoundError):
-        # A link is kept as one: what it leads to was never a part of the record.
+        # A link is copied as a link: its target was never a part of the record.
         shutil.copytree(os.path.join(run.folder, "templates"), kept, symlinks=True, ignore=_pipes)
     with open(os.path.join(folder, OVERRIDES), "w", encoding="utf-8", newline="\n") as stream:
         stream.write(hide(overrides_text(variables, [*overrides, *project.overrides]), is_document=True))
@@ -148,7 +172,7 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
 
 
 def _pipes(folder: str, names: list[str]) -> list[str]:
-    """Returns what cannot be copied: neither file nor folder nor link."""
+    """Returns the names that cannot be copied: neither files nor folders nor links."""
     kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
     modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
     return [name for name, mode in modes if not any(kind(mode) for kind in kinds)]
@@ -166,7 +190,12 @@ def _digests(folder: str) -> dict[str, str]:
 
 
 def compare_losses(first: str, second: str) -> Losses:
-    """Returns how the loss files of two run folders lie beside one another."""
+    """Returns the comparison of the loss files of two run folders.
+
+    Args:
+        first: the folder of the first run.
+        second: the folder of the second run.
+    """
     ours, theirs = (_lines(os.path.join(folder, LOSS)) for folder in (first, second))
     if ours is None:
         return Losses(same=False, lines=None)

@@ -1,7 +1,7 @@
-"""The facts of `run.json`, as they are read back.
+"""The facts in `run.json`, validated when they are read back.
 
-Takes the text of the file, gives its object. Keeps true: what is there has the kind of value that a run writes, so
-that who reads a past run need not ask again; a fact that is missing stays missing.
+Takes the text of the file; gives its object. Every fact that is present has the type that a run writes, so that later
+code need not check it again; a missing fact stays missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Kind = Callable[[Any], bool]
 
 
 def is_run_folder(folder: str) -> bool:
-    """Whether a folder looks like that of a run."""
+    """Returns whether a folder contains the files of a run."""
     return all(os.path.isfile(os.path.join(folder, name)) for name in (FACTS, GRAPH))
 
 
@@ -25,7 +25,7 @@ def read_facts(text: str) -> dict[str, Any]:
     """Returns the facts of a run.
 
     Raises:
-        ValueError: the text holds none; the message tells what is wrong.
+        ValueError: the text is not a JSON object, or a fact has a wrong type.
     """
     try:
         found = dict(json.loads(text).items())

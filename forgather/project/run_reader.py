@@ -1,8 +1,8 @@
-"""The folder of a past run, read back.
+"""Reads the folder of a past run.
 
-Takes a folder that `record` has written, gives a `PastRun`: the graph that was built, and what the run knew of its
-surroundings. Keeps true: the graph is that of `graph.yaml`; its places are lines of the templates as they were then,
-where rendering those again gives that very graph, else lines of `graph.yaml`.
+Takes a folder that `run_writer` wrote; gives a `PastRun` with the graph that was built, and the recorded environment.
+The graph is that of `graph.yaml`. Its places are lines of the recorded templates if rendering these again gives the
+same graph, and lines of `graph.yaml` otherwise.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from forgather.project.run_writer import FORM, OVERRIDES, SIGNATURES
 from forgather.source import Span
 
 _LISTED = 5
-# What callbacks write into the folder of any run.
+# Files that callbacks write into the folder of every run.
 _MEASURED = ("summary.json", "metrics.jsonl", "loss.jsonl")
 _MAX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run that was.
+    """A past run.
 
     Args:
         folder: absolute folder of the run.
-        facts: what `run.json` says.
+        facts: the content of `run.json`.
     """
 
     folder: str
@@ -51,49 +51,49 @@ class PastRun:
 
     @property
     def form(self) -> int | None:
-        """The form of the folder; None for one that was written before forms had numbers."""
+        """The number of the folder's format; None for a folder that was written before formats had numbers."""
         form = self.facts.get("form")
         return form if isinstance(form, int) else None
 
     @property
     def config(self) -> str:
-        """Name of the config."""
+        """The config's name."""
         return str(self.facts.get("config", GRAPH))
 
     @property
     def project_dir(self) -> str:
-        """Absolute folder of the project, as it was called then."""
+        """The absolute folder of the project at the time of the run."""
         return str(self.facts.get("project_dir", self.folder))
 
     @property
     def output_dir(self) -> str:
-        """Absolute folder of the run's model, where it lies now."""
+        """The absolute output folder, at its present place."""
         return os.path.dirname(os.path.dirname(self.folder))
 
     @property
     def processes(self) -> int:
-        """How many processes the run had, on all machines; 1 where it does not tell."""
+        """The number of processes of the run on all machines; 1 if it is not recorded."""
         total = self.table("processes").get("total")
         return total if isinstance(total, int) and total > 0 else 1
 
     @property
     def archive(self) -> str:
-        """Folder of the kept copy of the project."""
+        """The folder of the recorded copy of the project."""
         return os.path.join(self.folder, "templates", "project")
 
     def listed(self, key: str) -> list[Any]:
-        """Returns a list of `run.json`, empty where there is none."""
+        """Returns a list of `run.json`; an empty one if it is missing."""
         found = self.facts.get(key)
         return found if isinstance(found, list) else []
 
     def table(self, key: str) -> dict[str, Any]:
-        """Returns a mapping of `run.json`, empty where there is none."""
+        """Returns a mapping of `run.json`; an empty one if it is missing."""
         found = self.facts.get(key)
         return found if isinstance(found, dict) else {}
 
     @cached_property
     def built(self) -> Graph:
-        """The graph that was built, each value at its line of `graph.yaml`."""
+        """The graph that was built; the place of each value is its line in `graph.yaml`."""
         try:
             return load(render(ConfigEnvironment(searchpath=(self.folder,)), GRAPH))
         except ForgatherError as error:
@@ -101,7 +101,9 @@ class PastRun:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph that was built, each value at the line of the template that wrote it, where that is known."""
+        """The graph that was built; the place of each value is the line of the template that wrote it, if that is
+        known.
+        """
         if self.rendered_again is None:
             return self.built
         again = without_options(self.rendered_again)
@@ -109,7 +111,7 @@ class PastRun:
 
     @cached_property
     def changes(self) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-        """Variables of the templates, and pairs of path and YAML text, as the command line gave them."""
+        """The Jinja variables, and the pairs of graph path and YAML text, that the command line gave."""
         if self.form is None and not os.path.lexists(os.path.join(self.folder, OVERRIDES)):
             return {}, ()
         try:
@@ -124,7 +126,7 @@ class PastRun:
 
     @cached_property
     def defaults(self) -> dict[str, dict[str, str | None]]:
-        """Defaults of the constructors that were called; empty where they are not known."""
+        """The default arguments of the constructors that were called; empty if they are not recorded."""
         kept = self._signatures or {}
         return {str(name): dict(table) for name, table in kept.items() if isinstance(table, dict)}
 
@@ -138,7 +140,7 @@ class PastRun:
 
     @property
     def notes(self) -> tuple[Diagnostic, ...]:
-        """What is to be told of the folder's form."""
+        """Findings about the format of the folder."""
         if self.form == FORM:
             return () if self._signatures is not None else (self._no_defaults(),)
         if self.form is None:
@@ -161,7 +163,7 @@ class PastRun:
         )
 
     def environment(self) -> ConfigEnvironment:
-        """What the templates of the run saw, all from its folder."""
+        """Returns the environment that the templates of the run saw, from its folder alone."""
         read = self.table("environment_read")
 
         def env(name: str, default: object = None) -> object:
@@ -184,7 +186,7 @@ class PastRun:
         )
 
     def archived(self, path: str) -> str:
-        """Returns where the copy of a file or folder lies."""
+        """Returns the path of the recorded copy of a file or folder."""
         if path == self._library:
             return os.path.join(self.folder, "templates", "lib")
         if path == self.project_dir:
@@ -192,7 +194,7 @@ class PastRun:
         return os.path.join(self.folder, "templates", *self._display.archive_name(path).split("/"))
 
     def original(self, file: str) -> str:
-        """Returns the file that an archived copy was made of; other files stay."""
+        """Returns the file that a recorded copy was made from; other files are unchanged."""
         inside = os.path.relpath(file, os.path.join(self.folder, "templates")).replace(os.sep, "/")
         label, _, rest = inside.partition("/")
         workspace = str(self.facts.get("workspace_root") or "")
@@ -200,7 +202,7 @@ class PastRun:
         return os.path.join(tops[label], rest) if label in tops and rest else file
 
     def place(self, file: str) -> str:
-        """Returns the short name of a file, archived copies under the names of what they are copies of."""
+        """Returns the short name of a file; for a recorded copy, the name of the original."""
         return Display(self.project_dir, self.facts.get("workspace_root"))(self.original(file))
 
     @property
@@ -215,7 +217,9 @@ class PastRun:
 
     @cached_property
     def rendered_again(self) -> Graph | None:
-        """What the kept templates give, the declaration of options included; None where that fails."""
+        """The graph that the recorded templates give, with the declaration of options; None if rendering or loading
+        fails.
+        """
         try:
             variables, overrides = self.changes
             template = str(self.facts.get("template") or f"configs/{self.config}")
@@ -225,19 +229,19 @@ class PastRun:
 
 
 def runs_of(project_dir: str) -> list[str]:
-    """Returns the folders of the runs below a project's usual output folders, newest first."""
+    """Returns the run folders below a project's default output folders, newest first."""
     models = _listed(os.path.join(project_dir, "output_models"))
     found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
     return sorted(found, key=os.path.basename, reverse=True)
 
 
 def open_run(folder: str) -> PastRun:
-    """Returns the run of a folder.
+    """Returns the run in a folder.
 
     Raises:
-        ProjectError: FG437, it is no folder of a run; FG438, it is damaged.
+        ProjectError: FG437, it is not the folder of a run; FG438, it is damaged.
     """
-    # Of a link, too, the output folder is the one that the run is in.
+    # For a link, the output folder is that of its target.
     path = os.path.realpath(folder)
     if not is_run_folder(path):
         raise _no_run(folder, path)
@@ -274,7 +278,7 @@ def _unrecorded(folder: str) -> ProjectError:
 
 
 def _runs_near(path: str) -> Iterable[str]:
-    """Yields the folders of runs in, below, beside and around a path that is none, as one would type them."""
+    """Returns the run folders in, below, next to and around a path, as a user would type them."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     for folder in (path, os.path.join(path, "runs"), os.path.dirname(path)):
@@ -299,8 +303,8 @@ def _read(folder: str, name: str) -> str:
     """Returns the text of a file of the record.
 
     Raises:
-        OSError: it is gone, or cannot be read.
-        ValueError: it is no text, or too much.
+        OSError: it is missing, cannot be read, or is too large.
+        ValueError: it is not UTF-8.
     """
     try:
         return read_bytes(os.path.join(folder, name), _MAX_BYTES).decode()

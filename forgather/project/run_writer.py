@@ -1,9 +1,9 @@
-"""The folder of a run: what repeats it, written before anything is constructed.
+"""Writes the folder of a run: everything that is needed to repeat it, before anything is constructed.
 
-Takes a project and the command line, gives a folder with `config.yaml` (as rendered), `graph.yaml` (what was built; a
-config by itself), `templates/` with the project's code, `overrides.yaml`, `signatures.json` (defaults of what is
-called) and `run.json`. Keeps true: the folder is new and this run's alone, and no secret is in it:
-neither a value of `!env` nor what stands under a name that looks secret.
+Takes a project and the command line; gives a new folder for this run with `config.yaml` (the rendered text),
+`graph.yaml` (the graph as a config without templates), `templates/` with copies of templates and code,
+`overrides.yaml`, `signatures.json` (the default arguments of constructors) and `run.json`. The folder contains no
+secret: neither values that `!env` reads nor values whose names look secret.
 """
 
 from __future__ import annotations
@@ -39,29 +39,37 @@ from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
 
 FORM = 2
+"""The number of the format."""
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
+"""Environment variables that numerical results can depend on."""
 
 
 def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
-    """Makes and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added when it exists already.
+    """Creates and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added if it exists.
+
+    Args:
+        output_dir: the output folder.
+        config_name: the config's name.
+        now: the time in UTC.
 
     Raises:
-        ProjectError: the folder cannot be made.
+        ProjectError: FG413, the folder cannot be created.
     """
     return new_folder(run_folder_name(output_dir, config_name, now))
 
 
 def new_folder(folder: str) -> str:
-    """Makes and returns a new folder of this name, with a number where there is one already.
+    """Creates and returns a folder of this name; a number is added if it exists.
 
     Raises:
-        ProjectError: it cannot be made.
+        ProjectError: FG413, it cannot be created.
     """
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         for unique in (folder, *(f"{folder}-{attempt}" for attempt in range(2, 1000))):
             with suppress(FileExistsError):
+                # mkdir fails if the folder exists, so that two runs never get the same one.
                 os.mkdir(unique)
                 return unique
     except OSError as error:
@@ -70,16 +78,28 @@ def new_folder(folder: str) -> str:
 
 
 def run_folder_name(output_dir: str, config_name: str, now: datetime) -> str:
-    """Returns the path that `make_run_folder` makes when it is free."""
+    """Returns the path that `make_run_folder` creates if it is free.
+
+    Args:
+        output_dir: the output folder.
+        config_name: the config's name.
+        now: the time in UTC.
+    """
     stem = config_name.removesuffix(".yaml").replace("/", "-")
     return os.path.join(output_dir, "runs", f"{now:%Y%m%dT%H%M%SZ}-{stem}")
 
 
 def write_record(folder: str, project: Project, *, command: Sequence[str], started: datetime) -> None:
-    """Writes into a run folder everything that repeats the run.
+    """Writes everything into a run folder that is needed to repeat the run.
+
+    Args:
+        folder: the run folder.
+        project: the config.
+        command: the words of the command line.
+        started: the start of the run, in UTC.
 
     Raises:
-        ProjectError: a file cannot be written.
+        ProjectError: FG413, a file cannot be written.
     """
     defaults = read_defaults(project.graph, project.meta)
     files = {
@@ -91,6 +111,8 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         **_code_files(project),
     }
     for name, text in files.items():
+        # All secrets are collected before any text is written: one that a file shows under its name may occur without
+        # it in another file.
         note_secrets(text, is_code=name.endswith(".py"))
     shown = {name: hide(text, is_code=name.endswith(".py"), is_document=True) for name, text in files.items()}
     redacted = {name: _digest(text) for name, text in files.items() if shown[name] != text}
@@ -132,7 +154,7 @@ def _graph_text(graph: Graph) -> str:
 
 
 def _code_files(project: Project) -> dict[str, str]:
-    """Returns the project's Python files that the config needs, beside its templates."""
+    """Returns the project's Python files that the config needs, as entries next to its templates."""
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
     texts: dict[str, str] = {}
     for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
@@ -146,7 +168,12 @@ def _text(file: str) -> str:
 
 
 def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[str, str]]) -> str:
-    """Returns what `overrides.yaml` holds."""
+    """Returns the content of `overrides.yaml`.
+
+    Args:
+        variables: Jinja variables.
+        overrides: pairs of graph path and YAML text.
+    """
     lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
     lines.append(f"variables: {json.dumps(dict(variables), default=str)}")
     if not overrides:
@@ -187,19 +214,21 @@ def _facts(project: Project, command: Sequence[str], started: datetime, output_d
 
 
 def environment_needed(graph: Graph) -> dict[str, bool]:
-    """Returns which variables of the environment construction reads, and whether each is set; never a value."""
+    """Returns the environment variables that construction reads, and whether each is set; never a value."""
     names = {node.variable for _, node in all_nodes(graph) if isinstance(node, Env)}
     return {name: name in os.environ for name in sorted(names)}
 
 
 def runtime_facts() -> dict[str, object]:
-    """Returns what sums may depend on: processors, and the variables that choose among them."""
+    """Returns what the order of floating-point sums can depend on: the number of processors, and variables of
+    libraries.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"count": count} | {name: os.environ.get(name) for name in _RUNTIME}
 
 
 def _processes() -> dict[str, int]:
-    """Returns how many processes the run has, in all and on this machine."""
+    """Returns the number of processes of the run, in all and on this machine."""
     facts = process_facts(os.environ) if is_worker(os.environ) else ProcessFacts()
     return {"total": facts.world_size, "per_node": facts.local_world_size}
 
@@ -220,7 +249,12 @@ def _keywords(node: object) -> tuple[Entry, ...]:
 
 
 def unwritable(folder: str, error: OSError) -> ProjectError:
-    """Returns the error that tells of a run folder that cannot be written."""
+    """Returns the error for a run folder that cannot be written.
+
+    Args:
+        folder: the run folder.
+        error: the error of the file system.
+    """
     return ProjectError(
         f"the run folder {folder!r} cannot be written: {error.strerror or error}",
         code="FG413",

@@ -1,6 +1,6 @@
 """The files of a new project and of a new config.
 
-Takes names, writes files. Keeps true: what it makes works as it stands, and nothing that exists is overwritten.
+Takes names; writes files. A new project or config runs as it is, and no existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SETTINGS = """\
     max_steps: 100
     learning_rate: 1e-2
 """
-# A template of the project has settings of its own, which a new config must not replace unasked.
+# A template of the project has its own settings, which a new config must not replace without being asked.
 _NO_SETTINGS = """\
     ## learning_rate: 1e-2
 """
@@ -67,10 +67,10 @@ Models, checkpoints and the records of runs go to `output_models/`.
 
 
 def new_project(folder: str) -> list[str]:
-    """Makes a project folder and returns the files in it.
+    """Creates a project folder and returns its files.
 
     Raises:
-        ProjectError: the name cannot be one, the folder holds something, or it cannot be written.
+        ProjectError: FG414, the name is not allowed, or the folder is not empty; FG418, it cannot be written.
     """
     name = os.path.basename(os.path.abspath(folder))
     _refuse_name(name, "project")
@@ -89,10 +89,16 @@ def new_project(folder: str) -> list[str]:
 
 
 def new_config(meta: ProjectMeta, name: str, parent: str = DEFAULT_PARENT) -> str:
-    """Makes a config in a project and returns its file.
+    """Creates a config in a project and returns its file.
+
+    Args:
+        meta: the project.
+        name: the name of the config.
+        parent: the template that it extends.
 
     Raises:
-        ProjectError: the name cannot be one, the parent does not exist, or the config does.
+        ProjectError: FG414, the name is not allowed, or the config exists; FG418, it cannot be written; FG419, the
+            parent does not exist.
     """
     file = name if name.endswith(".yaml") else f"{name}.yaml"
     for part in file.removesuffix(".yaml").split("/"):
@@ -119,7 +125,7 @@ def _config_text(file: str, title: str, parent: str) -> str:
 
 
 def _near_template(name: str, known: list[str]) -> str:
-    """Returns the template of that file name in another folder, else the nearest one."""
+    """Returns a hint with the templates of the same file name in other folders, else the closest name."""
     same = [template for template in known if os.path.basename(template) == os.path.basename(name)][:_LISTED]
     same = same or [template for template in known if os.path.basename(template) == f"{os.path.basename(name)}.yaml"]
     if same:

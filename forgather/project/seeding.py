@@ -1,8 +1,8 @@
-"""The random numbers that a construction draws: those of the seed of its trainer.
+"""The seed of a construction: objects are built from random numbers of the trainer's seed.
 
-Takes a graph; gives what `materialize` does before it calls the first constructor. Keeps true: one config builds the
-same objects in every process and at every start; where it says no seed, nothing is seeded; the caller's own random
-numbers go on after the construction as if it had drawn none.
+Takes a graph; gives the function that `materialize` calls before the first constructor. One config builds the same
+objects in every process and at every start. Without a seed, nothing is seeded. After the construction, the caller's
+random states are as they were before.
 """
 
 from __future__ import annotations
@@ -21,20 +21,27 @@ from forgather.project.reader import reader_for
 from forgather.project.trainer_arguments import trainer_arguments
 
 USUAL_SEED = 42
-"""The seed that arguments of trainers have where it is left out, those of transformers and ours alike."""
+"""The default seed of the trainers' arguments, both of transformers and ours."""
 
 _BITS = 64
 
 
 @contextmanager
 def seeded(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
-    """Gives what seeds Python, NumPy and torch for a construction, and gives their states back after the block."""
+    """Yields a function that seeds Python, NumPy and torch for a construction; their states are restored after the
+    block.
+
+    Args:
+        graph: the graph that is built.
+        meta: the project, which determines where modules are found.
+    """
     with ExitStack() as given_back:
 
         def seed_all(build: Any) -> None:
             seed = _seed(graph, meta, build)
             if seed is not None:
-                # The random numbers of torch belong to the other tower; a graph with a seed is built with torch.
+                # This tower does not import torch, but a graph with a seed is built with torch, so the function is
+                # found by name.
                 module = import_module("forgather.ml.random_state")
                 given_back.enter_context(module.seeded_random(seed))
 
@@ -42,7 +49,12 @@ def seeded(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
 
 
 def written_seed(graph: Graph, meta: ProjectMeta) -> int | None:
-    """Returns the seed that a graph says without being built: a plain number, or the default of its arguments."""
+    """Returns the seed that a graph contains without being built: a plain number, or the default of its arguments.
+
+    Args:
+        graph: the graph.
+        meta: the project, which determines where modules are found.
+    """
     call = _arguments(graph)
     node = _keyword(call, "seed") if call else None
     default = getattr(node, "default", None)
@@ -63,7 +75,8 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
     try:
         seed = build(node, path)
     except UnboundVarError:
-        # Whoever builds another target need not give what the trainer alone needs, which raises this itself.
+        # Another target can be built without a variable that only the trainer needs; building the trainer raises this
+        # error itself.
         return _default(call, meta)
     whole = _whole(seed)
     if seed is None or whole is not None:
@@ -77,7 +90,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
 
 
 def _whole(value: object) -> int | None:
-    """Returns a value that torch takes as a seed; None for any other."""
+    """Returns a value that torch accepts as a seed; None for any other."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value < 2**_BITS else None
@@ -96,7 +109,7 @@ def _keyword(call: Call, name: str) -> Node | None:
 
 
 def _default(call: Call, meta: ProjectMeta) -> int | None:
-    """Returns what the seed is where it is left out; None for a call that has no such parameter."""
+    """Returns the default of the seed; None for a call without such a parameter."""
     from forgather.signatures.results import Callee
 
     try:
@@ -107,7 +120,7 @@ def _default(call: Call, meta: ProjectMeta) -> int | None:
         return USUAL_SEED
     parameters = callee.signatures[0].parameters
     if "seed" not in parameters:
-        # Keywords that are handed on reach arguments of a trainer, which all have this default.
+        # `**kwargs` are passed on to trainer arguments, which all have this default.
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         return USUAL_SEED if takes_any else None
     default = getattr(parameters["seed"].default, "value", None)

@@ -1,7 +1,8 @@
-"""Which of two settings was written nearer to the config.
+"""The precedence of settings: which of two was written closer to the config.
 
-Takes the templates of a config, gives whether a setting stands although another one takes its effect. Keeps true: what
-the library writes is a default, and what a parent writes is one for a child that decides otherwise.
+Takes the templates of a config; gives whether a setting counts although another one overrides its effect. A value of
+the library is a default, and a value of a parent template is a default for a child that sets something else.
+`without_second_names` applies this to two names of one setting.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _UNKNOWN = 1_000_000
 
 
 class Precedence:
-    """The templates of a config, nearest first.
+    """The order of the templates of a config, the closest first.
 
     Args:
-        project_dir: folder of the user's own templates.
-        files: files of the templates in the order in which they were loaded, the config first.
+        project_dir: the folder of the user's own templates.
+        files: files of the templates in the order of loading, the config first.
     """
 
     def __init__(self, project_dir: str, files: Iterable[str]) -> None:
@@ -38,12 +39,12 @@ class Precedence:
             self._ranks.setdefault(file, rank)
 
     def stands(self, setting: Entry, other: Entry | None, *, given_only: bool = False) -> bool:
-        """Returns whether the user wrote a setting, and nothing nearer to the config what goes against it.
+        """Returns whether the user wrote a setting, and nothing closer to the config contradicts it.
 
         Args:
-            setting: the setting that may be without effect.
-            other: what takes its effect; None for a default.
-            given_only: True where only what an option of the command line gives counts as nearer.
+            setting: the setting that may have no effect.
+            other: the setting that overrides it; None for a default.
+            given_only: whether only an option of the command line counts as closer.
         """
         if setting.origin is None or not setting.origin.span.file.startswith((self._own, "<")):
             return False
@@ -51,7 +52,7 @@ class Precedence:
         return theirs != _GIVEN if given_only else self._rank(setting) <= theirs
 
     def is_nearer(self, setting: Entry, other: Entry) -> bool:
-        """Returns whether a setting was written nearer to the config than another one."""
+        """Returns whether a setting was written closer to the config than another one."""
         return self._rank(setting) < self._rank(other)
 
     def _rank(self, entry: Entry | None) -> int:
@@ -68,7 +69,12 @@ class Precedence:
 
 
 def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
-    """Returns a graph whose settings have one name each, where templates differ in what they call them."""
+    """Returns a graph in which every setting has one name, if templates use an old and a new name for it.
+
+    Args:
+        graph: the graph.
+        precedence: decides which value counts.
+    """
     swaps: dict[int, Node] = {}
     for _, node in all_nodes(graph):
         if isinstance(node, Call) and (rules := _rules(node)) is not None:
@@ -79,7 +85,12 @@ def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
 
 
 def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the assignments of `--set`; one of an older name is added where the newer one is written."""
+    """Returns the assignments of `--set`; an old name gets a `+` if the config uses the new one.
+
+    Args:
+        graph: the graph.
+        assignments: pairs of graph path and YAML text.
+    """
     return [(_settable_path(graph, path), value) for path, value in assignments]
 
 
@@ -98,7 +109,7 @@ def _settable_path(graph: Graph, text: str) -> str:
     written = {entry.key for entry in holder.kwargs} if isinstance(holder, Call) else set()
     if present is None or last.name in written or present not in written:
         return text
-    # The older name keeps its own rules, and is told where the call is judged.
+    # The old name has its own rules, which are reported where the call is checked; so it is added instead of replaced.
     return f"+{path_text(path)}"
 
 
@@ -124,7 +135,9 @@ def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence)
 
 
 def _exchanged(graph: Graph, swaps: dict[int, Node]) -> Graph:
-    """Returns the graph with each node of `swaps` exchanged wherever it stands; sharing stays as it was."""
+    """Returns the graph with each node of `swaps` replaced everywhere; a node that is used several times stays one
+    node.
+    """
     made: dict[int, Node] = {}
     anchors: dict[int, str] = {}
 

@@ -1,7 +1,7 @@
-"""What a config's targets say about the run: the `meta` target, and a line about each target.
+"""Facts about the targets of a config: the `meta` target, and a summary of each target.
 
-Takes a graph, gives plain facts. Keeps true: nothing is constructed; entries of `meta` that are not plain data are
-left out, because they can only be known by constructing; `output_dir` alone has to be plain.
+Takes a graph; gives plain facts without constructing anything. Entries of `meta` that are not plain data are left out;
+only `output_dir` and `nproc_per_node` have to be plain.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class RunMeta:
     """The `meta` target of a config.
 
     Args:
-        name: `config_name`, "" where there is none.
+        name: `config_name`, or "".
         description: `config_description`.
         config_class: `config_class`.
-        output_dir: `output_dir`; None where the config names none.
-        nproc_per_node: processes on one machine: a number, "gpu" for one on each accelerator, "auto" for as many as the
-            sizes of the trainer's arguments ask for, and else as "gpu".
+        output_dir: `output_dir`; None if the config has none.
+        nproc_per_node: processes on one machine: a number, "gpu" for one on each accelerator, or "auto" for as many as
+            the sizes in the trainer's arguments need, and like "gpu" if they do not say.
     """
 
     name: str
@@ -38,13 +38,13 @@ class RunMeta:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """One target, for a list.
+    """One target in a listing.
 
     Args:
         name: the target.
         kind: "singleton", "dict", "scalar", "var" and so on.
         summary: the constructor, the value, or a count.
-        span: where it is written.
+        span: the place of the target.
     """
 
     name: str
@@ -54,10 +54,10 @@ class TargetFacts:
 
 
 def run_meta(graph: Graph) -> RunMeta:
-    """Returns what the `meta` target says.
+    """Returns the facts of the `meta` target.
 
     Raises:
-        ProjectError: FG411, `output_dir` is not a text; FG828, `nproc_per_node` is no number of processes.
+        ProjectError: FG411, `output_dir` is not a text; FG828, `nproc_per_node` is not a number of processes.
     """
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
@@ -89,7 +89,7 @@ def _output_dir(meta: Node) -> str | None:
 
 
 MOST_PROCESSES = 1024
-"""What a machine may have: more are a slip, and starting them would take the machine down."""
+"""The most processes on one machine: a larger number is a typing error, and starting them would exhaust the machine."""
 
 
 def _processes(meta: Node) -> int | str:
@@ -116,9 +116,9 @@ def _processes(meta: Node) -> int | str:
 
 
 def trainer_output_dir(graph: Graph) -> str | None:
-    """Returns `output_dir` of the arguments that `main` is called with, where both are written plainly.
+    """Returns `output_dir` of the arguments of `main`, if both are plain.
 
-    This is where a trainer saves, whatever `meta` says: a `--set` of it moves the run's folder too.
+    A trainer saves there whatever `meta` says, so a `--set` of it moves the run's folder as well.
     """
     arguments = trainer_arguments(graph)
     folder = arguments.plain("output_dir") if arguments else None
@@ -126,7 +126,7 @@ def trainer_output_dir(graph: Graph) -> str | None:
 
 
 def target_facts(graph: Graph) -> list[TargetFacts]:
-    """Returns a line of facts about each target, in order."""
+    """Returns the facts of each target, in order."""
     return [
         TargetFacts(name=name, kind=_kind(entry.value), summary=_summary(entry.value), span=entry.span)
         for name, entry in graph.targets.items()

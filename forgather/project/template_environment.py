@@ -1,7 +1,7 @@
-"""What the templates of a project may see: search path, standard variables, template cache.
+"""The environment of a project's templates: search path, standard variables, template cache.
 
-Takes the folders of a project, gives a `ConfigEnvironment`, new for every load. Keeps true: making one imports
-no library and starts no process (the host's name comes from the kernel, not from a resolver).
+Takes the folders of a project; gives a new `ConfigEnvironment` for every load. Creating one imports no library and
+starts no process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from forgather.project.trust import kept_trust
 from forgather.project.versions import VersionTable
 
 STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions", "config_stem")
+"""The names that every template can read; options of a config cannot replace them."""
 
 
 def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_root: str | None) -> ConfigEnvironment:
     """Returns the environment of one load.
 
     Args:
-        searchpath: absolute folders, first match wins.
+        searchpath: absolute folders; the first match wins.
         project_dir: absolute folder of the project.
-        workspace_root: absolute folder of the workspace; None outside any, where the project stands in for it.
+        workspace_root: absolute folder of the workspace; None outside any, and then templates see the project's folder.
     """
     system = host_facts()
     variables = {
@@ -42,8 +43,8 @@ def _allowed_env() -> tuple[str, ...]:
 
 
 def host_facts() -> dict[str, str]:
-    """Returns what templates see as `uname`."""
-    # platform.uname() may start a process for the processor's name; the kernel's own answer never does.
+    """Returns the facts that templates see as `uname`."""
+    # platform.uname() may start a process for the processor's name; os.uname() never does.
     if hasattr(os, "uname"):
         facts = os.uname()
         return dict(zip(("system", "node", "release", "version", "machine"), facts, strict=True))

@@ -1,7 +1,7 @@
-"""Whom the user trusts: folders whose code may run, packages that configs may call, variables that templates may read.
+"""What the user trusts: folders whose code may run, packages that configs may call, variables that templates may read.
 
-Takes the user's `trust.json` (in the config folder of Forgather) and `FORGATHER_TRUST`, gives a `Trust`. Keeps true: no
-file of a project is asked; a folder is known by its real path; a file that others can write is not believed.
+Takes the user's `trust.json` (in Forgather's config folder) and `FORGATHER_TRUST`; gives a `Trust`. No file of a
+project can extend it. A folder is identified by its real path. A file that others can write is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forgather.errors import ProjectError
 from forgather.project.locations import config_dir
 
 VARIABLE = "FORGATHER_TRUST"
-"""Further folders (with a slash) and packages, separated as in PATH; what a run hands to its processes."""
+"""Further trusted folders (with a slash) and packages, separated as in PATH; a run passes it to its processes."""
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _KINDS = ("folders", "packages", "variables")
 
@@ -28,9 +28,9 @@ class Trust:
     """What a user trusts.
 
     Args:
-        folders: real paths; what lies in one is trusted too.
-        packages: names of packages that configs may import; a dotted name is a part of one.
-        variables: names of environment variables that templates may read, with `*` as in file names.
+        folders: real paths; their subfolders are trusted, too.
+        packages: names of packages that configs may import; a dotted name is a part of a package.
+        variables: names of environment variables that templates may read, with `*` as a wildcard.
     """
 
     folders: tuple[str, ...] = ()
@@ -43,24 +43,24 @@ class Trust:
         return any(real.startswith(os.path.join(trusted, "")) for trusted in self.folders)
 
     def has_package(self, name: str) -> bool:
-        """Returns whether a package is trusted, or the part of it that a dotted name names."""
+        """Returns whether a package is trusted, or the part of it that a dotted name means."""
         words = name.split(".")
         parents = (".".join(words[:count]) for count in range(1, len(words) + 1))
         return "*" in self.packages or any(parent in self.packages for parent in parents)
 
     def plus(self, other: Trust) -> Trust:
-        """Returns both."""
+        """Returns the union with another trust."""
         both = {kind: tuple(dict.fromkeys((*getattr(self, kind), *getattr(other, kind)))) for kind in _KINDS}
         return Trust(**both)
 
     def minus(self, other: Trust) -> Trust:
-        """Returns what is left without another."""
+        """Returns this trust without the entries of another."""
         left = {kind: [item for item in getattr(self, kind) if item not in getattr(other, kind)] for kind in _KINDS}
         return Trust(**{kind: tuple(items) for kind, items in left.items()})
 
 
 EVERYTHING = Trust(folders=(os.path.abspath(os.sep),), packages=("*",))
-"""What a caller from Python trusts who says so."""
+"""The trust of a Python caller who passes `trust=True`."""
 
 
 def trust_file() -> str:
@@ -69,24 +69,26 @@ def trust_file() -> str:
 
 
 def current_trust() -> Trust:
-    """Returns what the user trusts now: his file, and the environment of this process.
+    """Returns what the user trusts now: the file, and the environment of this process.
 
     Raises:
-        ProjectError: FG442, the file cannot be believed; FG443, `FORGATHER_TRUST` names neither folder nor package.
+        ProjectError: FG442, the file is refused; FG443, `FORGATHER_TRUST` has a word that is neither folder nor
+            package.
     """
     words = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
     return kept_trust().plus(trust_of(words, _is_path))
 
 
 def kept_trust() -> Trust:
-    """Returns what the user's file says.
+    """Returns the content of the user's file.
 
     Raises:
-        ProjectError: FG442, it can be written by others, or is not as this program writes it.
+        ProjectError: FG442, others can write it, or it is malformed.
     """
     file = trust_file()
     try:
         with open(file, encoding="utf-8") as stream:
+            # fstat checks the file that is open; the path could be replaced between a check and the read.
             facts = os.fstat(stream.fileno())
             text = stream.read()
     except FileNotFoundError:
@@ -117,7 +119,7 @@ def _unbelievable(file: str, why: str, hint: str | None = None) -> ProjectError:
 
 
 def keep_trust(trust: Trust) -> None:
-    """Writes the user's file, for him alone.
+    """Writes the user's file, readable and writable by this user only.
 
     Raises:
         ProjectError: FG442, it cannot be written.
@@ -129,17 +131,18 @@ def keep_trust(trust: Trust) -> None:
         os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
             stream.write(json.dumps(facts, indent=2) + "\n")
+        # A rename replaces the file in one step: a reader never sees half of it.
         os.replace(draft, file)
     except OSError as error:
         raise _unbelievable(file, f"cannot be written: {error.strerror}", "check the folder's permissions") from error
 
 
 def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:
-    """Returns what words mean: folders, or names of packages.
+    """Returns the trust that words stand for.
 
     Args:
-        words: as a user writes them.
-        is_folder: tells which words are folders; the others are names of packages.
+        words: folders and packages, as a user writes them.
+        is_folder: returns whether a word is a folder; other words are names of packages.
 
     Raises:
         ProjectError: FG443, a word is neither.
@@ -161,16 +164,22 @@ def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.is
 
 
 def _is_path(word: str) -> bool:
-    """Tells a folder from a package by its spelling alone: a project has folders of any name in the working folder."""
+    """Returns whether a word is a folder by its spelling: the working folder may contain a folder with the name of a
+    package.
+    """
     return word.startswith(".") or os.sep in word
 
 
 def inherit(trust: Trust) -> None:
-    """Hands trust to the processes that this one starts."""
+    """Passes a trust to the processes that this one starts, in the environment."""
     words = [*os.environ.get(VARIABLE, "").split(os.pathsep), *trust.folders, *trust.packages]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(word for word in words if word))
 
 
 def add_trust(added: Trust) -> None:
-    """Adds to the user's file."""
+    """Adds a trust to the user's file.
+
+    Raises:
+        ProjectError: FG442, the file is refused or cannot be written.
+    """
     keep_trust(kept_trust().plus(added))

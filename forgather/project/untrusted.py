@@ -1,7 +1,7 @@
-"""Code that a config would run and that no list allows: where it lies, and what the user has to trust first.
+"""Untrusted code: where it is stored, and what the user has to trust before a config may run it.
 
-Takes names of packages and folders, gives the folders and packages to trust, and the errors that say so. Keeps true:
-nothing is imported; code is the user's to trust where it is in the project or in a folder that the project names.
+Takes names of packages and folders; gives the folders and packages to trust, and the errors that say so. Nothing is
+imported. The user decides about code in the project, or in a folder that the project names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OWN_FUNCTION = "write what you need as a function in a .py file of the project,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a config would run that no list allows.
+    """What a config would run and no list allows.
 
     Args:
-        folders: of the code, as real paths.
-        packages: their names, or a dotted name for a part of a package.
+        folders: real paths of the folders with the code.
+        packages: names of packages, or dotted names for parts of them.
     """
 
     folders: tuple[str, ...] = ()
@@ -38,13 +38,13 @@ class Needs:
         return bool(self.folders or self.packages)
 
     def beyond(self, trust: Trust) -> Needs:
-        """Returns what of this is not trusted."""
+        """Returns the part of this that is not trusted."""
         folders = [folder for folder in self.folders if not trust.has_folder(folder)]
         packages = [name for name in self.packages if not trust.has_package(name)]
         return Needs(folders=tuple(folders), packages=tuple(packages))
 
     def plus(self, other: Needs) -> Needs:
-        """Returns both; a folder inside another one is left out."""
+        """Returns the union; a folder inside another one is left out."""
         folders = {*self.folders, *other.folders}
         outer = [one for one in sorted(folders) if folders.isdisjoint(map(str, PurePath(one).parents))]
         return Needs(folders=tuple(outer), packages=tuple(sorted({*self.packages, *other.packages})))
@@ -52,10 +52,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a project's own code may lie.
+    """Where code of a project can be stored.
 
     Args:
-        project_dir: its folder.
+        project_dir: the project's folder.
         system_path: further folders of modules.
     """
 
@@ -65,18 +65,18 @@ class Places:
     _found: dict[str, str | None] = field(default_factory=dict, compare=False)
 
     def owner(self, folder: str) -> str:
-        """Returns the folder that a user trusts for code in `folder`: the project's, where it is inside."""
+        """Returns the folder that a user trusts for code in `folder`: the project's folder, if `folder` is inside."""
         real, project = os.path.realpath(folder), os.path.realpath(self.project_dir)
         return project if _is_in(real, project) else real
 
     def home(self, package: str) -> str | None:
-        """Returns the folder that a user trusts for a top-level package; None for one that is installed."""
+        """Returns the folder that a user trusts for a top-level package; None for an installed one."""
         if package not in self._homes:
             self._homes[package] = self._home(package)
         return self._homes[package]
 
     def exists(self, module: str) -> bool:
-        """Returns whether there is a package of that name, or a module at that place in one."""
+        """Returns whether a package of that name exists, or a module at that place in one."""
         package, *inner = module.split(".")
         where = "forgather" if package == "forgather" else self._where(package)
         if where is None or not inner:
@@ -94,6 +94,7 @@ class Places:
         if where is None or any(_is_in(where, installed) for installed in _installed()):
             return None
         roots = [self.project_dir, *self.system_path]
+        # Then Python imports modules of the working folder, too.
         if "" in sys.path or os.getcwd() in sys.path:
             roots.append(os.getcwd())
         return next((self.owner(root) for root in roots if _is_in(where, os.path.realpath(root))), None)
@@ -105,7 +106,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 @cache
 def _installed() -> tuple[str, ...]:
-    # `sysconfig` says the same, and takes longer to import than all of this module.
+    # `sysconfig` gives the same folders, but importing it takes longer than this module.
     return tuple(
         os.path.realpath(folder) for folder in (os.path.dirname(os.__file__), *site.getsitepackages(), _forgather())
     )
@@ -116,7 +117,7 @@ def _forgather() -> str:
 
 
 def _where(package: str, further: Iterable[str]) -> str | None:
-    """Returns the real path of a package's file or folder, without importing it; None for what has none."""
+    """Returns the real path of a package's file or folder without importing it; None if it has none."""
     if package in sys.builtin_module_names or package == "forgather":
         return None
     path = [*sys.path, *(folder for folder in further if folder not in sys.path)]
@@ -127,25 +128,27 @@ def _where(package: str, further: Iterable[str]) -> str | None:
 
 
 def denied(verdict: Verdict) -> ResolveError:
-    """Returns the error for what no config may call."""
+    """Returns the error for an object that no config may call."""
     message = f"no config may call {verdict.name!r}: {verdict.why}"
     error: ResolveError = ResolveError(message, code="FG339", hint=_OWN_FUNCTION)
     return error
 
 
 def untrusted(needs: Needs) -> ResolveError:
-    """Returns the error for what only the user can allow."""
+    """Returns the error for code that the user has to trust first."""
     error: ResolveError = ResolveError(said(needs), code="FG440", hint=way(needs))
     return error
 
 
 def to_trust(module: str) -> str:
-    """Returns what a user trusts for a module: its package, or itself where configs may call parts of that."""
+    """Returns the name to trust for a module: its package, or the module itself if configs may call parts of the
+    package.
+    """
     return module if is_in_parts(module) else module.partition(".")[0]
 
 
 def said(needs: Needs) -> str:
-    """Returns in words that something is not trusted."""
+    """Returns the message that something is not trusted."""
     what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
     what += [f"calls {', '.join(map(_called, needs.packages))}"] if needs.packages else []
     return f"the config {' and '.join(what)}, which you have not said that you trust"
@@ -157,7 +160,7 @@ def _called(module: str) -> str:
 
 
 def way(needs: Needs) -> str:
-    """Returns how a user says so."""
+    """Returns the hint how the user can trust it."""
     import shlex
 
     words = shlex.join([*needs.folders, *needs.packages])

@@ -1,7 +1,7 @@
-"""Versions of Python and of the libraries that configs ask for, each looked up when it is read.
+"""Versions of Python and of libraries, each determined when it is read.
 
-Takes nothing, gives `VersionTable` for templates and `installed_versions` for the run record. Keeps true:
-making and listing the table imports nothing; only reading a value does.
+Gives `VersionTable` for templates and `installed_versions` for the record of a run. Creating and listing the table
+imports nothing; reading a value does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECORD_KEYS = (
 
 
 class VersionTable(Mapping[str, str | None]):
-    """Version by library name; None for a library that is not installed.
+    """The version of each library that templates can ask for; None for a library that is not installed.
 
     Example:
         >>> list(VersionTable())
@@ -36,12 +36,12 @@ class VersionTable(Mapping[str, str | None]):
         return len(TEMPLATE_KEYS)
 
     def __repr__(self) -> str:
-        """All of them as a YAML mapping on one line, as printing in a template writes it."""
+        """Returns the whole table as a YAML mapping on one line, for a template that prints it."""
         return "{" + ", ".join(f"{name}: {_quoted(version)}" for name, version in self.items()) + "}"
 
 
 def installed_versions(names: Iterable[str] = RECORD_KEYS) -> dict[str, str | None]:
-    """Returns Python's version and that of each named distribution, None where it is not installed."""
+    """Returns the version of Python and of each named distribution; None for one that is not installed."""
     return {"python": sys.version.split()[0]} | {name: _version(name) for name in names}
 
 
@@ -52,7 +52,7 @@ def _quoted(version: str | None) -> str:
 def _version(name: str) -> str | None:
     if name == "python":
         return sys.version.split()[0]
-    # Costs more than all of `fgcli --help`, and most templates never ask.
+    # importlib.metadata takes longer to import than `fgcli --help` runs, and most templates never need it.
     from importlib.metadata import PackageNotFoundError, version
 
     if name == "forgather":

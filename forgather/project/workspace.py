@@ -1,6 +1,6 @@
-"""Where a project and its workspace lie.
+"""Finds projects and workspaces in the file system.
 
-Takes folders, gives absolute folders. Keeps true: looks only upward from where it was asked to, and reads no file.
+Takes folders; gives absolute folders. The search goes upward (or downward for `find_projects`), and no file is read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _SKIPPED = frozenset({"node_modules", "__pycache__", "build", "dist", "output_mo
 
 
 def find_project(folder: str | None = None) -> str:
-    """Returns the folder of the project that was named, or the nearest one upward from the working folder.
+    """Returns the folder of a project: the named one, or the nearest one at or above the working folder.
 
     Args:
-        folder: the folder that `-p` names; None to look upward.
+        folder: the value of `-p`; None searches upward.
 
     Raises:
-        ProjectError: there is no project there.
+        ProjectError: FG400, no folder above is a project; FG401, the named folder is not one.
     """
     if folder is not None:
         return _named_project(folder)
@@ -37,17 +37,17 @@ def find_project(folder: str | None = None) -> str:
 
 
 def project_above(folder: str) -> str | None:
-    """Returns the nearest project at or above a folder; None where there is none."""
+    """Returns the nearest project at or above a folder; None if there is none."""
     return _upward(folder or os.curdir, META_FILE)
 
 
 def find_workspace(project_dir: str) -> str | None:
-    """Returns the nearest folder, from the project upward, that holds `forgather_workspace/`."""
+    """Returns the nearest folder at or above the project that contains `forgather_workspace/`; None without one."""
     return _upward(project_dir, WORKSPACE_FOLDER)
 
 
 def find_projects(folder: str) -> Iterator[str]:
-    """Yields every project at or below `folder`, in order of their paths; links are not followed."""
+    """Yields every project at or below `folder`, sorted by path; symbolic links are not followed."""
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         if META_FILE in files:

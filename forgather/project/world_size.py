@@ -1,7 +1,6 @@
-"""How many processes a config asks for by the sizes of its trainer's arguments.
+"""The number of processes that a config asks for, from the sizes in its trainer's arguments.
 
-Takes a graph; gives a number, or None where no size says. Keeps true: only what is written out counts, and what a
-setting that is left out comes to.
+Takes a graph; gives a number, or None if no size determines it. Only plain values and defaults count.
 """
 
 from __future__ import annotations
@@ -16,13 +15,20 @@ from forgather.rules import shipped_rules
 
 
 def wished_processes(graph: Graph) -> int | str:
-    """Returns how many processes a config asks for on one machine; the sizes of its arguments say what "auto" is."""
+    """Returns the number of processes on one machine that a config asks for; for "auto" the sizes of the arguments
+    decide.
+
+    Raises:
+        ProjectError: FG411, FG828, the target `meta` has a wrong value.
+    """
     wished = run_meta(graph).nproc_per_node
     return processes_asked_for(graph) or wished if wished == "auto" else wished
 
 
 def processes_asked_for(graph: Graph) -> int | None:
-    """Returns the number of processes that the arguments of `main` multiply to."""
+    """Returns the product of the sizes in the arguments of `main`, which is the number of processes; None if it is
+    open.
+    """
     arguments = trainer_arguments(graph)
     if arguments is None:
         return None

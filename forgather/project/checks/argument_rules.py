@@ -1,7 +1,7 @@
-"""What becomes of arguments: what a constructor calls, lists and opens, judged on what a config writes.
+"""Checks arguments by what their constructors do with them: objects that are called, lists, files and packages.
 
-Takes calls and what the rules tell of their arguments (`Rules.arguments`); gives findings. Keeps true: nothing is
-imported or opened; a partial is blamed only for arguments that surely never come, a file only where it is written out.
+Takes calls and the rules about their arguments (`Rules.arguments`); gives findings. Nothing is imported or opened. A
+partial is reported only for arguments that it certainly never gets, and a file only if its path is written out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
 
 
 def check_arguments(subject: Subject) -> list[Diagnostic]:
-    """Returns what is wrong with arguments for what their constructors do with them."""
+    """Returns the findings about arguments."""
     calls = subject.calls
     findings: list[Diagnostic] = []
     for called in calls.values():
@@ -41,7 +41,7 @@ def check_arguments(subject: Subject) -> list[Diagnostic]:
 
 def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     arguments = arguments_of(called)
-    is_partial = called.node.kind is CallKind.PARTIAL  # what it calls and lists may still be given
+    is_partial = called.node.kind is CallKind.PARTIAL  # the caller of a partial may still give other arguments
     for rules in rules_about(called):
         for name, use in rules.arguments.items():
             node = arguments.get(name)
@@ -61,7 +61,7 @@ def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic
 
 
 class _Place:
-    """An argument: its node, and where it is written."""
+    """An argument: its node, and the place where it is written."""
 
     def __init__(self, called: Called, name: str, node: Node) -> None:
         self.callee, self.name, self.node = called.node, name, node
@@ -72,7 +72,15 @@ class _Place:
     def finding(
         self, code: str, message: str, hint: str, severity: Severity = Severity.ERROR, inner: Entry | None = None
     ) -> Diagnostic:
-        """Returns a finding about the argument, or about an item of it."""
+        """Returns a finding about the argument, or about an item of it.
+
+        Args:
+            code: the stable code.
+            message: what was found.
+            hint: what the user can do.
+            severity: how bad it is.
+            inner: the item.
+        """
         entry = inner or self._entry
         span = None if entry is None else entry.value.span if entry.alias else entry.span
         return Diagnostic(
@@ -93,6 +101,7 @@ def _called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) 
     if known is None or known.node.kind is not CallKind.PARTIAL or known.callee is None:
         return
     partial, callee = known.node, known.callee
+    # Calling a partial of a class gives an object, where the result of a call to that object was meant.
     if callee.kind == "class" and "object" in use:
         message = (
             f"{place.owner} calls {place.name!r} for {use['object']}, and a call of this one gives a {callee.name}"
@@ -110,7 +119,7 @@ def _called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) 
 
 
 def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters without default that neither the partial nor its caller gives."""
+    """Returns the required parameters that neither the partial nor its caller gives."""
     if partial.spread is not None:
         return []
     parameters = signature.parameters.values()
@@ -128,6 +137,7 @@ def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) 
 
 def _listed(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     node, wanted = place.node, use["items"]
+    # Iterating over a dict gives its keys, so the constructor would silently take names for objects.
     if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
         message = f"{place.owner} takes a list as {place.name!r}, and gets {describe(node)}, whose keys it would take"
         hint = f"begin the block with `== super()`, or read the mapping as a list: write !dlist:@{place.name} above it"
@@ -166,7 +176,7 @@ def _as_object(node: Node, wanted: str) -> str:
 
 
 def _is_meant(use: Mapping[str, Any], arguments: Mapping[str, Node]) -> bool:
-    """Tells whether files are of this machine: `where` another argument has one of some words."""
+    """Returns whether the files are local, which depends on the value of another argument (`where`)."""
     for name, words in use.get("where", {}).items():
         node = arguments.get(name)
         if not isinstance(node, Scalar) or node.value not in words:
@@ -202,12 +212,14 @@ def _moved(finding: Diagnostic, item: Node) -> Diagnostic:
 
 def _is_there(written: str, suffixes: Collection[str]) -> bool:
     path = os.path.expanduser(written)
+    # A URL may need the network, which a check must not use.
     if "://" in path:
         return True
     try:
         if os.path.isdir(path) and suffixes:
             return any(file.endswith(tuple(suffixes)) for _, _, files in walk_folders(path) for file in files)
         return os.path.exists(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
+    # A folder that is too large to search gets the benefit of the doubt.
     except TooManyEntriesError:
         return True
 

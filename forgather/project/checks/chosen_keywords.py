@@ -1,7 +1,7 @@
-"""Keywords that a setting holds for a function which another setting chooses, as `lr_scheduler_kwargs`.
+"""Checks keyword arguments for a function that another setting selects, as `lr_scheduler_kwargs`.
 
-Takes calls, the rules about their arguments (`keywords_of`) and a reader of signatures; gives findings. Keeps true: a
-function that is not known, and a choice that is not written out, say nothing.
+Takes calls, the rules about their arguments (`keywords_of`) and a reader of signatures; gives findings. If the function
+is not known, or the setting that selects it is not plain data, nothing is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _KEYWORDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def check_chosen_keywords(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields keywords that the chosen function does not take, and those without which it cannot be called."""
+    """Yields findings about keywords that the selected function does not accept, and about required ones that are
+    missing.
+    """
     calls, reader = subject.calls, subject.reader
     for called in calls.values():
         if called.node.kind in (CallKind.META, CallKind.PARTIAL):
@@ -74,7 +76,7 @@ def _judged(
 
 
 def _keywords(constructor: str | None, reader: Reader) -> dict[str, Parameter] | None:
-    """Returns the parameters that can be given by name; None where a function takes any, or is not known."""
+    """Returns the parameters that can be given by name; None if the function accepts any, or is not known."""
     if constructor is None:
         return None
     try:
@@ -95,7 +97,7 @@ def _meant(key: str, names: list[str]) -> str | None:
 
 
 def _taken_elsewhere(key: str, use: Mapping[str, Any], reader: Reader) -> str | None:
-    """Returns which choices take a keyword, or what it is called there."""
+    """Returns which other choices accept a keyword, or what they call it."""
     known = {word: list(_keywords(constructor, reader) or ()) for word, constructor in use["callees"].items()}
     if words := [word for word, names in known.items() if key in names]:
         return f"{use['chosen_by']}: {' or '.join(words)} takes it"

@@ -1,8 +1,7 @@
-"""Targets of other projects that a config asks for by `from_project`.
+"""Checks `from_project`: targets of other projects that a config asks for.
 
-Takes a graph and its project, gives findings about names that do not exist there, and what could not be looked up.
-Keeps true: the other config is rendered and loaded, never built, and only where folder, config and targets are written
-out.
+Takes a graph and its project; gives findings about names that do not exist there, and the calls that could not be
+checked. The other config is rendered and loaded but never built, and only if folder, config and targets are plain data.
 """
 
 from __future__ import annotations
@@ -28,7 +27,12 @@ _PARAMETERS = ("project_dir", "config_template", "targets", "pp_kwargs")
 
 
 def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], list[Unchecked]]:
-    """Returns what is wrong with names of other projects, and the calls that are known only when they are built."""
+    """Returns the findings about names of other projects, and the calls that are known only when they are built.
+
+    Args:
+        graph: the graph.
+        project: its project, which folders are relative to.
+    """
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
     loaded: dict[tuple[Any, ...], Project] = {}
@@ -45,7 +49,12 @@ def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], li
 
 
 def projects_named(graph: Graph, project: Project) -> list[Project]:
-    """Returns the configs of other projects whose targets a graph asks for, as far as they are written out."""
+    """Returns the configs of other projects that a graph asks for, if they are plain data.
+
+    Args:
+        graph: the graph.
+        project: its project, which folders are relative to.
+    """
     loaded: dict[tuple[Any, ...], Project] = {}
     for path, node in all_nodes(graph):
         if isinstance(node, Call) and node.constructor in CONSTRUCTORS and node.kind is not CallKind.META:
@@ -54,8 +63,8 @@ def projects_named(graph: Graph, project: Project) -> list[Project]:
     return list(loaded.values())
 
 
-class _NotWritten(Exception):  # noqa: N818 - no error: it ends a look-up
-    """An argument that only construction tells."""
+class _NotWritten(Exception):  # it only ends a look-up
+    """An argument that is known only after construction."""
 
 
 def _judge(node: Call, path: GraphPath, project: Project, loaded: dict[tuple[Any, ...], Project]) -> list[Diagnostic]:
@@ -101,6 +110,7 @@ def _loaded(
     key = (place, config, repr(variables))
     if key not in loaded:
         there = Project(config if isinstance(config, str) else None, place, **variables)
+        # Loading here makes errors of the other config part of this look-up.
         _ = there.graph
         loaded[key] = there
     return loaded[key]

@@ -1,8 +1,7 @@
-"""Imports of the project's files that surely fail.
+"""Checks imports in the project's Python files that certainly fail.
 
-Takes the calls of a graph and a reader of signatures, gives findings at lines of Python files. Keeps true: nothing is
-imported; an import inside of a condition, a `try` or a function is left alone, and so is a file that changes where
-modules are looked for.
+Takes the calls of a graph and a reader of signatures; gives findings at lines of Python files. Nothing is imported. An
+import inside a condition, a `try` or a function is ignored, and so is a file that changes where modules are searched.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from forgather.source import Span
 if TYPE_CHECKING:
     pass
 
-# At the margin, so that nothing guards it; `from .blocks import` is the business of whoever reads the constructor.
+# Only unindented imports, which nothing guards. Relative imports are checked when the constructor is read.
 _IMPORT = re.compile(r"^(?:from[ \t]+([A-Za-z_][\w.]*)[ \t]+import\b|import[ \t]+([A-Za-z_][\w.]*))", re.MULTILINE)
 _CHANGES_THE_SEARCH = re.compile(r"sys\.(?:path|modules|meta_path)|importlib|__import__|__path__|site\.")
 
 
 def check_imports(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error for each import at the margin of a project's file whose module surely does not exist."""
+    """Yields an error for each unindented import of a module that certainly does not exist."""
     project_dir, reader = subject.project.meta.project_dir, subject.reader
     files = dict.fromkeys(_file(called.node.constructor, project_dir) for called in subject.calls.values())
     for file in files:
@@ -60,8 +59,8 @@ def _text(file: str) -> str | None:
 
 
 def _is_statement(text: str, line: int, name: str) -> bool:
-    """Says whether that line is an import of the module's own body, and no part of a text."""
-    import ast  # costs milliseconds, and is needed where something is missing alone
+    """Returns whether a line is an import statement at module level, and not part of a string."""
+    import ast  # takes milliseconds to import, and is needed only if a module is missing
 
     try:
         tree = ast.parse(text)
@@ -76,6 +75,6 @@ def _is_statement(text: str, line: int, name: str) -> bool:
 
 
 def _beside(file: str, name: str) -> str | None:
-    """Returns the hint for a module that is a file beside the one that imports it."""
+    """Returns the hint for a module that is a file next to the importing one."""
     there = os.path.join(os.path.dirname(file), *name.split(".")) + ".py"
     return f"for the file beside it, write `from .{name} import ...`" if os.path.isfile(there) else None

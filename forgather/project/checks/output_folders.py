@@ -1,7 +1,8 @@
-"""Two configs of one project that write into one folder: the later run would replace the model of the earlier one.
+"""Checks whether two configs of a project save to one folder, so that a later run would replace the earlier model.
 
-Takes a config, gives a finding. Keeps true: only a folder that the library made of the config's name counts; one that
-is named, by the config or on the command line, may be shared. Facts of other configs are those that listings keep.
+Takes a config; gives a finding. Only a folder that the library derived from the config's name is reported; a folder
+that the config or the command line names may be used by several. Facts about other configs come from the cache of
+listings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from forgather.source import Span
 
 
 def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error where another config of the project writes into the folder that is made of this one's name."""
+    """Yields an error if another config of the project saves to the folder that is derived from this config's name."""
     project = subject.project
     folder = _of_its_name(project)
     if folder is None:
@@ -46,7 +47,7 @@ def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _of_its_name(project: Project) -> str | None:
-    """Returns the output folder, where the library made it of the config's name."""
+    """Returns the output folder, if the library derived it from the config's name."""
     arguments = trainer_arguments(project.graph)
     entry = arguments.entry("output_dir") if arguments else None
     folder = arguments.plain("output_dir") if arguments else None
@@ -56,7 +57,7 @@ def _of_its_name(project: Project) -> str | None:
     try:
         name = run_meta(project.graph).name
     except ForgatherError:
-        # What is wrong with `meta` is told where it is looked at.
+        # An error in `meta` is reported by its own check.
         return None
     by_default = {name.lower().replace(" ", "_"), project.config_stem}
     parent, base = os.path.split(folder)
@@ -65,7 +66,7 @@ def _of_its_name(project: Project) -> str | None:
 
 
 def _others(project: Project) -> list[ConfigListing]:
-    """Returns the facts of the other configs, of which those that are not kept are read anew, and kept."""
+    """Returns the facts of the other configs; those that are not in the cache are read and stored."""
     meta, display = project.meta, Display(project.meta.project_dir)
     names = [name for name in config_files(meta.searchdir, meta.config_prefix) if name != project.config_name]
     if not names:
@@ -80,7 +81,7 @@ def _others(project: Project) -> list[ConfigListing]:
 
 
 def _naming_line(project: Project) -> Span:
-    """Returns the line of the project that names the config; its first line where none does."""
+    """Returns the line of the project that names the config; the config's first line if there is none."""
     entry: Entry | None = project.graph.targets.get("meta")
     own = os.path.join(project.meta.project_dir, "")
     named = string_entries(entry.value) if entry else ()

@@ -1,7 +1,7 @@
-"""Packed rows, judged on what a config writes: the model that reads them, and the collator before it.
+"""Checks packed rows: the model that reads several documents in one row, and the collator before it.
 
-Takes calls and a reader of signatures; gives findings. Keeps true: nothing is imported; a model whose class or family
-is not known is left to the run, which looks at it; what is an error here is refused there.
+Takes calls and a reader of signatures; gives findings. Nothing is imported. A model whose class or family is not known
+is left to the run, which checks it; every error here is refused there, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGenera
 
 
 def check_packed_rows(subject: Subject) -> list[Diagnostic]:
-    """Returns what is wrong with the collators and models that rows of `tokenize` and `tokenize_examples` reach."""
+    """Returns findings about the collators and models that receive rows of `tokenize` and `tokenize_examples`."""
     calls, reader = subject.calls, subject.reader
     findings: list[Diagnostic] = []
     for called in calls.values():
@@ -87,7 +87,7 @@ def _of_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagno
     else:
         return
     path = format_path((*called.path, Key("data_collator")))
-    # That of transformers does not look: nobody would refuse the run.
+    # transformers' trainer does not check this, so the run would not be refused.
     severity = Severity.WARNING if called.node.constructor.startswith("transformers") else Severity.ERROR
     yield Diagnostic(code=code, message=message, severity=severity, span=collator.span, path=path, hint=hint)
 
@@ -112,7 +112,7 @@ def _is_false(call: Call, name: str) -> bool:
 
 
 def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str | None:
-    """Returns why a model mixes documents; None where it does not, or where that is not known."""
+    """Returns why a model attends across documents; None if it does not, or if that is not known."""
     module, _, name = model.constructor.partition(":")
     if model.constructor in ("forgather.ml.models:from_config", "transformers:AutoModelForCausalLM.from_config"):
         called = calls.get(id(model))
@@ -126,7 +126,7 @@ def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str 
 
 @cache
 def _mixed_kinds() -> frozenset[str]:
-    """Returns the names that the configurations and models of families begin with that mix documents."""
+    """Returns the name prefixes of the model families that attend across documents."""
     with open(_TABLE, encoding="utf-8") as stream:
         families = json.load(stream)["mixed"].values()
     return frozenset(_KIND.sub("", name) for names in families for name in names)

@@ -1,8 +1,8 @@
-"""Settings of the trainer that stand at the root of a config, where nothing reads them.
+"""Checks root keys of a config that look like settings of the trainer, where nothing reads them.
 
-Takes a graph and its calls, gives findings. Keeps true: a root key that an alias or a calculation uses is no finding.
-A config without trainer arguments may have targets of any name; only where it has no `main` either, and two of its keys
-are settings of a trainer, is it taken for the config of another tool.
+Takes a graph and its calls; gives findings. A root key that an alias or a calculation uses is not reported. Targets of
+a config without trainer arguments may have any name; such a config is reported as one for another tool only if it has
+no `main` and at least two of its keys are settings of a trainer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _MANY = 6
 
 
 def judge_roots(graph: Graph, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
-    """Yields a warning for each root key that is meant as a setting of the trainer, or as another target."""
+    """Yields a warning for each root key that was meant as a setting of the trainer, or as another target.
+
+    Args:
+        graph: the graph.
+        calls: its calls, by `id(node)`.
+    """
     arguments = trainer_arguments(graph)
     called = calls.get(id(arguments.call)) if arguments else None
     if arguments is None or called is None or called.callee is None:
@@ -78,7 +83,7 @@ def _names(node: Calc) -> set[str]:
     try:
         return set(names_in(parse_calc(node.expression)))
     except Refusal:
-        # It is refused where it stands.
+        # The calculation is reported at its own place.
         return set()
 
 
@@ -86,7 +91,7 @@ def _names(node: Calc) -> set[str]:
 
 
 class _Meant(NamedTuple):
-    """A key of a config for another tool: where it stands, and what to write here; nothing where the name is ours."""
+    """A key of a config for another tool: its path, its entry, and what to write instead; None if the name is ours."""
 
     path: tuple[str, ...]
     entry: Entry
@@ -94,11 +99,12 @@ class _Meant(NamedTuple):
 
 
 def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
-    """Yields what keeps a config from being a run: it has no `main`, and keys that look like settings of a trainer.
+    """Yields findings about a config that is not a run: it has no `main`, but keys that look like settings of a
+    trainer.
 
     Args:
-        graph: the config.
-        for_run: whether `main` is about to be run, so that its absence is an error.
+        graph: the graph.
+        for_run: whether `main` is about to be run, so that a missing one is an error.
     """
     if _MAIN in graph.targets:
         return
@@ -110,7 +116,7 @@ def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
         yield _finding("FG251", message, severity, (trainer,), graph.targets[trainer], hint)
         return
     meant = list(_meant(graph))
-    if len(meant) < 2:  # noqa: PLR2004 - one such name may well be a target of the user's own
+    if len(meant) < 2:  # a single such name can be a target of the user
         return
     names = [repr(name) for name in dict.fromkeys(one.path[0] for one in meant)]
     shown = ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY} more" if len(names) > _MANY else "")
@@ -130,7 +136,7 @@ def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
 
 
 def _meant(graph: Graph) -> Iterator[_Meant]:
-    """Yields the keys of a config, those of its plain mappings included, that name settings of a trainer."""
+    """Yields the keys of a config that name settings of a trainer, also inside plain mappings."""
     rules = shipped_rules()[_ARGUMENTS][0]
     ours = {*rules.settings, *rules.renamed, *rules.without_effect, *rules.former}
     for name, entry in graph.targets.items():

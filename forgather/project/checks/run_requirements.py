@@ -1,8 +1,8 @@
-"""What a run would meet only when it starts: DeepSpeed's config, classes to wrap, packages that are not installed.
+"""Checks what a run would otherwise find only at its start: DeepSpeed's config, classes to wrap, missing packages.
 
-Takes a config and its calls, gives findings. Keeps true: nothing is imported that the config names; what DeepSpeed's
-config may say is judged by the function that the run itself asks (`forgather.ml.strategy.deepspeed_config`, without
-torch); a class is looked up in the source of the model's own module.
+Takes a config and its calls; gives findings. Nothing that the config names is imported. DeepSpeed's config is judged by
+the function that the run uses (`forgather.ml.strategy.deepspeed_config`, which does not import torch). A class is
+looked up in the source of the model's module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRAP = "transformer_layer_cls_to_wrap"
 
 
 def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields what would keep a run from starting, as far as it is written out."""
+    """Yields findings about what would keep a run from starting, if it is plain data."""
     graph, calls, reader = subject.graph, subject.calls, subject.reader
     for called in calls.values():
         yield from _lacking(called)
@@ -45,7 +45,7 @@ def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _lacking(called: Called) -> Iterator[Diagnostic]:
-    """Yields a package that a call needs and that is not installed."""
+    """Yields a finding for a package that a call needs and that is not installed."""
     for rules in rules_about(called):
         if rules.needs and find_spec(rules.needs) is None:
             yield Diagnostic(
@@ -71,7 +71,7 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
         return
     judge: Any = import_module(_DEEPSPEED)
     if not _is_ours(arguments, calls):
-        # transformers fills the config by rules of its own; which keys DeepSpeed has is the same.
+        # transformers fills the config by its own rules; only unknown keys can be judged here.
         for one in judge.unknown_settings(asked):
             yield replace(one, span=one.span or _place_in(entry, one.message))
         return
@@ -83,14 +83,16 @@ def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int,
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
         for one in (error.diagnostic, *error.others):
-            # How many processes train may be known only where they start.
+            # The number of processes may be known only at the start, and train_batch_size depends on it.
             if known is not None or not one.message.startswith("train_batch_size"):
                 span = one.span or _place_in(entry, one.message)
                 yield replace(one, span=span)
 
 
 def _processes(graph: Graph) -> int | None:
-    """Returns how many processes a run starts; None where that is not known here, or wrong, which is told elsewhere."""
+    """Returns the number of processes that a run starts; None if it is not known, or wrong, which is reported
+    elsewhere.
+    """
     try:
         processes = run_meta(graph).nproc_per_node
     except ForgatherError:
@@ -106,7 +108,7 @@ def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
 
 
 def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> SimpleNamespace | None:
-    """Returns the arguments that DeepSpeed's config is held against; None where one of them is not written out."""
+    """Returns the arguments that DeepSpeed's config is compared with; None if one of them is not plain data."""
     called = calls.get(id(arguments.call))
     rules = rules_about(called) if called else ()
     if not rules:
@@ -121,7 +123,7 @@ def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> Simpl
 
 
 def _place_in(entry: Entry, message: str) -> Any:
-    """Returns the line of the key that a message is about; that of the setting where it is about none."""
+    """Returns the line of the key that a message is about; the line of the setting if there is none."""
     words = message.replace("'", " ").replace(".", " ").split()
     inside, named = [entry], list[Entry]()
     while inside:
@@ -166,7 +168,7 @@ def _no_class(name: str, module: str, entry: Entry, node: Node, reader: Reader) 
 
 
 def _module_of_model(graph: Graph) -> str | None:
-    """Returns the module of the model's classes, where the config describes a model of transformers."""
+    """Returns the module of the model's classes, if the config describes a model of transformers."""
     main = graph.targets.get("main")
     model = _keyword(main.value, "model") if main else None
     config = _keyword(model, "config") if model else None
@@ -179,7 +181,7 @@ def _module_of_model(graph: Graph) -> str | None:
 
 
 def _family(config: str) -> str | None:
-    """Returns the folder of transformers that has a config class, as "gpt_neox" for GPTNeoXConfig."""
+    """Returns the folder of transformers that contains a config class, as "gpt_neox" for GPTNeoXConfig."""
     spec = find_spec("transformers")
     if spec is None or spec.submodule_search_locations is None:
         return None

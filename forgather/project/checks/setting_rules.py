@@ -1,7 +1,7 @@
-"""Rules about settings, judged on what a config writes.
+"""Checks the settings of calls by the rules that the ML packages ship as data.
 
-Takes calls and the rules that the ML side ships as data; gives findings. Keeps true: only
-literals and the defaults of signatures are judged; a rule that hangs on anything else is listed as unchecked.
+Takes calls and rules; gives findings. Only literals and the defaults of signatures are judged; a rule that depends on
+anything else is listed as unchecked.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 def judge_settings(
     graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, *, processes: int | None = None
 ) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
-    """Returns what is wrong with settings of known calls, the rules that are not judged, and texts they ask for.
+    """Returns the findings about settings of known calls, the rules that were not checked, and strings that a setting
+    accepts.
 
     Args:
-        graph: the config.
+        graph: the graph.
         judgement: its calls.
         reader: reads signatures.
-        precedence: who wrote what.
-        processes: how many a run starts on one machine; None where that is not known.
+        precedence: compares who wrote what.
+        processes: number of processes on one machine; None if it is not known.
     """
     judge = _Settings(graph, judgement, reader, precedence, processes)
     findings: list[Diagnostic] = []
@@ -47,6 +48,8 @@ def judge_settings(
 
 
 class _Settings:
+    """The check of all calls of one graph."""
+
     def __init__(
         self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, processes: int | None
     ) -> None:
@@ -60,16 +63,16 @@ class _Settings:
         self.texts: list[Scalar] = []
 
     def of(self, called: Called) -> Iterator[Diagnostic]:
-        """Yields what is wrong with the settings of one call."""
+        """Yields the findings about the settings of one call."""
         for rules in rules_about(called):
             given, settings, found = self._settings(called, rules)
             facts = {**settings, **self._inner(called, rules)}
-            # What a derived class computes by itself is not known.
+            # A derived class may compute settings that the rules do not know of.
             facts["derived"] = called.node.constructor not in rules.about
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
             found += rules.values({name: self._names_known(name, facts[name], called, rules) for name in judged})
             self.texts += _asked_for(called, rules)
-            # What is wrong by itself is no part of a contradiction.
+            # A setting with a wrong value would give a second finding if it took part in a conflict.
             wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
             facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
             stands = partial(self._stands, called.node, rules)
@@ -82,7 +85,7 @@ class _Settings:
                 self._leave(called, reason)
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
-        """Returns the value of a setting; of a mapping that holds what is not known, what is known of it."""
+        """Returns the value of a setting; for a mapping with unknown values, a mapping of what is known."""
         _, entry = _written(called.node, name, rules) if value is SOMETHING else ((), None)
         return value if entry is None else self._partly(entry.value)
 
@@ -92,7 +95,7 @@ class _Settings:
         return self._value(node)
 
     def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
-        """Returns whether the user wrote the setting of a rule, and nothing nearer to the config the other one."""
+        """Returns whether the user wrote the setting of a rule, and nothing closer to the config sets the other one."""
         argument = rule["argument"]
         _, setting = _written(node, argument, rules)
         if setting is None or setting.key != argument.rpartition(".")[2]:
@@ -101,7 +104,7 @@ class _Settings:
         return self._precedence.stands(setting, other, given_only="beside" in rule)
 
     def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Violation]]:
-        """Returns which settings are given, all of them by present names, and what is wrong with the names."""
+        """Returns the names of the given settings, all settings under their current names, and findings about names."""
         written = {name: self._value(node) for name, node in arguments_of(called).items()}
         given, found = written, list[Violation]()
         if rules.closed:
@@ -110,7 +113,7 @@ class _Settings:
         return frozenset(given), whole, found
 
     def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
-        """Returns the settings of calls that are given as arguments, as `args.lr`, as far as rules speak of them."""
+        """Returns the settings of calls that are given as arguments, as `args.lr`, if a rule reads them."""
         facts: dict[str, Any] = {}
         for name, node in arguments_of(called).items():
             inner = self._calls.get(id(node))
@@ -126,7 +129,7 @@ class _Settings:
         return facts
 
     def _of_partial(self, called: Called) -> dict[str, Any]:
-        """Returns what a partial `calls`, `takes` and `sets`, and the values that it sets."""
+        """Returns the facts `calls`, `takes` and `sets` of a partial, and the values that it sets."""
         values = {name: self._value(node) for name, node in arguments_of(called).items()}
         facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
         if called.callee is not None and len(called.callee.signatures) == 1:
@@ -155,7 +158,7 @@ class _Settings:
         )
 
     def _value(self, node: Node) -> Any:
-        """Returns a value that is written out; else `SOMETHING` for what cannot be None, and `UNKNOWN`."""
+        """Returns a value that is plain data; otherwise `SOMETHING` if it cannot be None, and `UNKNOWN`."""
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Sequence):
@@ -175,7 +178,7 @@ class _Settings:
 
 
 def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
-    """Yields the texts among the arguments that are one of the words of their setting, or stand for such a text."""
+    """Yields the strings among the arguments that are an accepted value of their setting, or replace one."""
     for name, node in arguments_of(called).items():
         present = rules.renamed.get(name, name)
         rule = rules.settings.get(present)
@@ -195,7 +198,7 @@ def _unknown(values: Iterable[Any]) -> bool:
 
 
 def rules_about(called: Called) -> tuple[Rules, ...]:
-    """Returns the rules about what is called, or about the class that it derives from."""
+    """Returns the rules about a called object, or about the class that it derives from."""
     rules = shipped_rules()
     if called.node.constructor in rules:
         return rules[called.node.constructor]
@@ -204,7 +207,7 @@ def rules_about(called: Called) -> tuple[Rules, ...]:
 
 
 def arguments_of(called: Called) -> dict[str, Node]:
-    """Returns the arguments of a call by the names of its parameters."""
+    """Returns the arguments of a call by parameter name."""
     values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.named_latent_args)}
     for signature in called.callee.signatures if called.callee else ():
         bound = binds(signature, called.node.args, {}, partial=True)
@@ -214,7 +217,7 @@ def arguments_of(called: Called) -> dict[str, Node]:
 
 
 def _defaults(callee: Callee | None) -> dict[str, Any]:
-    """Returns the defaults of a call's parameters: the literals, `UNKNOWN` where the default is none."""
+    """Returns the defaults of a call's parameters: literals, and `UNKNOWN` for other defaults."""
     found: dict[str, Any] = {}
     for parameter in callee.signatures[0].parameters.values() if callee and callee.signatures else ():
         default = parameter.default
@@ -228,7 +231,7 @@ _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
 
 def _finding(breach: Violation, called: Called, rules: Rules) -> Diagnostic:
     path, entry = _written(called.node, breach.argument, rules)
-    # What an alias names was written elsewhere: that is the place to mend.
+    # The value of an alias is written at its anchor, and has to be fixed there.
     span = (entry.value.span if entry.alias else entry.span) if entry else None
     return Diagnostic(
         code=breach.code,
@@ -241,7 +244,9 @@ def _finding(breach: Violation, called: Called, rules: Rules) -> Diagnostic:
 
 
 def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
-    """Returns where a setting is written, an older spelling of it included; the argument that holds it at least."""
+    """Returns the place of a setting, also under an old name; if it has none, the place of the argument that contains
+    it.
+    """
     first, _, inner = argument.partition(".")
     at = _entries_of(node)
     spellings = {first, *(old for old, present in rules.renamed.items() if present == first)}
@@ -260,7 +265,7 @@ def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry 
 
 @lru_cache(maxsize=4)
 def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
-    """Returns the keywords of a call with their places: each of many findings asks for one of them."""
+    """Returns the keywords of a call with their positions; cached, because every finding about the call needs one."""
     found: dict[object, tuple[int, Entry]] = {}
     for position, entry in enumerate((*node.kwargs, *node.named_latent_args)):
         found.setdefault(entry.key, (position, entry))
@@ -268,8 +273,8 @@ def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
 
 
 def _within(mapping: Mapped, setting: str) -> tuple[GraphPath, Entry | None]:
-    """Returns where a setting inside a mapping is written; None where it is not."""
-    # A name may have dots of its own, as that of a module.
+    """Returns the place of a setting inside a mapping; None if it is not given."""
+    # A key may contain dots itself, as the name of a module does.
     entry = next((one for one in mapping.entries if setting == one.key), None)
     if entry is not None:
         return (Key(entry.key),), entry

@@ -1,4 +1,4 @@
-"""What every check of a config looks at."""
+"""The parameter of every check: a loaded config with its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Subject:
     Args:
         project: the config, with its options and overrides.
         graph: the graph of the project.
-        calls: every call that does not fail for sure, by `id(node)`.
+        calls: every call that does not certainly fail, by `id(node)`.
         reader: reads signatures.
     """
 

@@ -1,7 +1,7 @@
-"""Hooks of transformers' trainer in the user's own trainer that it never calls.
+"""Checks the user's trainer classes for hooks of transformers' trainer that our trainers never call.
 
-Takes a graph and a reader of signatures, gives findings at lines of Python files. Keeps true: nothing is imported; what
-is found here is what the trainer itself refuses, from the same table.
+Takes a graph and a reader of signatures; gives findings at lines of Python files. Nothing is imported. The trainer
+itself refuses the same hooks, from the same table.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _TRAINER = "forgather.ml.trainer.trainer.Trainer"
 _PACKAGE = "forgather.ml"
-# Their classes are no one's own: no time is spent on them.
+# Classes of these packages are not the user's, so they are not searched.
 _LIBRARIES = ("forgather", "transformers", "torch", "accelerate", "datasets", "builtins")
 
 
 def check_trainer_hooks(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error for each hook that a trainer's class defines, and that nothing calls."""
+    """Yields an error for each hook that a trainer's class defines and nothing calls."""
     seen: set[str] = set()
     for _, node in all_nodes(subject.graph):
         if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):
@@ -43,6 +43,7 @@ def _may_be_a_trainer(node: Call) -> bool:
 
 
 def _of_class(call: Call, reader: Reader) -> Iterator[Diagnostic]:
+    # All hooks that any trainer refuses: which trainer it is, is known only with its bases.
     names = {name for trainer in ("", "PipelineTrainer") for name in refused_hooks([trainer])}
     lineage = reader.lineage(call.constructor, (), _PACKAGE, sorted(names))
     if _TRAINER not in lineage.bases:

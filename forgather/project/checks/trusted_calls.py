@@ -1,7 +1,7 @@
-"""What a config would run, by its names alone: what no config may call, and what the user has to trust first.
+"""Checks by name what a config would run: what no config may call, and what the user has to trust first.
 
-Takes a graph and its project, gives findings and `Needs`. Keeps true: nothing is imported; a name says less than the
-object behind it, which construction judges again.
+Takes a graph and its project; gives findings and `Needs`. Nothing is imported. A name says less than the object behind
+it, so the construction judges the object again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forgather.project.untrusted import Needs, Places, denied, said, to_trust, w
 
 
 def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error for each call that no config may make, and a note where the user has to trust something first."""
+    """Yields an error for each call that no config may make, and a note if the user has to trust something first."""
     project = subject.project
     places = Places(project.meta.project_dir, project.meta.system_path)
     for path, node in all_nodes(project.graph):
@@ -49,7 +49,12 @@ def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def needs_of(project: Project, targets: Sequence[str] | None = None) -> Needs:
-    """Returns the folders and packages that the user has to trust before targets can be built; None means all."""
+    """Returns the folders and packages that the user has to trust before the targets can be built.
+
+    Args:
+        project: the config.
+        targets: names of targets; None means all.
+    """
     return _needs(project, targets, set())
 
 
@@ -58,7 +63,7 @@ def _needs(project: Project, targets: Sequence[str] | None, seen: set[tuple[str,
     places = Places(project.meta.project_dir, project.meta.system_path)
     needs = Needs(folders=tuple(places.owner(folder) for folder in project.meta.system_path if os.path.isdir(folder)))
     tops = [top for top in roots(project.graph) if targets is None or top[0] in [(Key(name),) for name in targets]]
-    # Each kind once: joining them one by one would take the square of their number.
+    # Only distinct needs are joined: joining those of every call would take quadratic time.
     kinds = {_needs_of_call(node, places): None for _, node in walk(tops) if isinstance(node, Call)}
     folders = tuple(folder for kind in kinds for folder in kind.folders)
     packages = tuple(package for kind in kinds for package in kind.packages)
@@ -79,7 +84,7 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
 
 
 def _own_folders(node: Call, places: Places) -> list[str] | None:
-    """Returns the folders to be trusted for a call of code that is not installed; None for what is."""
+    """Returns the folders to trust for a call of code that is not installed; None for installed code."""
     module, _ = _parts(node.constructor)
     is_file = module.endswith(".py") or "/" in module
     if not is_file and not module.startswith("."):
