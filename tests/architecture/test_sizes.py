@@ -22,6 +22,7 @@ LONG_MODULES = {
     "forgather/ml/trainer/hf.py": "one subclass of transformers.Trainer, with its loss and its resume",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
     "forgather/ml/trainer/run.py": "the state of one training, in one class",
+    "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",
     "forgather/signatures/name_resolution.py": "one class that resolves names, and its scopes",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
