@@ -1,9 +1,9 @@
-"""Folders `checkpoint-<step>`: complete or invisible.
+"""Checkpoint folders `checkpoint-<step>`: drafts, the atomic commit, removal, and cleanup after crashed processes.
 
-Takes an output folder and a storage; gives drafts that processes fill, and the folder of a checkpoint under its final
-name. Keeps true: files are written beside and synced, the manifest comes last, and the folder is renamed after all of
-that, so a crash or a loss of power at any point leaves either the whole checkpoint or none. A checkpoint that is
-replaced by one of the same step stays until the new one has its place; a folder of its name that is none is put aside.
+Takes an output folder and a storage; gives drafts that processes fill, and the final folder. Files are written into a
+hidden draft folder and synced, the manifest is written last, and then the draft is renamed. A crash or a power failure
+at any point leaves either the complete checkpoint or none. An existing checkpoint of the same step stays until the new
+one can take its place. A folder of that name without a manifest is renamed, not removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.manifest import MANIFEST, FileFact, Manifest, check_complete, is_regular
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree, write_file
 
-# Folders are looked at without torch, which knows the rank: only one process puts one in place.
+# The standard logger, not the rank-aware one, which imports torch: only the main process commits a checkpoint.
 _log = logging.getLogger(__name__)
 
 _PREFIX = "checkpoint-"
@@ -42,18 +42,18 @@ _BEHIND = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Returns the folder of the checkpoint of `step`."""
+    """Returns the path of the checkpoint of an optimizer step."""
     return output_dir / f"{_PREFIX}{step}"
 
 
 def step_of(folder: Path) -> int:
-    """Returns the step that the name of a checkpoint folder says; -1 where it says none."""
+    """Returns the step in the name of a checkpoint folder; -1 for any other name."""
     match = _NAME.match(folder.name)
     return -1 if match is None else int(match[1])
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
-    """Returns (step, folder) of every checkpoint folder, by step."""
+    """Returns (step, folder) for every checkpoint folder, in the order of steps; contents are not looked at."""
     if not output_dir.is_dir():
         return []
     named = ((_NAME.match(folder.name), folder) for folder in output_dir.iterdir() if folder.is_dir())
@@ -61,11 +61,14 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 class Draft:
-    """A folder that is being filled; each process writes files of its own.
+    """A checkpoint folder that is being filled; each process writes files of its own.
+
+    Attributes:
+        files: size and digest of each file that this process wrote, by path within the folder.
 
     Args:
         storage: makes the changes.
-        folder: exists.
+        folder: an existing, empty folder.
     """
 
     def __init__(self, storage: Storage, folder: Path) -> None:
@@ -74,11 +77,14 @@ class Draft:
         self.files: dict[str, FileFact] = {}
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Writes and syncs a file; it is hashed on its way.
+        """Writes and syncs a file; its digest is computed at the same time.
 
         Args:
-            name: path within the folder; folders on the way are made.
-            chunks: the content, piece by piece.
+            name: path within the folder; missing parent folders are created.
+            chunks: the content, in order.
+
+        Raises:
+            OSError: the file system refuses.
         """
         file = self.folder / name
         make_folders(self.storage, file.parent)
@@ -88,7 +94,7 @@ class Draft:
 
 
 class _Hashed:
-    """The content of a file, in pieces; what they make is known after the last."""
+    """The chunks of a file; size and digest are known after the last chunk was consumed."""
 
     def __init__(self, chunks: Iterable[Bytes]) -> None:
         self._chunks = chunks
@@ -97,15 +103,17 @@ class _Hashed:
 
     def __iter__(self) -> Iterator[Bytes]:
         hashing: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(1) as beside:  # it makes its thread when it is first asked
+        with ThreadPoolExecutor(1) as beside:  # the thread is started by the first `submit`
             for piece in self._pieces():
                 self._size += len(piece)
-                # Neither hashing nor writing holds the interpreter, so one goes on beside the other.
+                # Hashing and writing both release the GIL, so a thread lets them overlap; small files do not pay for a
+                # thread.
                 if hashing or len(piece) >= _WORTH_A_THREAD:
                     hashing.append(beside.submit(self._hasher.update, piece))
                 else:
                     self._hasher.update(piece)
                 yield piece
+                # Bounds the pieces that are alive: the writer may be faster than the hash.
                 if len(hashing) > _BEHIND:
                     hashing.popleft().result()
             for last in hashing:
@@ -123,12 +131,21 @@ class _Hashed:
 
 
 def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
-    """Returns an empty draft of a checkpoint; leftovers of dead processes are removed first."""
+    """Returns an empty draft; leftovers of crashed processes are removed first.
+
+    Args:
+        storage: makes the changes.
+        output_dir: the folder that contains the checkpoints.
+        step: of the checkpoint.
+
+    Raises:
+        OSError: the file system refuses, or a file has the checkpoint's name.
+    """
     tidy(storage, output_dir)
     make_folders(storage, output_dir)
     final = checkpoint_folder(output_dir, step)
     if os.path.lexists(final) and not final.is_dir():
-        raise FileExistsError(errno.EEXIST, "a file has that name")  # it is none of ours, and stays
+        raise FileExistsError(errno.EEXIST, "a file has that name")  # a user's file is never removed
     folder = output_dir / f".saving-{_PREFIX}{step}-{own_mark()}"
     storage.make_folder(folder)
     return Draft(storage, folder)
@@ -137,23 +154,25 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
 def finish_draft(
     storage: Storage, folder: Path, step: int, files: Mapping[str, FileFact], facts: Mapping[str, Any]
 ) -> Path:
-    """Returns the folder of the checkpoint that a draft becomes.
+    """Commits a draft and returns the folder of the checkpoint.
 
     Args:
         storage: makes the changes.
         folder: of the draft; every process has written and synced its files.
-        step: names the checkpoint; an older one of the same step is replaced.
-        files: of all processes.
-        facts: what the manifest says beside, see `Manifest`.
+        step: of the checkpoint; an existing one of the same step is replaced.
+        files: size and digest of each file, of all processes.
+        facts: further entries of the manifest, see `Manifest`.
 
     Raises:
-        CheckpointError: FG603 or FG604 where a file is not there as it was written; the draft gets no name.
+        CheckpointError: FG603 or FG604 when a file is not as it was written; the draft is not committed.
+        OSError: the file system refuses.
     """
+    # Every name must be durable before the rename: after a power failure a committed checkpoint has all of its files.
     for inner in sorted({(folder / name).parent for name in files} - {folder}):
         storage.sync_folder(inner)
     write_file(storage, folder / MANIFEST, [Manifest(step, files, facts).to_bytes()])
     storage.sync_folder(folder)
-    check_complete(folder)  # a storage may lose what it was given without a word
+    check_complete(folder)  # network storage can lose data without reporting an error
     final = checkpoint_folder(folder.parent, step)
     _put_in_place(storage, folder, final)
     if not is_regular(final / MANIFEST):
@@ -168,8 +187,8 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
         storage.rename(draft, final)
         storage.sync_folder(final.parent)
         return
-    # A folder that is not empty cannot be renamed over. Whatever happens between the two renames, the older
-    # checkpoint comes back: here, or by `bring_back` where the process died.
+    # A non-empty folder cannot be replaced by a rename. Between the two renames below no checkpoint has the name; the
+    # older one gets it back here, or by `bring_back` in a later process when this one dies.
     replaced = final.with_name(f".replaced-{final.name}-{own_mark()}")
     storage.rename(final, replaced)
     try:
@@ -183,7 +202,7 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
 
 
 def _put_aside(storage: Storage, folder: Path) -> None:
-    """Gives another name to a folder that nobody has written here, and that is in the way of a checkpoint."""
+    """Renames a folder that has a checkpoint's name and no manifest: a user put it there, so it is not removed."""
     names = (folder.with_name(f"{folder.name}.aside{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not os.path.lexists(name))
     storage.rename(folder, aside)
@@ -192,7 +211,7 @@ def _put_aside(storage: Storage, folder: Path) -> None:
 
 
 def drop_draft(draft: Draft) -> None:
-    """Removes a draft that becomes no checkpoint."""
+    """Removes a draft that was not committed; does nothing for a committed one."""
     with suppress(OSError):  # the next save removes what is left
         if draft.folder.exists():
             remove_tree(draft.storage, draft.folder)
@@ -200,10 +219,14 @@ def drop_draft(draft: Draft) -> None:
 
 @contextmanager
 def told_by_step(output_dir: Path, step: int) -> Iterator[None]:
-    """Turns an error of the storage into the one that names the checkpoint.
+    """Context manager that converts an OSError into an error that names the checkpoint.
+
+    Args:
+        output_dir: the folder that contains the checkpoints.
+        step: of the checkpoint.
 
     Raises:
-        CheckpointError: FG609 where the disk refuses; earlier checkpoints are untouched.
+        CheckpointError: FG609 when the file system refuses; earlier checkpoints are untouched.
     """
     try:
         yield
@@ -224,17 +247,17 @@ def write_checkpoint(
     facts: Mapping[str, Any] | None = None,
     storage: Storage | None = None,
 ) -> Path:
-    """Returns the folder of a new, complete checkpoint that one process writes.
+    """Writes a complete checkpoint from a single process and returns its folder.
 
     Args:
-        output_dir: where checkpoints lie.
-        step: names the checkpoint; an older one of the same step is replaced.
-        fill: writes the files.
-        facts: what the manifest says beside, see `Manifest`.
+        output_dir: the folder that contains the checkpoints.
+        step: of the checkpoint; an existing one of the same step is replaced.
+        fill: writes the files into a draft.
+        facts: further entries of the manifest, see `Manifest`.
         storage: makes the changes; the file system by default.
 
     Raises:
-        CheckpointError: FG609 where the disk refuses; earlier checkpoints are untouched.
+        CheckpointError: FG609 when the file system refuses; earlier checkpoints are untouched.
     """
     storage = storage or LocalStorage()
     with told_by_step(output_dir, step):
@@ -247,7 +270,15 @@ def write_checkpoint(
 
 
 def discard_folder(storage: Storage, folder: Path) -> None:
-    """Removes a checkpoint; it is out of sight, for good, before the first of its files is gone."""
+    """Removes a checkpoint; it is durably renamed to a hidden name before its first file is removed.
+
+    Args:
+        storage: makes the changes.
+        folder: of the checkpoint.
+
+    Raises:
+        OSError: the file system refuses the rename.
+    """
     hidden = folder.with_name(f".removed-{folder.name}-{own_mark()}")
     storage.rename(folder, hidden)
     storage.sync_folder(folder.parent)
@@ -256,7 +287,8 @@ def discard_folder(storage: Storage, folder: Path) -> None:
 
 
 def tidy(storage: Storage, output_dir: Path) -> None:
-    """Brings back what a dead process was about to replace, and removes what else it left."""
+    """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted."""
+    # First: a half-replaced checkpoint is a leftover too, and may be the only good one.
     bring_back(storage, output_dir)
     for folder, _ in _leftovers(output_dir):
         with suppress(OSError):
@@ -264,14 +296,14 @@ def tidy(storage: Storage, output_dir: Path) -> None:
 
 
 def bring_back(storage: Storage, output_dir: Path) -> None:
-    """Gives back its name to a checkpoint that a dead process was about to replace."""
+    """Renames checkpoints back whose replacement was interrupted by a crash."""
     for folder, final in half_replaced(output_dir):
         storage.rename(folder, final)
         storage.sync_folder(output_dir)
 
 
 def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
-    """Returns the checkpoints that a dead process was about to replace: where each lies, and the name that it had."""
+    """Returns (current folder, original folder) of each checkpoint whose replacement was interrupted by a crash."""
     found = _leftovers(output_dir, still_seconds=_STILL_SECONDS)
     replaced = [(folder, output_dir / match[2]) for folder, match in found if match[1] == "replaced"]
     return [(folder, final) for folder, final in replaced if not final.exists()]
@@ -285,7 +317,10 @@ def _leftovers(output_dir: Path, *, still_seconds: float = _A_DAY) -> list[tuple
 
 
 def own_mark() -> str:
-    """Returns what tells this process from every other one, also from a later one that has its number."""
+    """Returns a mark that identifies this process: its id, its start time and its host.
+
+    The start time distinguishes it from a later process with the same id.
+    """
     return f"{os.getpid()}.{_started(os.getpid())}.{_own_host()}"
 
 
@@ -295,26 +330,26 @@ def _own_host() -> str:
 
 
 def is_left(folder: Path, mark: str, *, still_seconds: float = _A_DAY) -> bool:
-    """Tells whether nobody writes into a folder any more.
+    """Returns True when the process that owns a draft or hidden folder is gone.
 
     Args:
-        folder: that a process works with.
-        mark: of the process.
-        still_seconds: so long nothing in the folder must have changed, where the process is one of another machine that
-            shares the folder: whether it runs cannot be asked there.
+        folder: a draft or hidden folder.
+        mark: of the process that owns it, from `own_mark`.
+        still_seconds: for a process of another host, the folder must not have changed for so long. Whether that process
+            is alive cannot be found out on a shared file system.
     """
     host = mark.split(".", 2)[2] if mark.count(".") > 1 else _own_host()
     if host == _own_host():
         return not is_running(mark)
     try:
         changed = max(file.lstat().st_ctime for file in (folder, *folder.rglob("*")))
-    except OSError:  # somebody changes it now
+    except OSError:  # a file vanished during the walk, so a process is changing the folder
         return False
     return time.time() - changed > still_seconds
 
 
 def is_running(mark: str) -> bool:
-    """Tells whether the process of this machine that made a mark still runs, and is not this one."""
+    """Returns True when the process that made a mark on this host is running, and is not this process."""
     number, _, rest = mark.partition(".")
     started = rest.partition(".")[0]
     if not number.isdecimal() or int(number) == os.getpid():
@@ -326,14 +361,15 @@ def is_running(mark: str) -> bool:
         return False
     except PermissionError:
         pass
-    # After a restart of the machine or the container, the number is soon that of another process.
+    # After a reboot or in a new container the same id soon belongs to another process.
     return not started.isdecimal() or int(started) == _started(process)
 
 
 def _started(process: int) -> int:
-    """Returns when a process began, in the system's own count; 0 where the system does not say."""
+    """Returns the start time of a process in clock ticks since boot; 0 when /proc does not have it."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
+    # The second field, the command name, may itself contain blanks and parentheses; fields count from the last one.
     return int(facts.rpartition(")")[2].split()[19])

@@ -1,8 +1,8 @@
-"""The model of a checkpoint, as a folder for others.
+"""Export of a checkpoint's model as a Hugging Face folder (`fgcli ckpt export`).
 
-Takes the folder of a checkpoint and a new one; gives the model in the layout of Hugging Face, with the digest of every
-file. Keeps true: the weights that are read are those that were written; the new folder has either the whole model or
-nothing; no code that a checkpoint names is run.
+Takes a checkpoint folder and a new folder; gives the model in the layout of `save_pretrained`, with the SHA-256 of each
+file. The weights are verified against the manifest before they are read. The new folder gets either the complete model
+or nothing. Code that a checkpoint names (`auto_map`) is never run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
 _STATE_OF_THE_RUN = (OPTIMIZER, TRAINING_STATE, f"{CUSTOM}/")
 _PIECE = 1 << 22
 _COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
-"""What torch.compile and peft put before the names of the weights of a model that they hold."""
+"""Prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
 _LAYERS = re.compile(r"layers?$|^depth$")
 _GO_ON = "save the model with the code that made it: go on from the checkpoint, and the end of the run saves it"
 
@@ -68,22 +68,22 @@ def export_checkpoint(
     dtype: str | None = None,
     storage: Storage | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Writes the model of a checkpoint and returns {"bytes", "sha256"} of each file.
+    """Writes the model of a checkpoint and returns {"bytes", "sha256"} for each file.
 
     Args:
-        source: a checkpoint, of any layout of processes.
-        into: a folder that is not there yet, or is empty.
-        max_shard_size: of one file of weights, in bytes or as "5GB".
-        dtype: "float32", "bfloat16" or "float16" for weights that are no integers; None leaves them.
+        source: a checkpoint, written by any number of processes.
+        into: a folder that does not exist yet, or is empty.
+        max_shard_size: maximum size of one weight file, in bytes or as "5GB".
+        dtype: "float32", "bfloat16" or "float16" for floating-point weights; None keeps their types.
         storage: makes the changes; the file system by default.
 
     Raises:
-        CheckpointError: FG603 and FG604 where what is read is not what was written, FG611 where it is not as a run
-            writes it; FG612 where the weights are not those of a class that can be loaded; FG677 where the model cannot
-            be written there.
+        CheckpointError: FG603 and FG604 for a changed or missing file, FG611 for a file that no run could have written,
+            FG612 when the weights do not fit a class that can be loaded, FG677 when the model cannot be written.
     """
     manifest = read_manifest(source)
     beside = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
+    # The arguments are checked first: reading and hashing a large checkpoint takes minutes.
     shard_size = _bytes_of(max_shard_size)
     _refuse_place(source, into)
     _refuse_changed(source, manifest)
@@ -114,7 +114,8 @@ def _is_of_weights(name: str) -> bool:
 
 
 def _refuse_changed(source: Path, manifest: Manifest) -> None:
-    # What a run alone needs may be gone, and is most of the bytes: the model is whole without.
+    # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
+    """Raises the error of the first file of the model that was changed or is missing."""
     files = {name: fact for name, fact in manifest.files.items() if not name.startswith(_STATE_OF_THE_RUN)}
     for error in changes(source, dataclasses.replace(manifest, files=files)):
         raise error
@@ -162,9 +163,12 @@ def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], sha
             "step to have them as they are",
         )
     try:
+        # A model with its own code has no class in transformers; its weights are exported under the names that they
+        # have.
         model = _skeleton(source, weights) if CONFIG in manifest.files else None
         if model is None:
             return split(weights, shard_size=shard_size)
+        # In the order of the model, as `save_pretrained` has it: the order decides which weights share a file.
         ordered = {name: weights[name] for name in model.state_dict() if name in weights}
         return layout_of(model, ordered, shard_size=shard_size)
     except ValueError as error:
@@ -174,10 +178,17 @@ def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], sha
 
 
 def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | None:
-    """Returns the model of a checkpoint without its weights; None where only its own code knows its class.
+    """Returns the checkpoint's model on the meta device; None when its class is defined by code of its own.
+
+    Args:
+        source: the checkpoint.
+        weights: by name.
+
+    Shapes:
+        weights: any.
 
     Raises:
-        CheckpointError: FG612 where the weights are not those of the class.
+        CheckpointError: FG611 for a damaged configuration, FG612 when the weights do not fit the class.
     """
     try:
         facts = json.loads(small_file(source / CONFIG))
@@ -188,6 +199,7 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         if facts.get("architectures") and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
             return None
         config = CONFIG_MAPPING[facts["model_type"]]
+        # A configuration with a billion layers would take all memory even on the meta device.
         _refuse_layers(facts, len(weights))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise unlike_a_run(
@@ -197,7 +209,7 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         raise _not_of_a_class(source, f"its weights are those of {name}", _GO_ON)
     try:
         model = without_memory(kind, config.from_dict(facts))
-    except Exception as error:  # noqa: BLE001 - the border of a class that a file names: it may refuse its configuration
+    except Exception as error:  # noqa: BLE001 - the class comes from a file and may raise anything
         raise unlike_a_run(source / CONFIG, f"no {name} can be made of it ({error!s:.80})") from None
     _refuse_others(source, model, weights)
     return model
@@ -214,6 +226,7 @@ def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, T
     with CheckpointReader(source, sections=(MODEL, EXTRA_STATE)) as saved:
         known = {*weights, *(name.removeprefix(_COMPILED) for name in (*saved.aliases, *saved.extra))}
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    # A tied weight may be stored under one of its names only.
     expected = [name for name in state if name in known or name not in tied]
     if reason := other_names(kind, expected, sorted(known)):
         raise _not_of_a_class(source, f"its weights are not as its configuration says: {reason}", _GO_ON)
@@ -242,13 +255,13 @@ def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:
 
 
 class _Sums:
-    """The digests of files, computed on their way."""
+    """The SHA-256 digests of files, computed while they are written."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
 
     def through(self, name: str, chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-        """Gives the chunks of a file on."""
+        """Yields the chunks of a file unchanged and records their digest."""
         digest = hashlib.sha256()
         for chunk in chunks:
             digest.update(chunk)

@@ -1,7 +1,7 @@
-"""What a safetensors file holds, read from its header.
+"""Inspection of checkpoints without torch: tensors of a safetensors file, progress, problems and contents.
 
-Takes a file; gives names, types and shapes. Keeps true: no torch, and no weight, is read; a header that cannot be is
-one located error.
+Takes a folder; gives plain data for `fgcli ckpt`. No weights are read, except where every byte is verified
+(`all_problems`). A damaged safetensors header is one located error; damaged JSON counts as empty.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TensorFact:
-    """What is known of a tensor without its values.
+    """Name, type and shape of a tensor in a safetensors file.
 
     Args:
-        name: in its file.
-        dtype: in the words of the format.
+        name: of the tensor in its file.
+        dtype: in the notation of the format, such as "BF16".
         shape: of the tensor.
     """
 
@@ -57,24 +57,25 @@ class TensorFact:
 
     @property
     def numel(self) -> int:
-        """Number of values."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
+        """Size of the values, in bytes."""
         return self.numel * BITS.get(self.dtype, 0) // 8
 
 
 def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
-    """Returns the tensors of a safetensors file, in the order of the file, and the texts that lie beside them.
+    """Returns the tensors of a safetensors file, in the order of the file, and its metadata strings.
 
     Raises:
-        CheckpointError: FG603 for a file that is none, FG604 for a missing one.
+        CheckpointError: FG603 for a file that is not a safetensors file, FG604 for a missing one.
     """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
+            # The first eight bytes of any other file would be taken for a length, and that many bytes would be read.
             if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise corrupt_file(file, f"it is no safetensors file (a header of {length} bytes)")
             header: dict[str, Any] = json.loads(stream.read(length))
@@ -100,16 +101,18 @@ _MAX_JSON_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run was, and how well it did, as its state for people says.
+    """Progress of a run as its `trainer_state.json` has it.
 
     Args:
-        step, max_steps, epoch: where it was.
-        loss: of the last line of the log that has one.
-        loss_step: the step of that line; -1 where it does not say.
-        metric: name and value of what decides which checkpoint is the best, where this step was evaluated.
-        is_best: True where no step before was better.
-        greater_is_better: of the metric.
-        top_k: how many of the best the run was to keep.
+        step: optimizer steps that were done; -1 when unknown.
+        max_steps: optimizer steps that the run was configured for.
+        epoch: passes over the data.
+        loss: of the last log entry that has one.
+        loss_step: the step of that entry; -1 when unknown.
+        metric: name and value of the metric that ranks checkpoints; None when this step was not evaluated.
+        is_best: True when no earlier step had a better metric.
+        greater_is_better: True when larger values of the metric are better.
+        top_k: how many of the best checkpoints the run keeps.
     """
 
     step: int = -1
@@ -130,10 +133,10 @@ class Surveyed:
     Args:
         folder: of the checkpoint.
         origin: which run wrote it, and when.
-        size: in bytes, as the manifest says.
+        size: in bytes, from the manifest.
         progress: of its run.
-        problem: why it is not complete; None where manifest and sizes are as they were written.
-        is_model_alone: True where it lacks what a run needs to go on, as `save_only_model` leaves it.
+        problem: why it is incomplete; None when the manifest and all file sizes are right.
+        is_model_alone: True for a checkpoint that was saved with `save_only_model`, which cannot be resumed completely.
     """
 
     folder: Path
@@ -145,7 +148,7 @@ class Surveyed:
 
     @property
     def step(self) -> int:
-        """Updates that were done."""
+        """Number of optimizer steps that were done."""
         return step_of(self.folder)
 
 
@@ -163,40 +166,41 @@ class Survey:
 
     @property
     def newest(self) -> Surveyed | None:
-        """The newest complete one: an automatic resume takes it, if its content is as it was written, too."""
+        """The newest complete checkpoint, which `--resume auto` uses if its content is intact too; None without one."""
         return next((found for found in reversed(self.checkpoints) if found.problem is None), None)
 
     @property
     def best(self) -> Surveyed | None:
-        """The best one that is complete, as the newest one that says so has it."""
+        """The newest complete checkpoint that was the best so far when it was written; None without one."""
         known = [found for found in self.checkpoints if found.problem is None and found.progress.is_best]
         return known[-1] if known else None
 
     @property
     def best_steps(self) -> list[int]:
-        """Steps of the best ones, the best first, as many as the newest complete one says that the run keeps."""
+        """Steps of the best checkpoints, the best first; as many as the run of the newest checkpoint keeps."""
         newest = self.newest
         return [] if newest is None else self.ranked[: newest.progress.top_k]
 
     @property
     def ranked(self) -> list[int]:
-        """Steps of complete checkpoints that were evaluated, the best first."""
+        """Steps of the complete checkpoints that were evaluated, the best first."""
         known = [found for found in self.checkpoints if found.problem is None and found.progress.metric]
         sign = -1.0 if known and known[-1].progress.greater_is_better else 1.0
         values = {found.step: sign * found.progress.metric[1] for found in known if found.progress.metric}
         ordered = sorted((step for step in values if not math.isnan(values[step])), key=lambda step: values[step])
+        # The run's own record of the best comes first; sorting decides among the others only.
         best = [] if self.best is None else [self.best.step]
         return [*best, *(step for step in ordered if step not in best)]
 
 
 def survey(output_dir: Path) -> Survey:
-    """Returns what is known of the checkpoints of a folder."""
+    """Returns the checkpoints of an output folder with their progress and problems; weights are not read."""
     found = [_surveyed(folder, origin) for folder, origin in in_order(output_dir)]
     return Survey(output_dir, tuple(_by_step_where_unknown(found)))
 
 
 def _by_step_where_unknown(found: list[Surveyed]) -> list[Surveyed]:
-    """Returns checkpoints in order; what has no manifest that says when it was written follows the step before it."""
+    """Returns checkpoints in the order of writing; one without a readable manifest is put after the step before it."""
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
     ordered = [one for one in found if one not in lost]
     for one in lost:
@@ -219,10 +223,11 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
 
 
 def progress_of(folder: Path) -> Progress:
-    """Returns how far the run of a checkpoint was; an empty answer where its files do not say."""
+    """Returns the progress of a checkpoint's run; default values where its files do not have it."""
     state, args = _json(folder / TRAINER_STATE), _json(folder / TRAINING_ARGS)
     step = said if isinstance(said := state.get("global_step"), int) else -1
     name = args.get("metric_for_best_model")
+    # transformers' argument accepts the metric with and without this prefix; the log has it with the prefix.
     name = name if name is None or str(name).startswith("eval_") else f"eval_{name}"
     loss, loss_step = None, -1
     value: float | None = None
@@ -254,7 +259,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns what a file of JSON says; nothing where it cannot be read."""
+    """Returns the object in a JSON file; empty when the file cannot be read."""
     try:
         if not is_regular(file) or file.stat().st_size > _MAX_JSON_BYTES:
             return {}
@@ -265,7 +270,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
-    """Returns a checkpoint's manifest and everything that is wrong with it: every byte is read."""
+    """Returns the manifest of a checkpoint (None when unreadable) and all problems; every byte is read."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
@@ -284,18 +289,18 @@ def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint for `fgcli ckpt show`.
 
     Args:
         manifest: step, versions, layout, files.
         origin: which run wrote it.
         progress: of the run.
         tensors: of each safetensors file.
-        settings: of each group of parameters of the optimizer, without the names of its parameters.
-        num_parameters: of each group.
+        settings: of each parameter group of the optimizer, without the parameter names.
+        num_parameters: number of parameter tensors in each group.
         position: in the data.
-        classes: of optimizer and schedule.
-        arguments: of the training.
+        classes: of optimizer and LR schedule.
+        arguments: the training arguments.
     """
 
     manifest: Manifest
@@ -310,10 +315,10 @@ class Contents:
 
 
 def contents(folder: Path) -> Contents:
-    """Returns what a checkpoint says of itself.
+    """Returns the description of a checkpoint.
 
     Raises:
-        CheckpointError: as `read_manifest`, and where a file is missing or of another size.
+        CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
     """
     manifest = read_manifest(folder)
     for error in changes(folder, manifest, read=False):
@@ -335,7 +340,7 @@ def contents(folder: Path) -> Contents:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a group as it was before it was written as JSON, where it is a tuple."""
+    """Returns a setting as it was before it became JSON: `write_state` marks tuples, such as Adam's betas."""
     is_tuple = isinstance(value, dict) and list(value) == ["$tuple"] and isinstance(value["$tuple"], list)
     return tuple(value["$tuple"]) if is_tuple else value
 

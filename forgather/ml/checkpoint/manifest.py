@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: its step, where it comes from, and each of its files with size and digest.
+"""Manifests: the list of a checkpoint's files with sizes and digests, and verification against it.
 
-Takes a folder; gives its `Manifest`, or one error that names what is wrong. Keeps true: the manifest is covered by a
-digest of its own; a file that it does not list is not part of the checkpoint.
+Takes a folder; gives its `Manifest`, or one error that names what is wrong. The manifest contains a digest of itself. A
+file that it does not list is not part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _AUTO = "--resume auto, or resume_from_checkpoint: auto, does that"
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """What is known of a file of a checkpoint.
+    """Size and digest of one file of a checkpoint.
 
     Args:
         size: in bytes.
-        digest: xxh3 of 128 bits, in hexadecimal digits.
+        digest: XXH3 with 128 bits, as hexadecimal digits.
     """
 
     size: int
@@ -41,12 +41,12 @@ class FileFact:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The content of a manifest file.
 
     Args:
-        step: updates that were done.
-        files: what it is made of, by path within the folder.
-        facts: where it comes from: "run" (see `lineage`), "config", "data", "versions", "layout".
+        step: number of optimizer steps that were done.
+        files: size and digest of each file, by path within the folder.
+        facts: further entries: "run" (see `lineage`), "config", "data", "versions", "layout".
     """
 
     step: int
@@ -55,23 +55,23 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files, in bytes."""
         return sum(fact.size for fact in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Returns the text of the manifest's file."""
+        """Returns the content of the manifest file."""
         files = {name: {"bytes": fact.size, "xxh3": fact.digest} for name, fact in sorted(self.files.items())}
         body = {**self.facts, "format": FORMAT, "step": self.step, "files": files}
         return as_json({**body, "xxh3": _digest_of(body)})
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint.
+    """Returns the manifest of a checkpoint; the files that it lists are not looked at.
 
     Raises:
-        CheckpointError: FG601 for no folder, FG602 for no manifest, FG603 for one that is not as it was written, FG670
-            for one of another format, FG671 for a folder that another program wrote, FG672 for one that names files
-            outside of its folder.
+        CheckpointError: FG601 when there is no folder, FG602 when it has no manifest, FG603 for a changed manifest,
+            FG670 for another format version, FG671 for a folder of another program, FG672 when a listed file is outside
+            of the folder.
     """
     refuse_no_folder(folder)
     file = folder / MANIFEST
@@ -81,11 +81,13 @@ def read_manifest(folder: Path) -> Manifest:
         text = _content(file)
         body = json.loads(text, parse_constant=_refuse_constant)
         digest = body.pop("xxh3")
+        # Before the digest: a newer version may compute it differently, and "newer version" is the better message.
         _refuse_other_format(folder, body["format"])
         if _digest_of(body) != digest:
             raise corrupt_file(file, "its own digest does not match")
         manifest = _manifest_of(body, file)
-        # What is written is one text alone: not even a blank may be another, nor may a key stand there twice.
+        # JSON has many texts for one value, and the digest covers the value. Only the exact text is accepted: no other
+        # whitespace and no duplicate keys.
         if manifest.to_bytes() != text:
             raise corrupt_file(file, "it is not the text that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -96,10 +98,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def small_file(file: Path) -> bytes:
-    """Returns what a file of JSON holds.
+    """Returns the content of a JSON file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or has more bytes than any run writes.
+        OSError: the file cannot be read.
+        ValueError: it is larger than 256 MiB, which no run writes.
     """
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
@@ -108,6 +111,7 @@ def small_file(file: Path) -> bytes:
 
 def _content(file: Path) -> bytes:
     with file.open("rb") as stream:
+        # Bounded, because `stat` says 0 bytes for a pipe or a file of /proc.
         text = stream.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise corrupt_file(file, f"it has more than {_MOST_BYTES} bytes")
@@ -115,6 +119,7 @@ def _content(file: Path) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
+    """Rejects NaN and Infinity, which Python's parser accepts although JSON does not have them."""
     raise ValueError(f"{name} is no number")
 
 
@@ -158,6 +163,7 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
 
 
 def _lies_within(name: str) -> bool:
+    """Returns True for a relative path that stays in the folder and is not the manifest itself."""
     return "\0" not in name and name != MANIFEST and not {"", ".", ".."} & set(name.split("/"))
 
 
@@ -168,7 +174,7 @@ def _why(error: Exception) -> str:
 
 
 def check_complete(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint that has each file in its size; what they hold is not read.
+    """Returns the manifest of a checkpoint whose files all have the right size; their content is not read.
 
     Raises:
         CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
@@ -180,7 +186,7 @@ def check_complete(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
-    """Returns the manifest of a checkpoint whose every file is as it was written.
+    """Returns the manifest of a checkpoint after comparing the digest of every file.
 
     Args:
         folder: of the checkpoint.
@@ -199,7 +205,7 @@ def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
 def first_intact(
     folders: Iterable[Path], *, without: Container[str] = ()
 ) -> tuple[Path | None, dict[Path, CheckpointError]]:
-    """Returns the first of some checkpoints that is as it was written (None for none), and what is wrong with others.
+    """Returns the first intact checkpoint (None when there is none) and the errors of those before it.
 
     Args:
         folders: of checkpoints; those after the first intact one are not read.
@@ -217,13 +223,14 @@ def first_intact(
 
 
 def changes(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:
-    """Yields an error for each file that is not as it was written.
+    """Yields an error for each file that differs from the manifest.
 
     Args:
         folder: of the checkpoint.
-        manifest: of the same.
-        read: False looks at sizes alone.
+        manifest: of the same checkpoint.
+        read: True to compare digests, False to compare sizes only.
     """
+    # Resolved once: the folder itself may be reached through a link, only links inside of it are refused.
     place = os.path.realpath(folder)
     for name, fact in manifest.files.items():
         try:
@@ -238,7 +245,7 @@ def changes(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[
 def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> CheckpointError | None:
     if not os.path.lexists(file):
         return missing_file(file)
-    # A link may point at another thing tomorrow, and out of the checkpoint today.
+    # A link may point out of the checkpoint, and its target may change after the verification.
     if os.path.realpath(file) != place:
         return corrupt_file(file, "it is a link")
     facts = file.stat()
@@ -252,7 +259,7 @@ def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> Checkpoint
 
 
 def is_regular(file: Path) -> bool:
-    """Tells whether a file is one itself: no link, and no pipe or device whose reading may never end."""
+    """Returns True for a regular file that is not a link; reading a pipe or a device could block for ever."""
     try:
         return stat.S_ISREG(os.lstat(file).st_mode)
     except (OSError, ValueError):
@@ -260,7 +267,12 @@ def is_regular(file: Path) -> bool:
 
 
 def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yields files that lie in the folder of a checkpoint and are no part of it."""
+    """Yields the files in a checkpoint folder that its manifest does not list.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of the same checkpoint.
+    """
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if name not in manifest.files and name != MANIFEST and (file.is_symlink() or not file.is_dir()):
@@ -268,7 +280,7 @@ def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def digest_of_file(file: Path) -> str:
-    """Returns the digest of what a file holds."""
+    """Returns the XXH3 digest of a file's content, as hexadecimal digits."""
     hasher = xxhash.xxh3_128()
     with file.open("rb", buffering=0) as stream:
         while block := stream.read(1 << 22):
@@ -281,7 +293,12 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 
 
 def corrupt_file(file: Path, what: str) -> CheckpointError:
-    """Returns the error for a file of a checkpoint that is not what was written."""
+    """Returns the FG603 error for a file that differs from what was written.
+
+    Args:
+        file: of a checkpoint.
+        what: the difference that was found.
+    """
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
@@ -290,9 +307,13 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
 
 
 def unlike_a_run(file: Path, what: str) -> CheckpointError:
-    """Returns the error for a file whose digest fits, and that holds what no run writes.
+    """Returns the FG611 error for a file with a correct digest and a content that no run writes.
 
-    Nobody is told that such a checkpoint is corrupt: what was written is still there.
+    The message does not say "corrupt": the file is still what was written.
+
+    Args:
+        file: of a checkpoint.
+        what: the unexpected content.
     """
     folder = file.parent
     return CheckpointError(
@@ -303,7 +324,7 @@ def unlike_a_run(file: Path, what: str) -> CheckpointError:
 
 
 def missing_file(file: Path) -> CheckpointError:
-    """Returns the error for a file that a checkpoint should have."""
+    """Returns the FG604 error for a file that a checkpoint should have."""
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is missing",
         code="FG604",

@@ -1,7 +1,8 @@
-"""Whether the pieces of a tensor make the whole of it.
+"""Checkpoint reader: the index of a checkpoint is validated, and its tensors are read whole or as the local shard.
 
-Takes the shape of a tensor and the boxes that its pieces fill; gives what is wrong, or nothing. Keeps true: pieces that
-overlap, leave a gap or lie outside are found in one pass over them, however many there are and however they are cut.
+Takes the folder of a verified checkpoint; gives its tensors in whatever sharding the reading ranks use. The chunks of
+each tensor must cover it exactly: chunks that overlap, leave a gap or lie outside are found in time linear in their
+number. Files stay open until the reader is closed.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ _MOST = 2**63
 
 
 class Box(NamedTuple):
-    """Where a piece lies in its tensor: `offsets` and `sizes`, a number for each dim."""
+    """The region that a chunk covers: `offsets` and `sizes`, one number per dimension."""
 
     offsets: Any
     sizes: Any
 
 
 def fault_of(shape: Any, boxes: Sequence[Box]) -> str | None:
-    """Returns, in words, what is wrong with the pieces of a tensor; None where they fill each place of it once.
+    """Returns what is wrong with the chunks of a tensor, in words; None when they cover each element exactly once.
 
     Args:
-        shape: of the tensor, as a file says.
-        boxes: of its pieces, as a file says.
+        shape: of the tensor, unvalidated.
+        boxes: of its chunks, unvalidated.
 
     Example:
         >>> fault_of([4], [Box([0], [2]), Box([2], [2])]) is None
@@ -76,15 +77,16 @@ def fault_of(shape: Any, boxes: Sequence[Box]) -> str | None:
 
 
 def _are_sizes(found: Any) -> bool:
+    # `type(...) is int` and not `isinstance`: JSON's `true` is a bool, which is an int.
     return isinstance(found, list | tuple) and all(type(one) is int and 0 <= one < _MOST for one in found)
 
 
 def _fill_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Tells whether boxes within a shape fill each place of it once.
-
-    Each interval of a dim weighs the difference of two random numbers, one for each of its ends; a box weighs the
-    product. Weights add up, so boxes that fill the whole once weigh as much as it. Others do by chance alone, once in
-    2**58 (the two sums are different polynomials in the numbers).
+    """Returns True when boxes inside a shape cover each element exactly once.
+     Each interval of a dimension weighs the difference of two random numbers, one for each of its ends; a box weighs
+    the product over its dimensions. Weights are additive, so boxes that cover the whole once weigh as much as the
+    whole. Any other set of boxes has the same weight with probability 2**-58 only, since the two sums are different
+    polynomials in the random numbers (Schwartz-Zippel).
     """
     weights: list[dict[int, int]] = [{} for _ in shape]
 
@@ -100,13 +102,13 @@ def _fill_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a checkpoint.
+    """The description of a tensor in a checkpoint; `CheckpointReader.read` reads its values.
 
     Args:
-        section: what it belongs to.
-        name: its name there.
-        dtype: of the file.
-        shape: of all of it.
+        section: "model", "model_extra_state" or "optimizer".
+        name: of the tensor in its section.
+        dtype: as stored.
+        shape: of the whole tensor.
     """
 
     section: str
@@ -116,22 +118,22 @@ class Stored:
 
 
 class CheckpointReader:
-    """What a checkpoint holds; the files stay open until `close`.
+    """The tensors and trees of a checkpoint, opened for reading.
 
     Attributes:
-        weights: parameters and buffers by every name that they have.
-        aliases: further names of weights, with the first ones.
-        extra: what of the model's state is no tensor, by name.
-        optimizer: as `Held.optimizer`, with a `Stored` in the place of each tensor; None where there is none, or where
-            one of its files is missing.
+        weights: parameters and buffers, under each of their names.
+        aliases: maps each further name of a tied weight to its first name.
+        extra: the entries of the model's state that are not tensors, by name.
+        optimizer: as `LocalState.optimizer`, with a `Stored` in place of each tensor; None when there is no optimizer,
+            or one of its files is missing.
 
     Args:
         folder: of a verified checkpoint.
-        sections: what is looked at; files of others are not opened, and may be damaged.
+        sections: the sections to read. Files of other sections are not opened and may be damaged.
 
     Raises:
-        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing, FG611 where one is not as a run
-            writes it.
+        CheckpointError: FG603 for an unreadable file, FG604 for a missing one, FG611 for one that no run could have
+            written.
     """
 
     def __init__(self, folder: Path, *, sections: Collection[str] = (MODEL, EXTRA_STATE, OPTIMIZER)) -> None:
@@ -143,6 +145,7 @@ class CheckpointReader:
             self._read_index(sections)
             self.extra = self._tree(EXTRA_STATE, self.whole) or {}
             self.optimizer = self._tree(OPTIMIZER, lambda stored: stored)
+        # The caller gets no reader that it could close, so the files that are open by now are closed here.
         except BaseException:
             self.close()
             raise
@@ -165,6 +168,7 @@ class CheckpointReader:
             if both := first.keys() & self.aliases.keys():
                 raise ValueError(f"{min(both)!r} is a weight, and a further name of one")
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
+        # An index with a correct digest may still be crafted: every type error in it is one located message.
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise unlike_a_run(self.folder / INDEX, f"{type(error).__name__}: {error!s:.80}") from None
 
@@ -205,6 +209,7 @@ class CheckpointReader:
         properties = TensorProperties(dtype=dtype)
         self._metadata.state_dict_metadata[_fqn(stored)] = TensorStorageMetadata(properties, shape, boxes)
         for (file, key), box in zip(self._chunks[stored], boxes, strict=True):
+            # Each chunk is used once. Otherwise a small file could claim to be a tensor of any size.
             if (file, key) in self._used:
                 raise unlike_a_run(self.folder / INDEX, f"it names {key!r:.80} of {file!r:.80} twice")
             self._used.add((file, key))
@@ -219,7 +224,7 @@ class CheckpointReader:
     def _file(self, name: str) -> Any:
         if name not in self._files:
             file = self.folder / name
-            # No link either: what one points to was compared with nothing.
+            # A symbolic link is refused as well: its target was not compared with the manifest.
             if name not in self._listed or file.parent != self.folder or file.is_symlink():
                 raise unlike_a_run(
                     self.folder / INDEX, f"it names {name!r:.80}, which is no file that {MANIFEST} lists"
@@ -234,7 +239,7 @@ class CheckpointReader:
         return self._files[name]
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Closes the files."""
         self._files.clear()
         self._open.close()
 
@@ -248,7 +253,17 @@ class CheckpointReader:
 
     @torch.no_grad()
     def read(self, stored: Stored, into: Tensor) -> None:
-        """Puts a tensor of the checkpoint into one of the same shape, as far as that lies here; types are converted."""
+        """Copies a stored tensor into another one of the same global shape; of a DTensor, only the local shard is read.
+
+        Args:
+            stored: from this reader.
+            into: on any device; values are converted to its dtype.
+
+        Shapes:
+            into: `stored.shape`.
+        """
+        # torch's planner computes the overlap of the stored chunks with the local shard, whatever the two shardings
+        # are.
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner({_fqn(stored): into}, self._metadata)
         for item in planner.create_local_plan().items:
@@ -262,13 +277,18 @@ class CheckpointReader:
             planner.resolve_tensor(item).copy_(value)
 
     def whole(self, stored: Stored) -> Tensor:
-        """Returns a tensor of the checkpoint, on the host."""
+        """Returns a stored tensor on the CPU, with its stored dtype.
+
+        Shapes:
+            Returns `stored.shape`.
+        """
         value = torch.empty(stored.shape, dtype=stored.dtype)
         self.read(stored, value)
         return value
 
 
 def _refuse_special(file: Path) -> None:
+    """Raises for a pipe or a device, whose reading could block for ever."""
     if os.path.lexists(file) and not is_regular(file):
         raise corrupt_file(file, "it is no regular file")
 
@@ -278,13 +298,15 @@ def _fqn(stored: Stored) -> str:
 
 
 def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights of a checkpoint by the first of their names, each whole, one at a time.
+    """Yields (name, whole tensor) for each weight of a checkpoint, one at a time.
+     Neither a model nor a process group is needed, however many ranks wrote the checkpoint. Tied weights are yielded
+    under their first name; `CheckpointReader.aliases` has the others.
 
-    Neither a model nor other processes are needed, however many wrote the checkpoint. Further names of tied weights are
-    `CheckpointReader.aliases`.
+    Shapes:
+        Yields tensors of any shape, on the CPU.
 
     Raises:
-        CheckpointError: FG603 where a file cannot be read, FG604 where one is missing.
+        CheckpointError: FG603 for an unreadable file, FG604 for a missing one.
     """
     with CheckpointReader(folder, sections=(MODEL,)) as saved:
         for name, stored in saved.weights.items():

@@ -1,11 +1,10 @@
-"""What of a state lies in each process, and which process writes which part of it.
+"""Save plan of a distributed checkpoint: which rank writes which chunk of which tensor, and the index of all chunks.
 
-Takes the state that lies in each process, whole tensors and slices (DTensors); gives each process the files that it
-writes, and to the one that writes for all the texts that tell where everything lies. Keeps true: what several processes
-hold is written once, by the one with the least to write; nothing is pickled into a file; every process takes part in
-the planning, and none is asked for anything afterwards.
+Takes the local state of each rank (whole tensors and DTensor shards); gives each rank the files that it writes, and the
+main process also the JSON files that describe the whole. State that is replicated on several ranks is written once, by
+the rank with the least to write. Nothing is pickled into a file. Planning is collective; writing is not.
 
-Torch's planners for distributed checkpoints decide who writes which chunk of a tensor.
+The planners of `torch.distributed.checkpoint` decide which rank writes which chunk.
 """
 
 from __future__ import annotations
@@ -32,14 +31,17 @@ from forgather.ml.distributed import collectives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """The state that lies in one process.
+    """The part of a model's and an optimizer's state that is stored on one rank.
 
     Args:
-        weights: parameters and buffers by the first of their names, as they lie here: whole, sliced, or not at all.
-        aliases: further names of weights, with the first ones.
-        extra: what of the model's state is no tensor, by name.
-        optimizer: {"state": {name of a parameter: its tensors and numbers}, "param_groups": [{"params": names,
-            ...settings}]}, and what else belongs to it; None where there is none.
+        weights: parameters and buffers by their first name: whole, sharded (DTensor), or absent on this rank.
+        aliases: maps each further name of a tied weight to its first name.
+        extra: the entries of the model's state that are not tensors, by name.
+        optimizer: {"state": {parameter name: its tensors and numbers}, "param_groups": [{"params": names,
+            ...settings}]}, and further entries; None when there is no optimizer.
+
+    Shapes:
+        weights: any; of a DTensor, the global shape.
     """
 
     weights: Mapping[str, Tensor]
@@ -50,11 +52,14 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What one process writes of a state.
+    """The files that one rank writes.
 
     Args:
-        tensors: by file and by key in it, as they lie here.
-        texts: other files; on the process that writes for all.
+        tensors: by file name, then by key in the file; of a DTensor, the local shard.
+        texts: the JSON files, by name; empty except on the main process.
+
+    Shapes:
+        tensors: any.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -63,11 +68,12 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a process tells the others of its state.
+    """What a rank sends to the others for planning.
 
     Args:
-        plan: of what lies there; None where it is that of the last time.
-        digest: of the trees, which processes that hold the same tell once.
+        plan: the rank's local plan; None when it is equal to the one of the previous save.
+        aliases: as in `LocalState`.
+        digest: of the rank's non-tensor trees. Ranks with equal trees send them only once.
     """
 
     plan: SavePlan | None
@@ -81,7 +87,10 @@ class _Planner(DefaultSavePlanner):
         self.set_up_planner(dict(tensors))
 
     def create_local_plan(self) -> SavePlan:
-        """Plans what lies here; a process may hold nothing of a tensor that is sliced."""
+        """Returns the write items of this rank, without those of empty local shards.
+
+        torch plans an item for an empty shard too. The index then would list a chunk of size zero that no file holds.
+        """
         plan = super().create_local_plan()
         self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_nothing(item)])
         return self.plan
@@ -93,7 +102,7 @@ def _is_nothing(item: WriteItem) -> bool:
 
 
 class Planning:
-    """Who writes what of a state; remembered from one time to the next, as a run seldom changes what lies where."""
+    """Plans saves and caches the result, because the sharding seldom changes during a run."""
 
     def __init__(self) -> None:
         self._local: SavePlan | None = None
@@ -101,14 +110,20 @@ class Planning:
         self._decided: tuple[list[SavePlan], Metadata] | None = None
 
     def shards(self, held: LocalState) -> Shards:
-        """Returns what this process writes; every process calls it.
+        """Returns the files that this rank writes. Collective: every rank must call it.
+
+        Args:
+            held: the local state of this rank.
 
         Raises:
-            CheckpointError: FG606, on every process, where one of them holds a value that no file can.
+            CheckpointError: FG606 on every rank, when one of them has a value that cannot be stored.
         """
+        # Runs as a collective so that a rank that fails here does not leave the others waiting in the gather below.
         planner, local, trees = collectives.run_collectively(lambda: _taken_apart(held))
         digest = xxhash.xxh3_128_hexdigest(trees)
+        # An unchanged plan is sent as None: with many parameters a pickled plan has megabytes per rank.
         told = collectives.gathered(_Part(None if local == self._local else local, held.aliases, digest))
+        # The condition uses gathered values only, so that every rank takes the same branch.
         if self._decided is None or any(part.plan is not None for part in told):
             self._of_all = [part.plan or earlier for part, earlier in zip_longest(told, self._of_all)]
             self._decided = planner.create_global_plan(self._of_all)
@@ -121,6 +136,7 @@ class Planning:
             data = planner.resolve_data(item)
             assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
             mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
+        # The first rank with a given tree sends it; replicated optimizers would otherwise send it once per rank.
         first = digest not in [part.digest for part in told[:rank]]
         every = [json.loads(sent) for sent in collectives.gathered(trees if first else b"") if sent]
         aliases = {name: of for part in told for name, of in part.aliases.items()}
@@ -128,7 +144,10 @@ class Planning:
 
 
 def _taken_apart(held: LocalState) -> tuple[_Planner, SavePlan, bytes]:
-    """Returns the tensors of a state, by section and name, with their plan, and the trees of the rest as JSON."""
+    """Returns the planner, its local plan, and the non-tensor trees as JSON.
+
+    Tensors are named "<section>/<name>", so that one plan covers the weights and the optimizer.
+    """
     tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
     trees: dict[str, Any] = {}
     for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
@@ -142,13 +161,14 @@ def _taken_apart(held: LocalState) -> tuple[_Planner, SavePlan, bytes]:
 
 
 def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int, str], str]:
-    """Returns the file of each process and section; `from_pretrained` knows those of weights that are whole."""
+    """Returns the file name for each (rank, section); whole weights get the names that `from_pretrained` expects."""
     writers: dict[str, list[int]] = {}
     for rank, plan in enumerate(plans):
         for section in dict.fromkeys(item.index.fqn.split("/", 1)[0] for item in plan.items):
             writers.setdefault(section, []).append(rank)
     names = {}
     for section, ranks in writers.items():
+        # Chunks of weights under the name model.safetensors would look loadable to `from_pretrained`.
         stem = SLICES if section == MODEL and not _is_whole(metadata) else section
         for number, rank in enumerate(ranks, 1):
             suffix = f"-{number:05d}-of-{len(ranks):05d}" if len(ranks) > 1 else ""
@@ -157,13 +177,13 @@ def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int
 
 
 def _is_whole(metadata: Metadata) -> bool:
-    """Tells whether every weight lies in one chunk."""
+    """Returns True when no weight is divided into chunks."""
     facts: Mapping[str, Any] = metadata.state_dict_metadata
     return all(len(fact.chunks) == 1 for name, fact in facts.items() if name.startswith(f"{MODEL}/"))
 
 
 def _key(name: str, item: WriteItem, metadata: Metadata) -> str:
-    """Returns the name of a chunk in its file."""
+    """Returns the key of a chunk in its file: the tensor's name, with offsets when there are several chunks."""
     facts: Any = metadata.state_dict_metadata[item.index.fqn]
     if len(facts.chunks) == 1:
         return name
@@ -191,6 +211,8 @@ def _texts(
             dtype, shape = DTYPES[item.tensor_data.properties.dtype], list(item.tensor_data.size)
             facts = index.setdefault(section, {}).setdefault(name, {"dtype": dtype, "shape": shape, "chunks": []})
             facts["chunks"].append(chunk)
+    # Without indentation: the index of a large model that is sharded over many ranks has hundreds of thousands of
+    # chunks.
     texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
         texts[WEIGHTS_INDEX] = as_json(_hf_index(index[MODEL], plans))
@@ -213,7 +235,11 @@ def _merged_extra(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the states of the optimizers of all processes as one; groups of equal settings, apart, are one group."""
+    """Returns one optimizer state from those of all ranks; parameter groups with equal settings become one group.
+
+    Args:
+        trees: of each rank, as `LocalState.optimizer`. With pipeline parallelism each rank has other parameters.
+    """
     first = trees[0]
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = [{**group, "params": []} for group in first["param_groups"]]
@@ -227,12 +253,13 @@ def merged_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 groups[place]["params"] += new
             elif new:
                 _group_of(group, groups)["params"] += new
+    # Torch refuses an optimizer state without groups, so empty groups are kept when all of them are empty.
     filled = [group for group in groups if group["params"]]
     return {**first, "state": dict(sorted(state.items())), "param_groups": filled or groups}
 
 
 def _group_of(group: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the group of the same settings; it is added where there is none."""
+    """Returns the group with the same settings, and appends it when there is none."""
     for other in groups:
         if {**other, "params": None} == {**group, "params": None}:
             return other
