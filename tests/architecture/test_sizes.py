@@ -20,6 +20,7 @@ LONG_MODULES = {
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/trainer/data_loader.py": "one iterator, with what it checks when a stream is read again",
     "forgather/ml/trainer/hf.py": "one subclass of transformers.Trainer, with its loss and its resume",
+    "forgather/ml/trainer/resume.py": "one restore, part by part, and the refusals of each part",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
     "forgather/ml/trainer/run.py": "the state of one training, in one class",
     "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",

@@ -1,7 +1,8 @@
-"""What a checkpoint decides, whatever the config says.
+"""Resumes a run: finds the checkpoint, and restores each of its parts into the run.
 
-Takes the optimizer and the schedule of a config and what a checkpoint holds of them; gives a run that goes on as
-the checkpoint has it. Keeps true: a setting of the config that has no effect in a resumed run is said in one line.
+`resolve_resume` gives the verified checkpoint that a request names. `put_back` restores weights, optimizer, schedule,
+data position, metrics and random states. The checkpoint takes precedence over the config; a setting of the config that
+has no effect in a resumed run is reported in one warning.
 """
 
 from __future__ import annotations
@@ -48,18 +49,25 @@ from forgather.ml.trainer.rewind import LeftOut
 
 _log = get_logger(__name__)
 
-# What moves while a run goes on: none of it is a setting.
+# State that changes during a run, not settings: a difference to the config means nothing.
 _MOVING = frozenset({"base_lrs", "best", "cooldown_counter", "last_epoch", "last_lr", "lr", "num_bad_epochs", "params"})
+# `OneCycleLR` and `CyclicLR` change these, too; other schedules leave them as settings.
 _CYCLING = frozenset({"betas", "momentum"})
 
 
 def announce(folder: Path, max_steps: int) -> None:
-    """Says, in one line, which checkpoint a run goes on from, or that nothing is left to train."""
+    """Logs one line with the checkpoint that a run resumes from, or that nothing is left to train.
+
+    Args:
+        folder: of the checkpoint.
+        max_steps: optimizer steps of the run.
+    """
     step = read_manifest(folder).step
     if step >= max_steps:
         place = f"is already at max_steps={max_steps}" if step == max_steps else f"is past max_steps={max_steps}"
         _log.warning("%s %s: nothing to train", folder, place)
         return
+    # Checkpoints of earlier releases have no time in the manifest.
     written = origin_of(folder).written or (folder / MANIFEST).stat().st_mtime
     moment = time.localtime(written)
     is_today = moment[:3] == time.localtime()[:3]
@@ -68,7 +76,7 @@ def announce(folder: Path, max_steps: int) -> None:
 
 
 def refuse_unseen(folder: Path) -> None:
-    """Raises, on every process, where one of them does not see the checkpoint that all go on from.
+    """Raises on every process if one of them cannot see the checkpoint. Collective.
 
     Raises:
         CheckpointError: FG856.
@@ -84,7 +92,12 @@ def refuse_unseen(folder: Path) -> None:
 
 
 def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
-    """Returns the settings that a checkpoint brings along, of each group of parameters and of the schedule."""
+    """Returns the settings that a checkpoint restores, by name, with one value per parameter group.
+
+    Args:
+        optimizer: has parameter groups.
+        schedule: of the learning rate.
+    """
     found: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:
         moving = _MOVING | _CYCLING if "max_momentum" in group else _MOVING
@@ -98,7 +111,12 @@ def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
 
 
 def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) -> None:
-    """Says which settings of the config lost against those of the checkpoint."""
+    """Warns about settings of the config that the checkpoint overrides.
+
+    Args:
+        configured: `settings` before the restore.
+        restored: `settings` after it.
+    """
     lost = [
         f"{name} {_shown(restored[name])} (the config says {_shown(value)})"
         for name, value in configured.items()
@@ -113,7 +131,12 @@ def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) ->
 
 
 def refuse_other(what: str, present: Any, written_by: str) -> None:
-    """Raises where a part of a checkpoint was written by another class.
+    """Raises if a part of a checkpoint was written by another class.
+
+    Args:
+        what: name of the part in the message.
+        present: object of this run.
+        written_by: class name in the checkpoint.
 
     Raises:
         CheckpointError: FG605.
@@ -123,7 +146,12 @@ def refuse_other(what: str, present: Any, written_by: str) -> None:
 
 
 def refuse_others(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
-    """Raises where a checkpoint was written by another optimizer or schedule.
+    """Raises if a checkpoint was written by another class of optimizer or schedule.
+
+    Args:
+        classes: class names in the checkpoint, by part.
+        optimizer: of this run.
+        schedule: of this run.
 
     Raises:
         CheckpointError: FG605.
@@ -134,38 +162,49 @@ def refuse_others(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> 
 
 
 def advance(schedule: Any, steps: int) -> None:
-    """Brings a new schedule to where it is after so many updates; one that follows a metric stays at its beginning.
+    """Moves a new schedule to a step; one that follows a metric stays at its beginning.
 
-    It is for a checkpoint that does not hold the schedule: before the rate of the checkpoint is put back.
+    Used if the checkpoint does not hold the schedule, before the learning rate of the checkpoint is restored.
+
+    Args:
+        schedule: newly made.
+        steps: optimizer steps that were done.
     """
     if isinstance(schedule, ReduceLROnPlateau):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimizer takes no step meanwhile is meant
+        warnings.simplefilter("ignore")  # torch warns that no optimizer step precedes; here that is intended
         for _ in range(steps):
             schedule.step()
 
 
 def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
-    """Goes on with a schedule; the next update takes the rate that its present plan gives at its step.
+    """Restores a schedule; the next step uses the learning rate that the current schedule gives for it.
 
-    The rate of the old plan lies in the optimizer: at the end of a run that is now made longer, that is zero. Where the
-    checkpoint had fewer groups of parameters, the optimizer has the rates of each present one by now.
+    The optimizer state holds the old schedule's rate: at the end of a run that is now extended, that rate is zero. If
+    the checkpoint had fewer parameter groups, the optimizer already has the rate of each current group.
+
+    Args:
+        schedule: of this run.
+        state: of the checkpoint.
 
     Raises:
-        CheckpointError: FG605 where it is the state of another schedule.
+        CheckpointError: FG605 if it is the state of another schedule.
     """
     groups = schedule.optimizer.param_groups
     for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
+        # A length that differs would make `zip` in the schedule drop groups silently.
         if isinstance(state.get(name), list) and len(state[name]) != len(groups):
             state = state | {name: [group.get(key) for group in groups]}
     try:
         schedule.load_state_dict(state)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise _misfit("schedule", schedule, f"{type(error).__name__}: {error}") from None
+    # Only `LambdaLR` (all schedules of transformers) is a function of the step; others compute a rate from the previous
+    # one.
     if isinstance(schedule, LambdaLR):
         for group, base, rate in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-            if isinstance(group["lr"], Tensor):
+            if isinstance(group["lr"], Tensor):  # a compiled or capturable optimizer keeps reading this tensor
                 group["lr"].fill_(base * rate(schedule.last_epoch))
             else:
                 group["lr"] = base * rate(schedule.last_epoch)
@@ -180,7 +219,12 @@ def _misfit(what: str, present: Any, reason: str) -> CheckpointError:
 
 
 def found_again(best: str | None, *folders: Path) -> str | None:
-    """Returns where the best checkpoint lies now: by its name, in the first of `folders` that has it."""
+    """Returns the current folder of the best checkpoint; None, with a warning, if it was removed.
+
+    Args:
+        best: its folder when the checkpoint was written, possibly on another machine.
+        *folders: searched in order for a folder of the same name.
+    """
     if best is None:
         return None
     name = Path(best).name
@@ -211,7 +255,7 @@ def _shown(values: list[Any]) -> str:
 
 
 def mention_earlier_run(output_dir: Path) -> None:
-    """Says that the output folder holds checkpoints that this run does not go on from."""
+    """Warns if the output folder holds checkpoints that this run does not resume from."""
     if earlier := list_checkpoints(output_dir):
         _log.warning(
             "%s holds %d checkpoints of an earlier run, up to step %d: this run begins anew, keeps them, and "
@@ -224,14 +268,14 @@ def mention_earlier_run(output_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a run remembers of the checkpoint that it goes on from.
+    """The part of a restored checkpoint that the run itself uses.
 
     Args:
-        progress: how far the run was; of the step alone where the checkpoint does not hold more.
-        rng: random states of this process; None where there are none for it.
-        owed: what was due at the step, and not done.
-        guard: what judgments of steps depend on.
-        skips: the steps that were left out.
+        progress: trainer state; only the step where the checkpoint has no more.
+        rng: random states of this process; None if there are none for it.
+        owed: actions that were due at the step and not done, see `pending_actions`.
+        guard: state of the step guard.
+        skips: skipped steps.
     """
 
     progress: TrainerState
@@ -251,7 +295,7 @@ def put_back(
     *,
     meanings: Meanings | None = None,
 ) -> Loaded:
-    """Puts a checkpoint back into the parts of a run.
+    """Restores a checkpoint into the parts of a run. Collective: every process calls it.
 
     Args:
         folder: of a verified checkpoint.
@@ -259,13 +303,13 @@ def put_back(
         strategy: gets weights and optimizer state.
         schedule: of the learning rate.
         data: gets the position.
-        meter: gets the mean loss.
-        meanings: what the numbers of the run mean; None where the checkpoint is its own.
+        meter: gets the sums of the losses.
+        meanings: compared with those of the checkpoint; None for a checkpoint of this same run.
 
     Raises:
-        CheckpointError: FG605 where it is one of another model, optimizer or schedule; FG608 where a part is missing
-            that may not be; FG613 where tokens, labels or the model's settings are others; FG675 where one is not as a
-            run writes it.
+        CheckpointError: FG605 if it is one of another model, optimizer or schedule; FG608 if a required part is
+            missing; FG613 if tokens, labels or the model's settings changed; FG675 if a part has another form than a
+            run writes.
     """
     with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
         return _put_back(folder, saved, args, strategy, schedule, data, meter, meanings)
@@ -295,7 +339,9 @@ def _put_back(
             collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
     with used(SCHEDULE, folder):
         refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
+    # Recorded now: restoring overwrites these values in place.
     configured = settings(strategy.optimizer, schedule)
+    # Before the optimizer is restored: stepping a schedule writes learning rates into the parameter groups.
     if SCHEDULE not in parts:
         advance(schedule, step)
     with used(OPTIMIZER, folder):
@@ -318,7 +364,7 @@ def _put_back(
             try_rng(rng)
     with used("owed", folder):
         owed = words(parts.get("owed", []))
-    # Earlier releases kept neither: their runs left no step out.
+    # Checkpoints of earlier releases hold neither guard nor skips.
     with used("guard", folder):
         norms = parts.get("guard", {}).get("norms", [])
         guard = {"norms": list(numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
@@ -328,16 +374,17 @@ def _put_back(
 
 
 def read_progress(folder: Path) -> TrainerState | None:
-    """Returns the state for people that a checkpoint holds; None where it has none.
+    """Returns the trainer state of a checkpoint; None if it has none.
 
     Raises:
-        CheckpointError: FG675 where it is not as a run writes it.
+        CheckpointError: FG675 if it has another form than a run writes.
     """
     file, manifest = folder / TRAINER_STATE, read_manifest(folder)
+    # A file that the manifest does not list was not verified.
     if TRAINER_STATE not in manifest.files or not file.exists():
         return None
     with used(PROGRESS, folder):
-        small_file(file)
+        small_file(file)  # refuses a file too large for what it should hold, before it is parsed
         state: TrainerState = TrainerState.load_from_json(str(file))
         if state.global_step != manifest.step:
             raise ValueError(f"it is that of step {state.global_step}")
@@ -354,17 +401,16 @@ def resolve_resume(
     *,
     storage: Storage | None = None,
 ) -> Path | None:
-    """Returns the verified checkpoint to go on from; None to begin anew.
+    """Returns the verified checkpoint to resume from; None to start from the beginning.
 
     Args:
         request: true or "auto" for the newest intact one, a folder, or nothing.
-        output_dir: where checkpoints of the run lie.
+        output_dir: folder of the run's checkpoints.
         allow_missing: parts whose files may be missing.
         storage: see `newest_verified`.
 
     Raises:
-        CheckpointError: FG601 to FG604 for a named folder; FG607 where there are checkpoints and none
-            is intact.
+        CheckpointError: FG601 to FG604 for a named folder; FG607 if there are checkpoints and none is intact.
     """
     if request is None or request is False:
         return None

@@ -1,11 +1,9 @@
-"""What the numbers of a run mean: its token ids, its labels, and the settings of the model that its weights are for.
+"""Checks before a resume: changed meanings of token ids, labels and model settings, and impossible values.
 
-Takes the files that describe a run's model and tokenizer, and those in a checkpoint; gives an error that names what has
-changed. Keeps true: files are compared by what they say, not by their bytes; what only one of the two tells is left
-out where another release of transformers wrote it; what changes how a run trains, and not what its numbers mean
-(dropout, precision, caches), is left out, too.
-
-Rows alone do not tell: where other rows are meant, those of another tokenizer would pass for them.
+`Meanings` compares the files that describe model and tokenizer with those of the checkpoint, and names what changed.
+Files are compared by content, not by bytes. A setting that only one of the two files has is ignored if another release
+of transformers wrote it. Settings that change only how a run trains (dropout, precision, caches) are ignored, too.
+`refuse_impossible` checks every number of a checkpoint against what a run can have written.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from forgather.ml.trainer.checkpoint_parts import numbers, used
 _log = get_logger(__name__)
 
 TOKENIZER, LABELS, MODEL = "tokenizer", "labels", "model"
-"""What may have changed, as `--allow-changed` names it."""
+"""What may have changed, in the words of `--allow-changed`."""
 
 _TOKENS = "tokenizer.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -54,18 +52,18 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
-    """What the numbers of a run mean.
+    """The meaning of a run's numbers: token ids, labels, and the model settings that the weights depend on.
 
     Args:
-        files: that tell what the model is, and the tokenizer, as a checkpoint holds them; on the process that writes.
-        facts: what no file tells: see `facts_of`.
+        files: describe model and tokenizer, as a checkpoint stores them; empty on all processes but the main process.
+        facts: further facts that no file holds, see `facts_of`.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse_others(self, folder: Path, recorded: Mapping[str, Any], allowed: Sequence[str]) -> None:
-        """Raises where those of a checkpoint are others.
+        """Raises if the meanings of a checkpoint differ; only warns if the difference is allowed.
 
         Args:
             folder: of a verified checkpoint.
@@ -107,11 +105,11 @@ class Meanings:
 
 
 def facts_of(processing_class: Any, dataset: Any) -> dict[str, Any]:
-    """Returns the facts that a checkpoint records because none of its files tells them.
+    """Returns the facts that a checkpoint records because no file of it holds them: padding sides and class names.
 
     Args:
         processing_class: a tokenizer or processor; None for none.
-        dataset: of the training.
+        dataset: training data.
     """
     sides = {name: getattr(processing_class, name, None) for name in _SIDES}
     known = {name: side for name, side in sides.items() if isinstance(side, str)}
@@ -119,13 +117,14 @@ def facts_of(processing_class: Any, dataset: Any) -> dict[str, Any]:
 
 
 def label_names(dataset: Any) -> dict[str, list[str]]:
-    """Returns the names of a data set's classes, by column; one without columns (of torchvision) has them as a whole.
+    """Returns the class names of a data set, by column; under "" for one without columns (torchvision).
 
     Example:
         >>> label_names([1, 2])
         {}
     """
     inner = dataset
+    # `torch.utils.data.Subset` and similar wrappers keep the data set in `dataset`.
     while not (hasattr(inner, "features") or hasattr(inner, "classes")) and hasattr(inner, "dataset"):
         inner = inner.dataset
     features = getattr(inner, "features", None)
@@ -193,14 +192,14 @@ def _other_tokens(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
 def _vocabulary(tokens: Mapping[str, Any]) -> dict[str, int]:
     model = tokens.get("model")
     words = model.get("vocab", {}) if isinstance(model, Mapping) else {}
-    if isinstance(words, list):  # of pieces with their scores
+    if isinstance(words, list):  # a Unigram model has (piece, score) pairs; the index is the id
         words = {str(piece[0] if isinstance(piece, list) else piece): number for number, piece in enumerate(words)}
     added = {one["content"]: one["id"] for one in tokens.get("added_tokens", ())}
     return {**words, **added}
 
 
 def _merges(tokens: Mapping[str, Any]) -> list[str]:
-    """Returns the merges as texts; newer files have a pair in the place of each."""
+    """Returns the merges as strings; newer tokenizer files store each one as a pair."""
     model = tokens.get("model")
     merges = model.get("merges", ()) if isinstance(model, Mapping) else ()
     return [one if isinstance(one, str) else " ".join(one) for one in merges]
@@ -216,7 +215,7 @@ def _other_config(
         for name in sorted({*before, *now} - _ONLY_TRAINING):
             if any(word in name for word in ("dropout", "_pdrop", "layerdrop")):
                 continue
-            # A file leaves out what is as the class has it, and a release may have another default.
+            # A config file omits default values, and another release may have other defaults.
             for said in _others([name], before, now, absent=same_release):
                 about_tokens = name.endswith("_token_id") or name == "vocab_size"
                 yield TOKENIZER if about_tokens else LABELS if name in _LABELS else MODEL, said
@@ -232,19 +231,26 @@ def _other_names(before: Any, now: Any) -> Iterator[str]:
 def _others(
     names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any], *, absent: bool = False
 ) -> Iterator[str]:
-    """Yields, in words, the values that are others; `absent`: one that is not there is one, too."""
+    """Yields, in words, the values that differ.
+
+    Args:
+        names: to compare.
+        before: values of the checkpoint.
+        now: values of this run.
+        absent: a value that one side lacks counts as different.
+    """
     for name in names:
         if (absent or (name in before and name in now)) and not _agree(before.get(name), now.get(name)):
             yield f"{name} is {_short(now.get(name))}, and was {_short(before.get(name))}"
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a table whose special tokens are texts, as one may be written as a table of its own."""
+    """Returns a table with special tokens as strings; a file may store them as tables."""
     return {name: one.get("content") if isinstance(one, Mapping) else one for name, one in table.items()}
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Tells whether two values are alike, as far as both tell it: a newer release may say more of the same."""
+    """Returns whether two values are equal in what both contain: a newer release may store further keys."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return all(_agree(one[name], other[name]) for name in one if name in other)
     if isinstance(one, list) and isinstance(other, list):
@@ -276,14 +282,14 @@ def _hint(refused: Sequence[str], allowed: Sequence[str], folder: Path) -> str:
 
 
 _MOST_ROWS = 10**9  # of one update
-# No setting of an optimizer and no rate is larger; a count of 2**53 is not, either.
+# An upper bound for settings and rates. It is below 2**53, the bound of counts.
 _MOST = 1e15
 _UNSIGNED = frozenset(
     """lr initial_lr max_lr min_lr base_lr eps weight_decay momentum max_momentum base_momentum alpha lr_decay lambd t0
     clip_threshold learning_rate grad_norm""".split()
 )
 _FRACTIONS = frozenset(("betas", "rho"))
-# Of the schedules of torch and transformers. What one of the user's keeps (a metric, a slope) may have any sign.
+# For schedules of torch and transformers. State of a user's schedule (a metric, a slope) may have any sign.
 _UNSIGNED_OF_SCHEDULES = _UNSIGNED | frozenset(
     """last_epoch _step_count _last_lr base_lrs max_lrs min_lrs end_lr start_lr eta_min default_min_lr base_momentums
     max_momentums start_momentum end_momentum T_0 T_cur T_i T_max T_mult _milestones milestones gamma factor power
@@ -306,17 +312,19 @@ def refuse_impossible(
     groups: Sequence[Mapping[str, Any]] = (),
     schedule: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises where a part says what no run can have written.
+    """Raises if a part of a checkpoint holds values that no run can have written.
+
+    A damaged or manipulated state could otherwise train on silently, with a negative rate or an infinite moment.
 
     Args:
         folder: of the checkpoint.
-        step: as its manifest says.
+        step: in its manifest.
         origin: of its run.
-        progress: for people; None where there is none.
-        optimizer: as `Saved.optimizer`.
+        progress: trainer state; None if there is none.
+        optimizer: as `CheckpointReader.optimizer`.
         parts: of the training state.
-        groups: parameter groups of the present optimizer: what is infinite or negative there may be so here, too.
-        schedule: the state of the present schedule, for the same.
+        groups: parameter groups of the current optimizer: values that are infinite or negative there may be so here.
+        schedule: state of the current schedule, for the same purpose.
 
     Raises:
         CheckpointError: FG675.
@@ -338,7 +346,7 @@ def refuse_impossible(
     if METER in parts:
         with used(METER, folder):
             _meter(parts[METER])
-    # Earlier releases kept neither.
+    # Checkpoints of earlier releases hold neither guard nor skips.
     with used("guard", folder):
         norms = parts.get("guard", {}).get("norms", [])
         for place, norm in numbers({str(place): norm for place, norm in enumerate(norms)}).items():
@@ -350,7 +358,7 @@ def refuse_impossible(
 
 
 class _Present:
-    """What is infinite, large or negative in the run that goes on, by name: there it is no mistake."""
+    """Names whose values are infinite, large or negative in the current run, where they are intended."""
 
     def __init__(self, tree: Any) -> None:
         self.large: set[str] = set()
@@ -362,8 +370,9 @@ class _Present:
                 self.negative.add(_name_of(place))
 
     def judge(self, place: str, number: float, *, is_unsigned: bool) -> None:
-        """Raises where a number is none that a run has."""
+        """Raises if a number is impossible for a run."""
         name = _name_of(place)
+        # NaN first: every comparison with it is false, so the checks below would let it pass.
         _check(math.isnan(number), place, number)
         _check(not abs(number) < _MOST and name not in self.large, place, number)
         _check(number < 0 and is_unsigned and name not in self.negative, place, number)
@@ -379,7 +388,7 @@ def _check(is_impossible: bool, name: str, value: Any) -> None:
 
 
 def _progress(step: int, progress: TrainerState) -> None:
-    # An epoch has one update at least.
+    # An epoch has at least one optimizer step.
     _check(not 0 <= progress.epoch <= step + 1, "epoch", progress.epoch)
     best = progress.best_global_step
     numbers({"num_input_tokens_seen": progress.num_input_tokens_seen, "best_global_step": best or 0}, whole=True)
@@ -406,12 +415,13 @@ def _best(progress: TrainerState, best: int | None) -> None:
     _check(type(metric) not in (int, float) or math.isnan(metric), "best_metric", metric)
     lines = [line for line in progress.log_history if best is not None and line.get("step") == best]
     measured = [value for line in lines for name, value in line.items() if name.startswith("eval_")]
-    # It is what an evaluation gave; the log may lack the line, where it was written without.
+    # The best metric is a value of an evaluation. The log may lack that line if it was written without it.
     is_known = any(isinstance(value, int | float) and _is_near(value, metric) for value in measured)
     _check(not is_known and (bool(measured) or not abs(metric) < _MOST), "best_metric", metric)
 
 
 def _is_near(one: float, other: float) -> bool:
+    """Returns whether two values agree to about three digits."""
     return one == other or math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
@@ -463,7 +473,7 @@ def _position(step: int, position: Mapping[str, Any]) -> None:
 
 
 def _numbers(tree: Any, place: str) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a tree, each with where it is."""
+    """Yields the numbers of a tree, each with its path."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from _numbers(value, f"{place}.{name}" if place else str(name))

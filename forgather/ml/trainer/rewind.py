@@ -1,8 +1,8 @@
-"""The steps that a run left out, and their rows.
+"""Skipped steps and their rows, and the way back to an earlier checkpoint of the same run.
 
-Takes bad steps with the rows that they were computed from; tells whether rows are to be passed over. Keeps true: rows
-are named by epoch and number, which no number of processes and no batch size changes; the list lies in every
-checkpoint of the run.
+`SkipList` holds the steps that were skipped, with the rows that they were computed from, and tells whether a window
+contains one of these rows. Rows are named by epoch and number, which do not depend on the number of processes or the
+batch size. Every checkpoint of the run stores the list. `RewindTarget` finds the checkpoint that a run goes back to.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows of one epoch that follow one another, in the order in which the epoch reads them.
+    """Consecutive rows of one epoch, in the order in which the epoch reads them.
 
     Args:
         epoch: of the training data.
         first: number of the first row.
-        end: number of the row after the last one.
+        end: number after the last row.
     """
 
     epoch: int
@@ -39,17 +39,17 @@ class RowRange:
     end: int
 
     def meets(self, other: RowRange) -> bool:
-        """Tells whether there is a row in both."""
+        """Returns whether the two ranges have a row in common."""
         return self.epoch == other.epoch and self.first < other.end and other.first < self.end
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step that was left out.
+    """A skipped step.
 
     Args:
         step: its number.
-        rows: what it was computed from.
+        rows: that it was computed from.
         reason: what was wrong with it.
     """
 
@@ -58,22 +58,22 @@ class LeftOut:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as plain data."""
+        """Returns the step as plain data."""
         return {"step": self.step, **asdict(self.rows), "reason": self.reason}
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> LeftOut:
-        """Returns the step that `to_dict` told."""
+        """Returns the step that `to_dict` gave."""
         rows = RowRange(int(facts["epoch"]), int(facts["first"]), int(facts["end"]))
         return cls(int(facts["step"]), rows, str(facts["reason"]))
 
 
 class SkipList:
-    """The steps that a run left out.
+    """The steps that a run skipped.
 
     Args:
-        most: how many steps may be left out among `among`.
-        among: steps in a row.
+        most: number of steps that may be skipped within `among` steps.
+        among: length of the window, in steps.
 
     Example:
         >>> skips = SkipList(most=10, among=128)
@@ -88,10 +88,15 @@ class SkipList:
         self.steps: list[LeftOut] = []
 
     def add(self, step: int, rows: RowRange, reason: str) -> None:
-        """Remembers a step that is left out, with its rows and what is wrong with it.
+        """Adds a skipped step.
+
+        Args:
+            step: its number.
+            rows: that it was computed from.
+            reason: what was wrong with it.
 
         Raises:
-            TrainingError: FG651 where there are too many of them.
+            TrainingError: FG651 if too many steps were skipped.
         """
         _log.warning("step %d is left out: %s", step, reason)
         self.steps.append(LeftOut(step, rows, reason))
@@ -106,11 +111,11 @@ class SkipList:
             )
 
     def covers(self, rows: RowRange) -> bool:
-        """Tells whether one of the rows belongs to a step that was left out."""
+        """Returns whether one of the rows belongs to a skipped step."""
         return any(one.rows.meets(rows) for one in self.steps)
 
     def merge(self, others: Iterable[LeftOut]) -> None:
-        """Adds those that are not there yet."""
+        """Adds the steps whose rows are not in the list yet."""
         known = {one.rows for one in self.steps}
         self.steps += [one for one in others if one.rows not in known]
 
@@ -125,10 +130,10 @@ SKIPPED = "skipped_steps.json"
 
 
 class Renewable(Generic[T]):
-    """Items of a source that may be read anew while somebody iterates over them.
+    """An iterable whose source can be replaced during an iteration.
 
     Args:
-        read: begins to read, from whatever position is the present one.
+        read: opens the source at its current position.
     """
 
     def __init__(self, read: Callable[[], Iterator[T]]) -> None:
@@ -136,7 +141,7 @@ class Renewable(Generic[T]):
         self._is_renewed = False
 
     def renew(self) -> None:
-        """Has the next item come from reading anew."""
+        """Requests that the next item comes from a newly opened source."""
         self._is_renewed = True
 
     def __iter__(self) -> Iterator[T]:
@@ -150,11 +155,11 @@ class Renewable(Generic[T]):
 
 
 class RewindTarget:
-    """The checkpoints that the present state of a run comes from. Every process calls each method.
+    """The checkpoints that the current state of a run descends from. Collective: every process calls each method.
 
     Args:
         output_dir: of the run.
-        storage: writes the list of steps that were left out.
+        storage: writes the list of skipped steps.
     """
 
     def __init__(self, output_dir: Path, storage: Storage) -> None:
@@ -163,7 +168,11 @@ class RewindTarget:
         self._behind: list[Path] = []
 
     def skipped_before(self, folder: Path, run: str) -> list[LeftOut]:
-        """Returns the steps that a run left out beside a checkpoint that it is resumed from.
+        """Returns the steps that are listed as skipped next to the checkpoint that a run resumes from.
+
+        Args:
+            folder: of the checkpoint.
+            run: id of the run.
 
         Raises:
             CheckpointError: FG653 for a list that cannot be read.
@@ -173,40 +182,43 @@ class RewindTarget:
         return collectives.run_on_main(functools.partial(read_skipped, places, run))
 
     def passed(self, folder: Path) -> None:
-        """Remembers a checkpoint that was written."""
+        """Adds a checkpoint that was written."""
         self._behind = [*(earlier for earlier in self._behind if earlier != folder), folder]
 
     def take(self, bad: int, skips: SkipList, run: str) -> Path:
-        """Returns the newest intact checkpoint, after the steps that are left out were written beside.
+        """Returns the newest intact checkpoint; first writes the list of skipped steps to the output folder.
 
         Args:
             bad: the step to go back from.
-            skips: the steps that are left out.
+            skips: the skipped steps.
             run: id of the run.
 
         Raises:
-            TrainingError: FG652 where there is no intact one.
+            TrainingError: FG652 if there is no intact one.
             CheckpointError: FG609 where the disk refuses.
         """
 
         def act() -> int:
             place = newest_sound(self._behind, bad)
+            # Written before the rewind: if the process stops now, the resumed run must not train on the same rows
+            # again.
             write_skipped(self.storage, self.output_dir, run, skips)
             return place
 
+        # Later checkpoints hold a state that this run no longer descends from.
         del self._behind[collectives.run_on_main(act) + 1 :]
         return self._behind[-1]
 
 
 def newest_sound(behind: Sequence[Path], step: int) -> int:
-    """Returns the place of the newest intact checkpoint.
+    """Returns the index of the newest intact checkpoint.
 
     Args:
-        behind: checkpoints that the present state comes from, oldest first; some may have been removed since.
-        step: the bad one, named in the message.
+        behind: checkpoints that the current state descends from, oldest first; some may have been removed.
+        step: the bad step, named in the message.
 
     Raises:
-        TrainingError: FG652 where there is none.
+        TrainingError: FG652 if there is none.
     """
     newest, skipped = first_intact(folder for folder in reversed(behind) if folder.is_dir())
     for error in skipped.values():
@@ -221,12 +233,18 @@ def newest_sound(behind: Sequence[Path], step: int) -> int:
 
 
 def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList) -> None:
-    """Writes the steps that a run left out beside its checkpoints; the file is whole or as it was before.
+    """Writes the skipped steps next to the checkpoints; the file is complete or unchanged.
+
+    Args:
+        storage: does the file operations.
+        output_dir: of the run.
+        run: id of the run.
+        skips: the skipped steps.
 
     Raises:
         CheckpointError: FG609 where the disk refuses.
     """
-    beside = output_dir / f".{SKIPPED}"  # one run at a time writes into the folder, and what is left is written over
+    beside = output_dir / f".{SKIPPED}"  # a fixed name: one run at a time writes here, and leftovers are replaced
     try:
         make_folders(storage, output_dir)
         write_file(storage, beside, [as_json({"run": run, "steps": skips.state()})])
@@ -242,17 +260,21 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
 
 
 def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
-    """Returns the steps that a run left out, as files beside checkpoints tell; none where another run wrote them.
+    """Returns the skipped steps of a run from the files next to its checkpoints; empty if another run wrote them.
+
+    Args:
+        folders: that may hold a file.
+        run: id of the run.
 
     Raises:
-        CheckpointError: FG653 for a file that is none of ours, or damaged.
+        CheckpointError: FG653 for a file of another form, or a damaged one.
     """
     found: dict[LeftOut, None] = {}
     for folder in folders:
         file = folder / SKIPPED
         try:
             if file.exists() and not file.is_file():
-                raise OSError("it is no regular file")  # the reading of a pipe would not end
+                raise OSError("it is no regular file")  # reading a pipe would block
             facts = json.loads(file.read_text(encoding="utf-8"))
             if facts["run"] == run:
                 found |= dict.fromkeys(LeftOut.of(one) for one in facts["steps"])

@@ -1,7 +1,7 @@
-"""One call of `train()`: everything that a step leaves behind.
+"""One call of `train()`: the work around each optimizer step, from reading data to saving.
 
-Takes the parts of a trainer; gives the loop small verbs (begin, finish, log, evaluate, save). Keeps true:
-after `finish_step` the run is at a step boundary, and what a checkpoint holds there is the whole run.
+Takes the parts of a trainer; gives the loop short methods (begin, finish, log, evaluate, save). After `finish_step` the
+run is at a step boundary: a checkpoint written there holds the whole state of the run.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _log = get_logger(__name__)
 
 
 class Run:
-    """The moving parts of one training.
+    """The state of one training.
 
     Args:
         session: arguments, state, control, callbacks.
-        strategy: computes updates; its optimizer is built.
+        strategy: does optimizer steps; its optimizer is built.
         data: windows, and the position in them.
-        schedule: the learning rate.
-        evaluate: evaluates and gives the metrics, or None where what it is given told it to break off; None where
+        schedule: of the learning rate.
+        evaluate: returns the metrics of an evaluation, or None if the function that it gets asked to stop; None if
             there is nothing to evaluate.
-        interrupt: tells whether this process was asked to stop.
+        interrupt: holds whether this process was asked to stop.
         storage: writes checkpoints.
         save_function: writes further files of a checkpoint.
     """
@@ -101,31 +101,31 @@ class Run:
         self._owed: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
-        # Who judges steps looks at every norm; otherwise a log line alone asks for it.
+        # A step guard reads every gradient norm; otherwise only a log line needs it.
         self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
 
     @property
     def may_save(self) -> bool:
-        """True where the state is that of a step boundary on all processes, and nobody has asked for haste."""
-        # What all processes write together needs all of them: one that stops alone writes nothing.
+        """True if the state is at a step boundary on all processes, and no immediate stop was requested."""
+        # A checkpoint is written collectively: a process that stops alone cannot write one.
         return self.stops_together or not (self.agreed.several or self.agreed.interrupt.at_once)
 
     @property
     def finished(self) -> bool:
-        """True when no further step is due."""
+        """True if no further step is due."""
         state = self.session.state
-        # Epochs that a callback cut short are not made up for by further ones.
+        # Steps that were lost because a callback cut an epoch short are not added as further epochs.
         if self._cut_short and self.data.epoch >= state.num_train_epochs:
             return True
         return self.session.control.should_training_stop or state.global_step >= state.max_steps
 
     @property
     def step_ends_epoch(self) -> bool:
-        """True when a callback asked to leave the epoch, or the run."""
+        """True if a callback requested the end of the epoch, or of the run."""
         return self.session.control.should_epoch_stop or self.session.control.should_training_stop
 
     def end_resumed_step(self) -> None:
-        """Does what a checkpoint was written in the middle of: an evaluation, and the end of an epoch."""
+        """Finishes the step that a checkpoint was written in: an evaluation that was due, and the end of an epoch."""
         self._do_what_is_owed()
         is_whole = self.data.at_end_of_epoch
         if is_whole or (self.finished and self.data.batch and not is_evaluated(self.session.state)):
@@ -142,7 +142,9 @@ class Run:
             self.stop_if_asked()
 
     def begin_epoch(self) -> Iterator[Window]:
-        """Tells the callbacks and returns the windows; random states of a checkpoint take hold last of all."""
+        """Sends `on_epoch_begin` and returns the windows."""
+        # A checkpoint at the end of an epoch precedes this event, one within an epoch follows it: random numbers that
+        # callbacks draw here belong to the run only in the first case.
         if self.data.batch == 0:
             self._restore_rng()
         self.session.control.should_epoch_stop = False
@@ -163,7 +165,7 @@ class Run:
             self._rng = None
 
     def begin_step(self) -> None:
-        """Clears the switches and tells the callbacks; from here on a run that ends saves what it has."""
+        """Clears the control flags and sends `on_step_begin`; from now on, an interrupted run saves its state."""
         self.agreed.interrupt.begin()
         self._note("forward and backward")
         self.guard.bad = None
@@ -171,32 +173,51 @@ class Run:
         self.session.send("on_step_begin")
 
     def _note(self, activity: str) -> None:
-        """Notes what is done for the step that is not finished yet, for whoever asks when something goes wrong."""
+        """Records the current activity and step, which error messages and stack dumps report."""
         phase.enter(activity, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
-        """Tells the callbacks that a micro-batch is done and more follow."""
+        """Sends `on_substep_end`: a micro-batch is done and more follow."""
         self.session.send("on_substep_end")
 
     def check_loss(self, share: Tensor) -> float | Tensor:
-        """Returns the loss of the present step, over all processes."""
+        """Returns the loss of the current step, summed over all processes, after the step guard has checked it.
+
+        Shapes:
+            share: scalar, the loss of this process. Returns a float, or a scalar tensor if reading it would wait for
+                the device.
+
+        Raises:
+            TrainingError: FG818 for a loss that is not finite and ends the run.
+        """
         return self.guard.loss(self.agreed.loss(share), self.session.state.global_step + 1)
 
     def before_update(self, norm: Tensor | None) -> bool:
-        """Tells whether the update is to be left out; if not, callbacks hear of it, and the weights change now."""
+        """Returns whether the optimizer step must be skipped; otherwise sends `on_pre_optimizer_step`.
+
+        Args:
+            norm: of all gradients; None if it was not computed.
+
+        Raises:
+            TrainingError: FG818 and FG650 for a bad norm that ends the run.
+        """
         self._note("update")
         if self.guard.gradients(norm, self.session.state.global_step + 1):
             return True
         self.session.send("on_pre_optimizer_step")
+        # From here to the end of `finish_step` weights and counters disagree: a checkpoint would be wrong.
         self.in_update = True
         return False
 
     def rewind(self, window: Window) -> None:
-        """Goes back to the newest checkpoint that the present state comes from; the next window is the one after it.
+        """Goes back to the newest checkpoint that the current state descends from.
+
+        Args:
+            window: of the bad step.
 
         Raises:
-            TrainingError: FG652 where there is none.
-            CheckpointError: one that is being written beside the run, or the list of bad steps, could not be written.
+            TrainingError: FG652 if there is none.
+            CheckpointError: a checkpoint in the background, or the list of skipped steps, could not be written.
             KeyboardInterrupt: as in `finish_step`.
         """
         bad = self.session.state.global_step + 1
@@ -215,24 +236,31 @@ class Run:
         self.stop_if_asked()
 
     def after_update(self) -> None:
-        """Tells the callbacks that the step was taken."""
+        """Sends `on_optimizer_step`."""
         self.session.send("on_optimizer_step")
 
     @property
     def present_learning_rate(self) -> float:
-        """The learning rate of the first group of parameters."""
+        """The learning rate of the first parameter group."""
         assert self.strategy.optimizer is not None, "a run has an optimizer"  # noqa: S101
         return float(self.strategy.optimizer.param_groups[0]["lr"])
 
     def finish_step(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
-        """Moves the learning rate on and counts the step; logs, evaluates and saves where that is due.
+        """Steps the schedule and counts the step; logs, evaluates and saves if that is due.
+
+        Args:
+            loss: of the step; None for a skipped one.
+            update: result of the optimizer step.
+            window: that was trained on.
 
         Raises:
-            KeyboardInterrupt: where a process was asked to stop during the step, whichever it was.
+            KeyboardInterrupt: on every process, if one of them was asked to stop during the step.
         """
         state, control = self.session.state, self.session.control
         self.agreed.settle(window)
+        # Read before the schedule steps: the log line shows the rate that this step used.
         learning_rate = self.present_learning_rate
+        # A skipped step changes no weights, so it does not use up a step of the schedule either.
         if not (update.skipped or self._follows_metric):
             self.schedule.step()
         self.meter.add(loss, update, window, learning_rate=learning_rate)
@@ -250,20 +278,28 @@ class Run:
         self.stop_if_asked()
 
     def stop_if_asked(self, *, now: bool = False) -> None:
-        """Ends the run, on all processes, where one of them was asked to stop.
+        """Ends the run, on all processes, if one of them was asked to stop.
 
         Args:
-            now: hear what was wished since the last step, too.
+            now: also take requests into account that came since the last step.
 
         Raises:
-            KeyboardInterrupt: it was.
+            KeyboardInterrupt: if so.
         """
         if (error := self.agreed.ask() if now else self.agreed.stop()) is not None:
             self.stops_together = True
             raise error
 
     def finish_epoch(self, *, complete: bool) -> None:
-        """Tells the callbacks; logs, evaluates and saves where that is due."""
+        """Sends `on_epoch_end`; logs, evaluates and saves if that is due.
+
+        Args:
+            complete: the epoch ended because its data ended, or because a callback asked for it.
+
+        Raises:
+            TrainingError: FG803 for an epoch without rows.
+            KeyboardInterrupt: as in `finish_step`.
+        """
         state = self.session.state
         if complete and self.data.batch == 0:
             raise TrainingError(
@@ -287,13 +323,15 @@ class Run:
         self._evaluate_save()
 
     def _evaluate_save(self) -> None:
-        """Evaluates and saves; a run that is to end leaves the evaluation to the one that goes on from it."""
+        """Evaluates and saves; an interrupted run leaves its evaluation to the run that resumes it."""
         control = self.session.control
         takes_long = control.should_evaluate or control.should_save
         if control.should_evaluate:
             self.evaluate()
+        # An evaluation that was interrupted leaves its flag set: the checkpoint of the end stores it as pending.
         if control.should_save and not control.should_evaluate:
             self.save()
+        # Stop requests that came during this time are exchanged now, instead of after the next step.
         if takes_long:
             self.agreed.ask()
 
@@ -310,7 +348,7 @@ class Run:
         self._agree_on_control()
 
     def evaluate(self) -> None:
-        """Evaluates, and remembers whether this is the best model so far; leaves the switch on where it breaks off."""
+        """Evaluates, and records whether this is the best model so far; the flag stays set if it was interrupted."""
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
@@ -320,7 +358,7 @@ class Run:
         if metrics is None:
             return
         self._agree_on_control()
-        self.saves.written_step = -1  # a checkpoint that was written before does not hold this metric
+        self.saves.written_step = -1  # a checkpoint of this step that exists already lacks this metric
         if not self.saves.best.is_followed:
             return
         value = self.saves.best.of(metrics)
@@ -329,7 +367,7 @@ class Run:
         self.saves.after_evaluation(value)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the present step, or begins to, and returns its folder."""
+        """Writes a checkpoint of the current step, or starts to in the background, and returns its folder."""
         with self.meter.paused():
             self.guard.poll(wait=True)
             folder = self.saves.save()
@@ -337,13 +375,13 @@ class Run:
         return folder
 
     def end_saves(self) -> None:
-        """Writes a checkpoint of the end of the run, and waits for those that are written beside it."""
+        """Writes a checkpoint of the end of the run, and waits for background saves."""
         with self.meter.paused():
             self.guard.poll(wait=True)
             self.saves.end()
 
     def leave_save(self) -> None:
-        """Waits for a checkpoint that is written beside a run that has failed, unless there is haste.
+        """Waits for the background save of a run that has failed, unless an immediate stop was requested.
 
         Raises:
             CheckpointError: it could not be written.
@@ -352,7 +390,7 @@ class Run:
             self.saves.leave(alone=not self.may_save)
 
     def _training_state(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds beside weights and optimizer."""
+        """Returns the state that a checkpoint holds in addition to weights and optimizer."""
         return {
             "guard": self.guard.state_dict(),
             "skips": self.skips.state(),
@@ -366,7 +404,7 @@ class Run:
         }
 
     def load(self, folder: Path) -> None:
-        """Goes on from a verified checkpoint, or raises as `put_back` does."""
+        """Restores a verified checkpoint of this run or another one; raises as `put_back` does."""
         loaded = self._put_back(folder, Meanings(self.saves.described(), self._meanings))
         checkpoints = self.saves.checkpoints
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
@@ -379,6 +417,7 @@ class Run:
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         self._owed, self._rng = loaded.owed, loaded.rng
+        # The states of another number of processes do not fit; a new seed avoids repeating the numbers of step 0.
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=step)
         self.saves.held_step = step
@@ -402,3 +441,4 @@ _CARRIED = (
     "best_global_step",
     "best_model_checkpoint",
 )
+"""Fields of the trainer state that a resumed run continues; all others follow from its own arguments."""

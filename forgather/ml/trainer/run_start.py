@@ -1,8 +1,8 @@
-"""The engine that `accelerate launch` or its config file asks for, beside that of the config.
+"""Checks at the start of a run: the launcher's engine, forbidden combinations, and the number of processes.
 
-Takes the arguments and the variables that Accelerate's launcher sets; gives nothing, or an error. Keeps true: the
-config counts. Another engine stops the run, since everything about it would differ; what else the launcher sets is left
-aside, and told where the run is started (`launch/process_request.py`).
+The config decides. A launcher (`accelerate launch` or its config file) that requests another engine is an error,
+because everything about the run would differ. Other settings of the launcher are ignored and reported where the run is
+started (`launch/process_request.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def engine_of(args: Any) -> str:
 
 
 def refuse_another_engine(args: Any, variables: Mapping[str, str]) -> None:
-    """Raises where the launcher asks for another engine than the config.
+    """Raises if the launcher requests another engine than the config.
+
+    Args:
+        args: training arguments.
+        variables: environment variables that Accelerate's launcher sets.
 
     Raises:
         DistributedError: FG724.
@@ -69,11 +73,11 @@ _CODES = ("FG770", "FG775")
 
 
 def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> None:
-    """Raises where arguments do not go with the trainer, or with what it is given.
+    """Raises if arguments cannot be combined with the trainer, or with what it is given.
 
     Args:
-        rules: those about the trainer.
-        args: the arguments.
+        rules: about the trainer.
+        args: training arguments.
         **given: what the trainer is given, by the names of its parameters.
 
     Raises:
@@ -87,7 +91,7 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
 
 
 def _called(value: Any) -> str:
-    """Returns the constructor of an object as a config names it, in small letters; "" for none."""
+    """Returns the constructor of an object in the form that a config uses, in lower case; "" for none."""
     if value is None:
         return ""
     value = getattr(value, "func", value)
@@ -99,26 +103,27 @@ _log = get_logger(__name__)
 
 
 class RunStart:
-    """What is known of a run's start when its trainer is made."""
+    """The launcher's request at the time when the trainer is made."""
 
     def __init__(self) -> None:
+        # Read now: `Project` sets this context variable only while it builds.
         self._wish = launcher_env.wish.get()
 
     def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
-        """Says how many processes train, on what, and who started them; once, however many there are.
+        """Logs the number of processes, their device, and the launcher.
 
         Args:
-            world_size: how many.
-            device: that of this process.
-            layout: further lines: who holds what.
+            world_size: number of processes.
+            device: of this process.
+            layout: further lines on the parallel layout.
 
         Raises:
-            DistributedError: FG776 where a config that asks for several processes was built in one, which nobody
-                launched.
+            DistributedError: FG776 if a config that asks for several processes was built in a single one without a
+                launcher.
         """
         self._refuse_alone(world_size)
         on = device if world_size == 1 else device.type
-        # A warning, since only these are seen where nobody has configured logging.
+        # Logged as a warning: without logging configuration, Python shows warnings only.
         _log.warning("processes  %d on %s, started by %s", world_size, on, who_started())
         for line in layout:
             _log.warning("%s", line)

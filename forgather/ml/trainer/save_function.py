@@ -1,9 +1,8 @@
-"""What a user's own function, and a user's own storage, add to checkpoints.
+"""Files that a user's `save_function` adds to checkpoints, and the check of a user's storage.
 
-Takes a function that is called with the model, the step and a path; gives the files that it left there. Keeps true: it
-is called at the step boundary, on every process, with a path that nobody else uses; what it leaves is copied into the
-checkpoint through the storage, hashed and synced like every other file; where it fails on one process it has failed on
-all.
+The function is called at a step boundary, on every process, with a path that no other process uses. Its files are
+copied into the checkpoint through the storage, hashed and synced like all other files. A failure on one process is a
+failure on all.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ SaveFunction = Callable[[nn.Module, int, Path], Any]
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Files that wait to be copied into a checkpoint.
+    """Temporary files that will be copied into a checkpoint.
 
     Args:
-        files: where each lies, by its name in the checkpoint.
-        folder: holds them all; None where there are none.
+        files: path of each file, by its name in the checkpoint.
+        folder: holds them all; None if there are none.
     """
 
     files: dict[str, Path] = field(default_factory=dict)
@@ -47,16 +46,17 @@ class Scratch:
 
 
 def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
-    """Returns what a function writes of a step; every process calls it.
+    """Returns the files that a function wrote for a step. Collective: every process calls it.
 
     Args:
-        function: called with the model as it is trained, the step, and a path; there it may make a file or a folder.
-        model: as it lies in this process.
-        step: updates that were done.
+        function: called with the model, the step, and a path at which it may create a file or a folder.
+        model: as it is trained on this process; possibly sharded.
+        step: optimizer steps that were done.
 
     Raises:
-        CheckpointError: FG631, on every process, where the function fails on one.
+        CheckpointError: FG631, on every process, if the function fails on one.
     """
+    # A local folder: the function may write by any means, which a storage need not support.
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
     path = scratch / CUSTOM
     try:
@@ -73,7 +73,7 @@ def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
 def _call(function: SaveFunction, model: nn.Module, step: int, path: Path) -> None:
     try:
         function(model, step, path)
-    except Exception as error:  # noqa: BLE001 - the border to the user's code: told as one error, with its cause
+    except Exception as error:  # noqa: BLE001 - code of the user: reported as one error, with its cause
         raise CheckpointError(
             f"save_function failed at step {step}: {type(error).__name__}: {error}",
             code="FG631",
@@ -83,7 +83,7 @@ def _call(function: SaveFunction, model: nn.Module, step: int, path: Path) -> No
 
 
 def refuse_no_storage(storage: Any) -> None:
-    """Raises where an object cannot be used as a storage.
+    """Raises if an object lacks a method of a storage.
 
     Raises:
         TrainingError: FG632, about the argument.
