@@ -1,6 +1,6 @@
-"""Process facts: who this process is, and where it computes.
+"""Distributed facts: the position of this process among those of a run, and the device that it computes on.
 
-A lazy facade: torch enters with the first name that needs it.
+Each public name imports its module when it is first used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _LAZY = {
 }
 
 
+# PEP 562: importing this package must not import torch.
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

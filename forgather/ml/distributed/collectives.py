@@ -1,9 +1,9 @@
-"""What processes tell one another outside of the model: facts, decisions and failures.
+"""Collectives on the hosts: gather, broadcast, sums and joint failure for small Python values, next to training.
 
-Takes small values, and acts that one process does for all. Gives the values of all, or the same outcome everywhere.
-Keeps true: in one process nothing is sent; every process calls the same functions in the same order; the hosts speak
-with one another, so nothing here waits for a device; an act of the writer that fails, fails on every process with the
-writer's error, so that nobody waits for a file that never comes; so does what all do, each its part.
+Takes small values, and functions that one process or all processes run; gives the values of all ranks, or the same
+outcome on every rank. All ranks must call the same functions in the same order. With one process nothing is sent.
+Values travel over gloo, so nothing waits for a device. An exception on one rank is raised on every rank, so that no
+rank waits for a peer that has failed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ T = TypeVar("T")
 
 
 def several() -> bool:
-    """Tells whether there is anybody to agree with."""
+    """Returns True when there is more than one process."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
-    """Returns the number of this process among those that agree."""
+    """Returns the rank of this process; 0 with one process."""
     return dist.get_rank() if several() else 0
 
 
 def _hosts() -> Any:
-    """Returns the group through which hosts speak: the one of all processes where that is gloo, else one beside it."""
+    """Returns the group for host values: the default group when it uses gloo, a gloo group of all ranks otherwise."""
     if (channel := _channel.get()) is not None:
         return channel
     return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_beside)
 
 
 def _gloo_group(kept: dict[Any, Any]) -> Any:
-    """Returns a group of all hosts, made once for each group of all processes."""
+    """Returns a gloo group of all ranks, created once per default group."""
     key = dist.group.WORLD
     if key not in kept:
+        # A new default group means that the earlier one was destroyed, and its subgroups with it.
         kept.clear()
         kept[key] = dist.new_group(backend="gloo", timeout=training_timeout())
     return kept[key]
@@ -50,20 +51,25 @@ def _gloo_group(kept: dict[Any, Any]) -> Any:
 
 _beside: dict[Any, Any] = {}
 _second: dict[Any, Any] = {}
+# Per thread: an asynchronous save must not use the group of the training loop, see `second_channel`.
 _channel: ContextVar[Any] = ContextVar("channel", default=None)
 
 
 def second_channel() -> Any:
-    """Returns a group for a thread beside the run, so that neither hears what the other is told; None in one process.
+    """Returns a gloo group for use by a background thread; None with one process. Collective on its first call.
 
-    Every process calls it, and gets the same one each time.
+    Two threads that use one group would interleave their collectives differently on each rank.
     """
     return _gloo_group(_second) if several() else None
 
 
 @contextmanager
 def through(channel: Any) -> Iterator[None]:
-    """Lets what this thread says go through a group of its own."""
+    """Context manager in which the collectives of this thread use another group.
+
+    Args:
+        channel: a group from `second_channel`; None for the usual one.
+    """
     before = _channel.set(channel)
     try:
         yield
@@ -77,7 +83,7 @@ def size() -> int:
 
 
 def gathered(value: T) -> list[T]:
-    """Returns the value of each process, by rank. Values are pickled."""
+    """Returns the value of each rank, in the order of ranks. Collective; values are pickled."""
     if not several():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -86,10 +92,14 @@ def gathered(value: T) -> list[T]:
 
 
 def run_on_main(act: Callable[[], T]) -> T:
-    """Returns, on every process, what `act` gives on the one that writes.
+    """Runs `act` on the main process and returns its result on every rank. Collective; the result is pickled.
+
+    Args:
+        act: called on rank 0 only.
 
     Raises:
-        ForgatherError: that of the writer; DistributedError FG854 on the others where it is none of ours.
+        ForgatherError: the error of rank 0, on every rank. Any other exception of rank 0 is a DistributedError FG854 on
+            the other ranks.
     """
     if not several():
         return act()
@@ -111,11 +121,14 @@ def run_on_main(act: Callable[[], T]) -> T:
 
 
 def run_collectively(act: Callable[[], T]) -> T:
-    """Returns what `act` gives here, once every process has done it.
+    """Runs `act` on every rank and returns this rank's result once all ranks have finished. Collective.
+
+    Args:
+        act: called on every rank.
 
     Raises:
-        ForgatherError: that of the first process that failed, on every process; its message names the rank where not
-            all failed alike. DistributedError FG854 on the others where it is none of ours.
+        ForgatherError: the error of the lowest rank that failed, on every rank; its message names the rank unless all
+            failed alike. Any other exception is a DistributedError FG854 on the other ranks.
     """
     if not several():
         return act()
@@ -133,15 +146,20 @@ def run_collectively(act: Callable[[], T]) -> T:
         found: T = answer
         return found
     rank, first = failed
+    # The rank that failed raises its own exception, with its type and traceback.
     if rank == dist.get_rank() and failure is not None and not isinstance(failure, ForgatherError):
         raise failure
+    # The same message on all ranks (a missing file, for example) has one cause for all, and no rank is to be named.
     if isinstance(first, ForgatherError) and any(str(error) != str(first) for error in errors):
         first.message = first.message if first.code == "FG854" else f"rank {rank}: {first.message}"
     raise first from failure
 
 
 def by_all(act: Callable[[], T]) -> list[T]:
-    """Returns, on every process, what `act` gives on each of them, by rank. Values are pickled.
+    """Runs `act` on every rank and returns the results of all ranks. Collective; results are pickled.
+
+    Args:
+        act: called on every rank.
 
     Raises:
         ForgatherError: as `run_collectively`.
@@ -166,30 +184,35 @@ def _of_writer(error: Exception) -> DistributedError:
 
 
 def total(value: float) -> float:
-    """Returns the sum of a number over all processes."""
+    """Returns the sum of a number over all ranks. Collective."""
     return Total(value).read()
 
 
 class Total:
-    """The sum of a number over all processes, under way: this one goes on with its own things meanwhile.
+    """An asynchronous sum of a number over all ranks: started by the constructor, awaited by `read`. Collective.
 
     Args:
-        value: what this process adds.
+        value: the summand of this rank.
     """
 
     def __init__(self, value: float) -> None:
+        # float64, so that counts of tokens are exact up to 2**53.
         self._sum = torch.tensor(value, dtype=torch.float64)
         self._work = dist.all_reduce(self._sum, group=_hosts(), async_op=True) if several() else None
 
     def read(self) -> float:
-        """Returns the sum; waits for the processes that have not come as far."""
+        """Returns the sum; waits for the ranks that have not contributed yet."""
         if self._work is not None:
             self._work.wait()
         return self._sum.item()
 
 
 def largest(value: float) -> float:
-    """Returns the largest of a number of all processes; none of them may be NaN."""
+    """Returns the largest value of a number over all ranks. Collective.
+
+    Args:
+        value: of this rank; must not be NaN.
+    """
     if not several():
         return value
     largest_of_all = torch.tensor(value, dtype=torch.float64)
@@ -198,7 +221,11 @@ def largest(value: float) -> float:
 
 
 def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
-    """Returns the switches of the process that writes."""
+    """Returns the booleans of the main process on every rank. Collective.
+
+    Args:
+        switches: of this rank; all ranks pass the same number.
+    """
     if not several():
         return list(switches)
     values = torch.tensor(list(switches))
@@ -207,10 +234,13 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
 
 
 def refuse_differences(facts: Mapping[str, Any]) -> None:
-    """Compares facts that every process must have alike; called before the first thing that all do together.
+    """Raises an error unless all ranks have equal facts. Collective; called before the first collective of training.
+
+    Args:
+        facts: small values by name; the same names on every rank.
 
     Raises:
-        DistributedError: FG855, on every process.
+        DistributedError: FG855, on every rank.
     """
     every = gathered(dict(facts))
     for name in facts:
@@ -225,13 +255,15 @@ def refuse_differences(facts: Mapping[str, Any]) -> None:
 
 
 def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
-    """Compares the weights of the model that each process has made, before they are exchanged.
+    """Raises an error unless all ranks have made a model with the same weights. Collective.
+
+    Called before weights are exchanged: a collective over tensors of different shapes would hang or crash.
 
     Args:
-        shapes: the shape of each weight, by name.
+        shapes: the shape of each weight, by name and in order.
 
     Raises:
-        DistributedError: FG855, on every process.
+        DistributedError: FG855, on every rank.
     """
     every = gathered([(name, tuple(shape)) for name, shape in shapes.items()])
     rank = next((rank for rank, one in enumerate(every) if one != every[0]), None)
@@ -250,10 +282,13 @@ def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
 
 
 def in_step(items: Iterator[T]) -> Iterator[T]:
-    """Yields items of a stream while every process has one.
+    """Yields the items of an iterator while every rank has one. Collective for each item.
+
+    Args:
+        items: of this rank.
 
     Raises:
-        DistributedError: FG855, on every process, where some have one and others have none left.
+        DistributedError: FG855 on every rank, when some ranks have another item and others do not.
     """
     if not several():
         yield from items

@@ -1,8 +1,8 @@
-"""What the launcher told this process, read from environment variables.
+"""The distributed environment: position, device and process group of this process, from environment variables.
 
-Takes the variables that launchers set (`forgather/launcher_env.py` knows their names; one process where they are
-absent). Gives `ProcessFacts` and `DistributedEnvironment`. Keeps true: this is
-the only module of the ML tower that reads environment variables; reading them starts nothing.
+Takes the variables that launchers set (`forgather/launcher_env.py` knows their names); gives `ProcessFacts` and
+`DistributedEnvironment`, and context managers that set variables for libraries. This is the only module of the ML tower
+that reads environment variables. Reading them starts nothing.
 """
 
 from __future__ import annotations
@@ -25,30 +25,34 @@ from forgather.ml.distributed.group import GroupSettings, shutdown, start, start
 
 _log = logging.getLogger(__name__)
 
-# Where NCCL's collectives time out, what each process did last is written to a file.
+# NCCL's flight recorder: with these, each process writes its last collectives to a file after a timeout.
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
 
 def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
-    """Returns the position of this process.
+    """Returns the position of this process: rank, local rank and world size. Without a launcher, rank 0 of 1.
 
     Args:
         environ: environment variables; those of the process by default.
 
     Raises:
-        DistributedError: FG701 where a variable is no number, or the numbers do not fit together.
+        DistributedError: FG701 for a variable that is not a number, or numbers that contradict each other.
     """
     return launcher_env.process_facts(os.environ if environ is None else environ)
 
 
 def who_started() -> str:
-    """Returns who started this process, for people."""
+    """Returns the name of the launcher that started this process, for a message."""
     return launcher_env.started_by(os.environ)
 
 
 def count_of(asked: int | str) -> int:
-    """Returns how many processes "gpu" and "auto" are on this machine; a number is itself."""
+    """Returns a number of processes: the accelerators for "gpu" (at least 1); for "auto" without any, the CPU cores.
+
+    Args:
+        asked: a number, or a word of torchrun's `--nproc-per-node`.
+    """
     if isinstance(asked, int):
         return asked
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -57,8 +61,12 @@ def count_of(asked: int | str) -> int:
 
 @contextlib.contextmanager
 def alone_among(facts: ProcessFacts) -> Iterator[None]:
-    """Makes this process one of many that do not exist: a group of torch answers for them at once, with anything."""
-    # Nobody meets there.
+    """Context manager that makes this process one rank of a fake process group, for a dry run.
+
+    Args:
+        facts: the position that is pretended.
+    """
+    # Libraries require these variables; the fake group never connects to the address.
     meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     kept = {name: os.environ.get(name) for name in meeting}
     with libraries_see(facts):
@@ -76,7 +84,13 @@ def alone_among(facts: ProcessFacts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
-    """Names the device to DeepSpeed, which looks once, when it is imported: without this it never takes the CPU."""
+    """Context manager that sets DeepSpeed's accelerator.
+
+    DeepSpeed chooses its accelerator once, at import, and does not choose the CPU by itself on a machine with GPUs.
+
+    Args:
+        device_type: "cpu" or "cuda", as DS_ACCELERATOR accepts.
+    """
     before = os.environ.get("DS_ACCELERATOR")
     os.environ["DS_ACCELERATOR"] = device_type
     try:
@@ -89,40 +103,44 @@ def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
 
 
 def name_local_rank(facts: ProcessFacts) -> None:
-    """Names the position on this machine to DeepSpeed, whose engine looks for it as long as it runs.
+    """Sets LOCAL_RANK for DeepSpeed's engine, which reads it during the whole run.
 
-    torchrun names it so; a process alone and other launchers do not.
+    torchrun sets the variable; a process without a launcher and other launchers do not.
     """
     os.environ.setdefault("LOCAL_RANK", str(facts.local_rank))
 
 
 def device_told_to_libraries() -> contextlib.AbstractContextManager[None]:
-    """Tells libraries that import DeepSpeed where it is installed, as transformers does to save a model, of the CPU.
-
-    It would look for a device, and warn of a run that it has no part in.
+    """Returns a context manager in which libraries that import DeepSpeed see the right accelerator.
+     transformers imports an installed DeepSpeed to save a model. On a machine without an accelerator, DeepSpeed would
+    search for one and print a warning in a run that does not use it.
     """
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
     return accelerator_for_deepspeed("cpu") if on_cpu else contextlib.nullcontext()
 
 
 def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns where torchrun looks for what this process leaves behind; None under another launcher."""
+    """Returns the folder where torchrun looks for the error record of this process; None under other launchers.
+
+    Args:
+        environ: environment variables; those of the process by default.
+    """
     file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")
     return Path(file).parent if file and Path(file).parent.is_dir() else None
 
 
 @dataclass(frozen=True)
 class DistributedEnvironment:
-    """The processes of a run, as facts. Building one starts nothing, and equal settings are equal objects.
+    """The distributed settings of a run. Constructing one starts nothing; equal settings give equal objects.
 
     Args:
-        backend: "auto" (nccl on CUDA, xccl on Intel GPUs, else gloo), or one of torch.distributed.
-        init_method: how processes find one another; "env://" reads MASTER_ADDR and MASTER_PORT.
-        timeout_seconds: how long a process waits for its peers while it trains.
-        start_timeout_seconds: how long it waits for them to come.
+        backend: "auto" (nccl on CUDA, xccl on Intel GPUs, gloo otherwise), or a backend of torch.distributed.
+        init_method: how processes find each other; "env://" reads MASTER_ADDR and MASTER_PORT.
+        timeout_seconds: maximum wait for one collective during training.
+        start_timeout_seconds: maximum wait for the other processes to appear.
 
     Raises:
-        DistributedError: FG702 for settings that no process group accepts.
+        DistributedError: FG702 for a setting that no process group accepts.
 
     Example:
         >>> DistributedEnvironment(backend="gloo") == DistributedEnvironment(backend="gloo")
@@ -152,17 +170,17 @@ class DistributedEnvironment:
 
     @cached_property
     def facts(self) -> ProcessFacts:
-        """The position of this process, read once."""
+        """The position of this process, read from the environment once."""
         return process_facts()
 
     @property
     def rank(self) -> int:
-        """Position among all processes."""
+        """The rank of this process among all processes."""
         return self.facts.rank
 
     @property
     def local_rank(self) -> int:
-        """Position among the processes of this machine."""
+        """The rank of this process among those of its machine."""
         return self.facts.local_rank
 
     @property
@@ -177,17 +195,20 @@ class DistributedEnvironment:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where this process computes: its own accelerator where there is one, else the CPU."""
+        """The device of this process: the accelerator of its local rank, or the CPU."""
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is None:
             return torch.device("cpu")
+        # Modulo, because a scheduler may show each process only its own accelerator, which then has index 0.
         index = self.local_rank % max(torch.accelerator.device_count(), 1)
         return torch.device(accelerator.type, index)
 
     def facts_on(self, device: torch.device) -> ProcessFacts:
-        """Returns the position of this process for libraries that take the one on its machine for the accelerator's.
+        """Returns the position of this process with the device's index as local rank.
 
-        These differ where each process sees one accelerator alone, as schedulers of clusters arrange it.
+        This is for libraries that assume that the two are equal.
+
+        They differ where each process sees only its own accelerator, as schedulers of clusters arrange it.
 
         Example:
             >>> DistributedEnvironment().facts_on(torch.device("cuda", 0)).local_rank
@@ -196,15 +217,20 @@ class DistributedEnvironment:
         return self.facts if device.index is None else dataclasses.replace(self.facts, local_rank=device.index)
 
     def start(self, *, use_cpu: bool = False) -> torch.device:
-        """Joins the other processes and returns where this one computes. Several environments are one group.
+        """Initializes the default process group and returns the device of this process; further calls change nothing.
+
+        Args:
+            use_cpu: True to compute on the CPU although there is an accelerator.
 
         Raises:
-            DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
+            DistributedError: FG705 for a backend that this build of torch does not have, FG706 when the other processes
+                do not appear in time.
         """
         device = torch.device("cpu") if use_cpu else self.device
         if device.type == "cpu" and self.backend in ("nccl", "xccl") and self.rank == 0:
             _log.warning("backend %r needs an accelerator, and this run is on the CPU: gloo is used", self.backend)
         if device.type == "cuda":
+            # `setdefault`, so that values that the user has exported win. NCCL reads them when the group is created.
             for name, value in _FLIGHT_RECORDER.items():
                 os.environ.setdefault(name, value)
         group = self if device.type != "cpu" else self.on_cpu()
@@ -223,16 +249,16 @@ class DistributedEnvironment:
         return device
 
     def on_cpu(self) -> DistributedEnvironment:
-        """Returns the same environment with the backend that tensors of the CPU need."""
+        """Returns the same environment with a backend that can communicate CPU tensors."""
         return dataclasses.replace(self, backend="gloo") if self.backend in ("auto", "nccl", "xccl") else self
 
     def shutdown(self) -> None:
-        """Leaves the other processes."""
+        """Destroys the default process group."""
         shutdown()
 
     @property
     def resolved_backend(self) -> str:
-        """The backend that "auto" stands for on this device."""
+        """The backend that is used; "auto" is resolved for the device of this process."""
         if self.backend != "auto":
             return self.backend
         return {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
@@ -242,7 +268,11 @@ _OF_ACCELERATE = "ACCELERATE_"
 
 
 def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns what `accelerate launch` and its config file hand down, by names without "ACCELERATE_"."""
+    """Returns the settings that `accelerate launch` passes in the environment, without the prefix "ACCELERATE_".
+
+    Args:
+        environ: environment variables; those of the process by default.
+    """
     environ = os.environ if environ is None else environ
     return {
         name.removeprefix(_OF_ACCELERATE): value for name, value in environ.items() if name.startswith(_OF_ACCELERATE)
@@ -251,14 +281,20 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def libraries_see(facts: ProcessFacts) -> Iterator[None]:
-    """Lets libraries that read the environment find these facts there, and nothing that Accelerate's launcher left."""
+    """Context manager in which the environment has the given position and no variables of Accelerate's launcher.
+
+    Args:
+        facts: the position that libraries read.
+    """
     position = {
         "RANK": facts.rank,
         "LOCAL_RANK": facts.local_rank,
         "WORLD_SIZE": facts.world_size,
         "LOCAL_WORLD_SIZE": facts.local_world_size,
     }
+    # With one process the variables are absent, since libraries take their presence for a distributed run.
     shown = {name: str(value) for name, value in position.items()} if facts.world_size > 1 else {}
+    # Accelerate's variables switch on features (ACCELERATE_USE_FSDP) that the arguments of the run did not ask for.
     hidden = {*position, *(name for name in os.environ if name.startswith(_OF_ACCELERATE))}
     kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
     os.environ.update(shown)

@@ -1,9 +1,8 @@
-"""The process group of this process: started once, shut down once.
+"""The default process group: initialized once, and destroyed once.
 
-Takes `GroupSettings`; gives torch's default process group. Keeps true: there is at most one, however many
-environments ask for it; meeting the other processes has a timeout of its own, shorter than that of training; groups of
-some of the processes wait as long as that of all; a restarted worker never reads the addresses of an earlier
-attempt.
+Takes `GroupSettings`; initializes torch's default process group. There is at most one, however many
+`DistributedEnvironment` objects ask for it. Waiting for the other processes to appear has a timeout of its own; all
+groups use the training timeout after that. A restarted worker never reads the addresses of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from forgather.launcher_env import ProcessFacts
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How the processes of a run meet.
+    """The arguments for `init_process_group`.
 
     Args:
-        facts: what the launcher said of this process.
-        rank: of this process, from 0.
+        facts: the position of this process, from the launcher.
+        rank: of this process, counted from 0.
         world_size: number of processes.
         backend: as in `torch.distributed.init_process_group`.
-        init_method: likewise.
-        start_timeout_seconds: longest wait for the other processes to appear.
-        timeout_seconds: longest wait for one collective during training.
+        init_method: as in `torch.distributed.init_process_group`.
+        start_timeout_seconds: maximum wait for the other processes to appear.
+        timeout_seconds: maximum wait for one collective during training.
     """
 
     facts: ProcessFacts
@@ -46,10 +45,15 @@ class GroupSettings:
 
 
 def start(settings: GroupSettings, device: torch.device) -> None:
-    """Joins the other processes; does nothing where that has happened.
+    """Initializes the default process group; does nothing when it is initialized already.
+
+    Args:
+        settings: of the group.
+        device: the device of this process.
 
     Raises:
-        DistributedError: FG705 for a backend that this torch lacks, FG706 where the others do not come.
+        DistributedError: FG701 when an existing group has another size, FG705 for a backend that this build of torch
+            does not have, FG706 when the other processes do not appear in time.
     """
     global _training_timeout
     if dist.is_initialized():
@@ -68,6 +72,7 @@ def start(settings: GroupSettings, device: torch.device) -> None:
             code="FG705",
             hint='give backend: "auto", or install a PyTorch that has it',
         )
+    # Before the group: NCCL uses the current device, and otherwise every process would create a context on device 0.
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
     try:
@@ -80,17 +85,19 @@ def start(settings: GroupSettings, device: torch.device) -> None:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise _not_met(settings, error) from error
+    # torch has one timeout per group. It is the short one while processes meet, so that a missing one is reported
+    # early.
     _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
     _set_pg_timeout(_training_timeout)
 
 
 def training_timeout() -> datetime.timedelta | None:
-    """Returns how long a process waits for its peers while it trains; None where no group was started here."""
+    """Returns the timeout of a collective during training; None when this module has not initialized the group."""
     return _training_timeout
 
 
 def wait_as_long(group: Any) -> None:
-    """Has a group of some of the processes wait as long as that of all; torch gives each its own default."""
+    """Sets the timeout of a subgroup to that of the default group; torch gives a new group its own default."""
     if _training_timeout is not None:
         _set_pg_timeout(_training_timeout, group)
 
@@ -102,10 +109,14 @@ _starts = 0
 
 
 def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | None:
-    """Returns the store that the processes of a run meet at, made once; None where no launcher named a place.
+    """Returns the TCP store of a run, created once per attempt; None when the launcher did not set MASTER_ADDR.
+
+    Args:
+        facts: the position of this process.
+        timeout_seconds: maximum wait for the store to answer.
 
     Raises:
-        RuntimeError: nobody answers there in time, or the port is taken; as torch tells it.
+        RuntimeError: from torch, when the store does not answer in time or its port is in use.
     """
     if facts.master is None:
         return None
@@ -125,17 +136,19 @@ def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | Non
 
 
 def _meeting(settings: GroupSettings) -> dict[str, Any]:
-    """Returns how the processes find one another."""
+    """Returns the arguments of `init_process_group` that say how the processes find each other."""
     global _starts
     if settings.init_method != "env://":
         return {"init_method": settings.init_method}
     facts = settings.facts
     if settings.world_size == 1 and facts.master is None:
+        # One process alone needs no port, and no other program can be in its way.
         return {"store": HashStore()}
     store = meeting_store(facts, settings.start_timeout_seconds)
     if store is None:
         return {"init_method": "env://"}
-    # torchrun keeps one store over its restarts: without a prefix of its own an attempt meets the dead one's addresses.
+    # torchrun keeps one store over its restarts. Without a prefix per attempt a process reads the addresses of a dead
+    # one.
     _starts += 1
     return {"store": PrefixStore(f"attempt_{facts.attempt or 0}/start_{_starts}", store)}
 
@@ -152,10 +165,14 @@ def _not_met(settings: GroupSettings, error: Exception) -> DistributedError:
 
 
 def start_pretended(rank: int, world_size: int) -> None:
-    """Starts a group whose other processes do not exist; whatever is gathered or received is left as it was.
+    """Initializes torch's fake process group, for a dry run; its collectives return without changing their tensors.
+
+    Args:
+        rank: of the pretended process.
+        world_size: number of pretended processes.
 
     Raises:
-        DistributedError: FG701 where there is a group.
+        DistributedError: FG701 when a process group exists.
     """
     if dist.is_initialized():
         raise DistributedError(
@@ -168,7 +185,7 @@ def start_pretended(rank: int, world_size: int) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the other processes; does nothing where there is no group."""
+    """Destroys the default process group; does nothing when there is none."""
     global _training_timeout
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,8 @@
-"""Starts the processes of a run on this machine, through `torch.distributed.run`.
+"""Launcher: starts the processes of a run on this machine through `torch.distributed.run` (torchrun).
 
-Takes the words of torchrun's command line; gives how the processes ended. Keeps true: torchrun parses its own words
-and its agent starts, watches and ends the processes; what went wrong is an error of ours, not a traceback.
+Takes the arguments of torchrun's command line; gives how the processes ended, and the error to print for it. torchrun
+parses its own arguments, and its agent starts, watches and ends the processes. Failures are errors with a code, not
+tracebacks.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from forgather.ml.distributed.root_cause import Kind, Record, read_crash, read_r
 
 @dataclass(frozen=True)
 class Failure:
-    """One process that did not end with status 0.
+    """A process that did not end with status 0.
 
     Args:
-        rank: its position among all.
-        status: its exit status; minus the signal's number where a signal ended it.
-        record: what it left behind; None where it died without a word.
-        where: the last step and phase that it noted.
-        crash: frames of native code's crash, innermost first.
+        rank: of the process, among all processes.
+        status: its exit status; the negative signal number when a signal ended it.
+        record: the record that it left; None when it left none.
+        where: the last step and phase that it published.
+        crash: stack frames of a crash in native code, innermost first.
     """
 
     rank: int
@@ -57,18 +58,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of this machine ended.
+    """The result of a launch.
 
     Args:
-        failures: those that failed, the first one first.
-        stopped_by: the signal that ended the launcher; None where none did.
+        failures: the processes that failed, the root cause first.
+        stopped_by: number of the signal that ended the launcher; None without one.
     """
 
     failures: tuple[Failure, ...] = ()
     stopped_by: int | None = None
 
 
-# After Ctrl-C or a scheduler's SIGTERM a step is finished and saved, however long that takes.
+# Seconds between SIGTERM and SIGKILL: a run that is asked to stop finishes its step and saves, which takes its time.
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
 
 
@@ -79,17 +80,17 @@ def launch(
     *,
     again: Callable[[Sequence[Failure], int, int], bool] | None = None,
 ) -> Ended:
-    """Runs a module under torchrun's words and waits until its processes have ended.
+    """Runs a module in the processes that torchrun starts, and returns when they have ended.
 
     Args:
-        words: of torchrun's command line.
-        module: what each process runs.
-        arguments_of_module: its command line.
-        again: asked before torchrun starts the processes again, with those that failed, the number of the attempt that
-            would begin, and of how many; False ends the run instead.
+        words: arguments for torchrun.
+        module: the module that each process runs.
+        arguments_of_module: arguments for the module.
+        again: called before torchrun restarts the processes, with the failures, the number of the next attempt and the
+            maximum number of attempts; False ends the run instead. By default every restart happens.
 
     Raises:
-        DistributedError: FG463 for words that torchrun does not take, FG464 where it cannot start.
+        DistributedError: FG463 for arguments that torchrun does not accept, FG464 when it cannot start.
     """
     arguments = _parsed([*words, "-m", module, *arguments_of_module])
     if arguments.training_script != module:
@@ -101,6 +102,7 @@ def launch(
     os.environ.setdefault(*_PATIENCE)
     _quiet()
     arguments.signals_to_handle = _passed_on(arguments.signals_to_handle)
+    # `torchrun.run` does this; it is bypassed here, because it builds the configuration and starts in one call.
     if arguments.standalone:
         arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = "c10d", "localhost:0", str(os.getpid())
     try:
@@ -129,17 +131,17 @@ def launch(
 
 
 def _passed_on(names: str) -> str:
-    """Returns the signals that torchrun passes on: those of a scheduler, too, and none that this program ignores."""
+    """Returns the names of the signals that the agent forwards: torchrun's and SIGUSR1, without an ignored SIGHUP."""
     every = dict.fromkeys([*names.split(","), "SIGUSR1"])
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     return ",".join(name for name in every if not (name == "SIGHUP" and ignored))
 
 
 def _quiet() -> None:
-    """Silences torchrun's notes on processes that end: they are told once, by us, with rank and step."""
+    """Silences torchrun's log messages about processes that end: the error is printed once, with rank and step."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
-            # Each of them has a level of its own.
+            # torchrun sets a level on each of its loggers, so a level on a parent has no effect.
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -161,7 +163,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 class _NotAgainError(Exception):
-    """The processes that failed are not started again."""
+    """Raised inside of torchrun's agent to end the run instead of restarting the failed processes."""
 
     def __init__(self, failures: tuple[Failure, ...]) -> None:
         super().__init__(failures)
@@ -174,13 +176,13 @@ def _always(failures: Sequence[Failure], attempt: int, attempts: int) -> bool:
 
 @dataclass
 class _Attempts:
-    """The starts of the processes of one run.
+    """The attempts of one run.
 
     Args:
-        most: how many there may be.
-        log_dir: where the processes leave what they have to say.
+        most: maximum number of attempts.
+        log_dir: where the processes leave their records.
         again: see `launch`.
-        begun: how many there were.
+        begun: number of attempts so far.
     """
 
     most: int
@@ -189,10 +191,13 @@ class _Attempts:
     begun: int = 1
 
     def failed(self, result: RunResult) -> None:
-        """Asks whether to start again.
+        """Counts a failed attempt and asks whether there is a next one.
+
+        Args:
+            result: of the failed attempt.
 
         Raises:
-            _NotAgainError: no.
+            _NotAgainError: there is no next attempt.
         """
         if self.begun >= self.most:
             return
@@ -213,7 +218,7 @@ def _in_place_of(module: ModuleType, name: str, value: object) -> Iterator[None]
 
 
 def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
-    """Has torchrun's agent ask before it starts processes again: it has no other place for that."""
+    """Context manager in which torchrun's agent calls `attempts` before a restart; torchrun has no hook for it."""
 
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -226,7 +231,10 @@ def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
 
 
 def _bursts_of_one_signal() -> AbstractContextManager[None]:
-    """Has torchrun take signals of one moment for one: the next would break off how it ends the processes."""
+    """Context manager in which torchrun handles signals of one moment once.
+
+    Its handler raises, so a second signal would interrupt the shutdown of the processes that the first one began.
+    """
     usual = processes_api._terminate_process_handler
     heard = -SAME_OF_SEVERAL_SECONDS
 
@@ -252,16 +260,16 @@ def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failu
 
 
 def _folder_of(log_dir: str, local_rank: int) -> Path | None:
-    """Returns where a process of the last attempt left what it had to say."""
+    """Returns the folder of a process in the latest attempt; None when there is none."""
     attempts = Path(log_dir).glob(f"*/attempt_*/{local_rank}")
     return max(attempts, key=lambda folder: folder.stat().st_mtime_ns, default=None)
 
 
 def _order(failure: Failure) -> tuple[int, float]:
-    """Puts what began before what followed: a cause, a death without a word, what the end of another brought."""
+    """Returns the sort key of a failure: causes first, then deaths without a record, then consequences."""
     record = failure.record
     if record is None:
-        # The agent ends the processes that are left by SIGTERM, which some of them may take for a wish to stop.
+        # The agent ends the remaining processes with SIGTERM, and some of them take it for a request to stop and save.
         return (4 if failure.status in (-signal.SIGTERM, STATUS) else 1, 0.0)
     if record.told:
         return 0, record.instant
@@ -272,8 +280,9 @@ _ORDER = {Kind.CAUSE: 0, Kind.STATUS: 1, Kind.STOPPED: 2, Kind.WAITED: 3, Kind.L
 
 
 def status_of(ended: Ended) -> int:
-    """Returns the exit status of the run: that of the process that failed first."""
+    """Returns the exit status of the run: that of its root cause, or 128 plus the number of a signal."""
     if ended.stopped_by is not None:
+        # The training processes end with this status for each signal of a scheduler, and the launcher agrees with them.
         return STATUS if ended.stopped_by in (signal.SIGUSR1, signal.SIGHUP) else 128 + ended.stopped_by
     first = next(iter(ended.failures), None)
     if first is None:
@@ -282,7 +291,12 @@ def status_of(ended: Ended) -> int:
 
 
 def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None:
-    """Returns why the run failed, where no process has told it: one was killed, crashed, or lost the others."""
+    """Returns the error of a failed run when no process has printed one: it was killed, crashed, or lost the others.
+
+    Args:
+        ended: the result of the launch.
+        world_size: number of processes; None when unknown.
+    """
     first = next(iter(ended.failures), None)
     if first is None or ended.stopped_by is not None:
         return None
@@ -293,7 +307,12 @@ def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None
 
 
 def in_a_line(failures: Sequence[Failure], world_size: int | None) -> str:
-    """Returns, for a line, what the first of some failures was."""
+    """Returns a one-line description of the first of some failures.
+
+    Args:
+        failures: the root cause first.
+        world_size: number of processes; None when unknown.
+    """
     if not failures:
         return "a process did not answer"
     first = failures[0]
@@ -342,7 +361,7 @@ def _not_started(arguments: argparse.Namespace, error: Exception) -> Distributed
 
 
 def signal_name(status: int) -> str:
-    """Returns the name of the signal that a negative exit status stands for.
+    """Returns the name of the signal for a negative exit status.
 
     Example:
         >>> signal_name(-9)
@@ -354,5 +373,5 @@ def signal_name(status: int) -> str:
 
 
 def count_devices() -> int:
-    """Returns how many accelerators this machine has."""
+    """Returns the number of accelerators of this machine; 0 without any."""
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0

@@ -1,8 +1,8 @@
-"""How the processes of a run are arranged: three sizes that multiply to their number.
+"""The parallel layout of a run: data-, pipeline- and tensor-parallel sizes whose product is the world size.
 
-Takes the sizes that a config asks for and the number of processes; gives a `Layout`, and who each rank is in it.
-Keeps true: plain numbers, no process group; ranks count tensor parallelism innermost, then data parallelism, then
-pipeline stages, so that the ranks that talk most lie nearest to one another.
+Takes the configured sizes and the number of processes; gives a `Layout` and the position of each rank. It is plain
+data; no process group is needed. Tensor parallelism is the innermost (fastest varying) axis of the rank, then data
+parallelism, then pipeline stages, so that ranks which communicate most are close to each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forgather.errors import DistributedError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one rank stands on each axis."""
+    """The coordinates of a rank: its pipeline stage, data-parallel rank and tensor-parallel rank."""
 
     pipeline: int
     data: int
@@ -26,14 +26,14 @@ class Layout:
     """Sizes of the axes.
 
     Args:
-        data_parallel_size: replicas that see different rows.
-        pipeline_parallel_size: ranks that hold different layers of one replica.
-        tensor_parallel_size: ranks that hold different slices of one layer.
-        shard_size: how many replicas share one copy of the weights: 1 replicates them, `data_parallel_size`
-            shards them fully, a divisor between is a hybrid of both.
+        data_parallel_size: number of replicas that process different rows.
+        pipeline_parallel_size: number of stages; each has other layers of a replica.
+        tensor_parallel_size: number of ranks over which each layer is sharded.
+        shard_size: number of data-parallel ranks over which the weights are sharded: 1 replicates them (DDP),
+            `data_parallel_size` shards them fully (FSDP), a divisor in between is hybrid sharding.
 
     Raises:
-        DistributedError: FG704 for a size below one, or a shard size that does not divide.
+        DistributedError: FG704 for a size below one, or a shard size that does not divide `data_parallel_size`.
 
     Example:
         >>> Layout(data_parallel_size=2, pipeline_parallel_size=2).position(3)
@@ -67,17 +67,17 @@ class Layout:
         tensor: int = 1,
         shard: int | None = 1,
     ) -> Layout:
-        """Returns the layout of `world_size` processes; one of data and pipeline may be left to be inferred.
+        """Returns the layout of `world_size` processes; the data-parallel or the pipeline size can be inferred.
 
         Args:
             world_size: number of processes.
-            data: data-parallel size; None for what the others leave.
-            pipeline: pipeline size; None for what the others leave (data is 1 then, unless given).
+            data: data-parallel size; None to infer it from the others.
+            pipeline: pipeline-parallel size; None to infer it from the others (then `data` is 1 unless given).
             tensor: tensor-parallel size.
-            shard: replicas that share one copy of the weights; None for all of them.
+            shard: number of data-parallel ranks over which the weights are sharded; None for all of them.
 
         Raises:
-            DistributedError: FG704 where the sizes do not multiply to the number of processes.
+            DistributedError: FG704 when the product of the sizes is not the number of processes.
         """
         if pipeline is None:
             data = 1 if data is None else data
@@ -108,7 +108,7 @@ class Layout:
         return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
 
     def position(self, rank: int) -> Position:
-        """Returns where a rank stands on each axis."""
+        """Returns the coordinates of a rank."""
         rest, tensor = divmod(rank, self.tensor_parallel_size)
         pipeline, data = divmod(rest, self.data_parallel_size)
         return Position(pipeline=pipeline, data=data, tensor=tensor)

@@ -1,8 +1,8 @@
-"""The device mesh of a layout: one grid of ranks, and the groups along its axes.
+"""The device mesh of a layout: the grid of ranks and the process groups along its axes.
 
-Takes a `Layout` and a started process group; gives a `Mesh`. Keeps true: every axis has a group, also one of size
-one, so that code over an axis needs no second path; every rank makes the same groups in the same order; each group
-waits as long as that of all processes.
+Takes a `Layout` and an initialized process group; gives a `Mesh`. Every axis has a group, also an axis of size one, so
+that code over an axis needs no special case. All ranks create the same groups in the same order. Each group has the
+timeout of the default group.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from forgather.ml.distributed.layout import Layout, Position
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of ranks.
+    """A grid of ranks with one axis per kind of parallelism.
 
     Args:
-        layout: the sizes.
-        position: where this rank stands.
-        whole: torch's mesh with the axes "pp", "dp_replicate", "dp_shard", "tp".
-        dp: the data-parallel axis, replicas and shards as one.
+        layout: the sizes of the axes.
+        position: the coordinates of this rank.
+        whole: torch's mesh with the axes "pp", "dp_replicate", "dp_shard" and "tp".
+        dp: the data-parallel axis: "dp_replicate" and "dp_shard" flattened into one.
     """
 
     layout: Layout
@@ -35,10 +35,16 @@ class Mesh:
 
     @classmethod
     def of(cls, layout: Layout, device_type: str) -> Mesh:
-        """Makes the groups; every rank must call this."""
+        """Creates the mesh and its process groups. Collective: every rank must call it.
+
+        Args:
+            layout: the sizes of the axes; they multiply to the world size.
+            device_type: as in `init_device_mesh`.
+        """
         replicate = layout.data_parallel_size // layout.shard_size
         sizes = (layout.pipeline_parallel_size, replicate, layout.shard_size, layout.tensor_parallel_size)
         whole = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
+        # torch creates the groups of a mesh with its own default timeout.
         for group in whole.get_all_groups():
             wait_as_long(group)
         dp = _joined(whole, "dp_replicate", "dp_shard", name="dp")
@@ -51,38 +57,38 @@ class Mesh:
 
     @property
     def tp(self) -> DeviceMesh:
-        """The axis of slices of a layer."""
+        """The tensor-parallel axis."""
         return self.whole["tp"]
 
     @property
     def shards(self) -> DeviceMesh:
-        """What `fully_shard` takes: the shards, and the replicas before them where there are any."""
+        """The mesh for `fully_shard`: one axis, or with hybrid sharding two axes, (replicate, shard)."""
         if self.layout.shard_size == self.layout.data_parallel_size:
             return self.whole["dp_shard"]
         return self.whole["dp_replicate", "dp_shard"]
 
     @property
     def dp_group(self) -> Any:
-        """The process group over all replicas."""
+        """The process group of the data-parallel ranks."""
         return self.dp.get_group()
 
     @property
     def pp_group(self) -> Any:
-        """The process group over the stages of this replica."""
+        """The process group of the pipeline stages of this replica."""
         return self.pp.get_group()
 
     @property
     def tp_group(self) -> Any:
-        """The process group over the slices of a layer."""
+        """The process group of the tensor-parallel ranks."""
         return self.tp.get_group()
 
     def stages_and_replicas(self) -> Any:
-        """Makes the process group over the stages of all replicas; every rank must call this."""
+        """Creates and returns the process group of all stages of all replicas. Collective: every rank must call it."""
         return _joined(self.whole, "pp", "dp_replicate", "dp_shard", name="pp_dp").get_group()
 
 
 def _joined(whole: DeviceMesh, *axes: str, name: str) -> DeviceMesh:
-    """Returns several axes as one, and makes its group."""
+    """Returns several axes flattened into one, and creates its process group."""
     joined = whole[axes]._flatten(name)
     wait_as_long(joined.get_group())
     return joined

@@ -1,8 +1,8 @@
-"""One process among those of a run: what they tell one another before there is a process group, and when one fails.
+"""This process as a peer of a run: values shared over the store, and what happens when one process fails.
 
-Takes the position of the process; gives a `Member`, through which rank 0 hands facts to all others, and which lets one
-process tell why the run failed. Keeps true: it uses the store that the launcher keeps, and neither a device nor a
-collective; one process alone needs no store.
+Takes the position of the process; gives a `Member`, which distributes facts of rank 0 and makes exactly one process
+print the root cause of a failure. It uses the TCP store of the launcher only: no device and no collective, because it
+works before there is a process group, and while collectives hang. A run of one process needs no store.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 5.0
 _ANSWER_SECONDS = 3.0
 _LEAVING_SECONDS = 60.0
-_LOOK_SECONDS = 2.0  # a crash is written down first, and a guard looks twice a second
+_LOOK_SECONDS = 2.0  # a crash in native code is written to a file first, and the watchdog wakes up twice a second
 
 
 class Member:
-    """This process among the others.
+    """This process among the processes of a run.
+
+    Attributes:
+        report_to: the folder for a report on a hang; None until the folder of the run is known.
+        status: the exit status of this process when it failed because another one did.
 
     Args:
-        facts: its position.
-        store: where all can write and read; None for one process alone.
-        timeout_seconds: how long to wait for what another process is to say.
-        folder: where this process leaves what its launcher is to know; None for nowhere.
-        connect: makes another connection to the store.
+        facts: the position of this process.
+        store: shared by all processes; None for a run of one process.
+        timeout_seconds: maximum wait for a value of another process.
+        folder: where this process leaves its record for the launcher; None for nowhere.
+        connect: returns a new connection to the store, for the watchdog thread.
     """
 
     def __init__(
@@ -65,33 +69,35 @@ class Member:
         self.timeout_seconds = timeout_seconds
         self.folder = folder
         self.report_to: Path | None = None
-        """Where a report on a hang is written; the folder of the run, once it is known."""
+        """The folder for a report on a hang; None until the folder of the run is known."""
         self.status = 1
-        """What a process ends with that failed because another one did."""
+        """The exit status of this process when it failed because another one did."""
         self._guard: Guard | None = None
 
     def watch(self) -> None:
-        """Begins to look after the other processes, and lets them look after this one."""
+        """Starts the watchdog, and publishes the phase of this process for its launcher."""
         if self.folder is not None:
             phase.publish_in(self.folder)
         if self._connect is not None and self.facts.world_size > 1:
+            # A connection of its own: a client of the store handles one request at a time, and the main thread's may
+            # block.
             self._guard = Guard(self._connect(), self.facts, self.folder)
             self._guard.start()
         if (heard := present()) is not None:
             heard.is_quiet = self.failed_elsewhere
 
     def begins(self, run_dir: str) -> None:
-        """Notes that construction begins; reports go to the run's folder from now on."""
+        """Sets the phase "construction", and the folder of the run as the place for reports."""
         self.report_to = Path(run_dir)
         phase.enter("construction")
 
     def built(self) -> None:
-        """Notes that what was constructed begins to run."""
+        """Sets the phase "run", after construction."""
         phase.enter("run")
 
     def leave(self) -> None:
-        """Says that this process has done its part, and leaves the others."""
-        # Whoever stops alone would wait for them.
+        """Reports that this process is done, and destroys its process group."""
+        # A process that stops alone does not shut the group down: that would wait for the others.
         if self.status <= 128:
             shutdown()
         self._say(f"done/{self.facts.rank}", "1")
@@ -99,10 +105,12 @@ class Member:
             self._guard.stop()
 
     def ended(self, status: int) -> None:
-        """Leaves a record of an exit status that is not 0, so that it is not taken for a crash.
+        """Leaves a record of a non-zero exit status, so that the launcher does not take it for a crash.
+         When all processes were asked to stop, rank 0 ends first, because it prints: a launcher ends the others as soon
+        as it sees one end.
 
-        Of processes that were asked to stop, the one that prints ends first: a launcher ends the others as soon as it
-        sees one end.
+        Args:
+            status: the exit status; above 128 for a signal.
         """
         if status and self.folder is not None:
             kind = Kind.STOPPED if status > 128 else Kind.STATUS
@@ -122,11 +130,14 @@ class Member:
             self._tell_agent()
 
     def failed_elsewhere(self) -> bool:
-        """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
+        """Returns True when another process has failed.
+
+        A launcher ends the remaining processes with SIGTERM, the same signal that asks a run to stop and save.
+        """
         return self._guard is not None and self._guard.failed_elsewhere()
 
     def _stops_alone(self, status: int) -> None:
-        """Tells the others that what they meet next, a lost connection, is no failure."""
+        """Tells the others that this process was stopped, so that they do not report a lost connection."""
         self.status = status
         if self._guard is not None:
             self._guard.stop()
@@ -138,24 +149,24 @@ class Member:
         atexit.register(end_promptly, status)
 
     def _keep_store(self) -> None:
-        """Waits until the others have ended where this process keeps the store: what it said is heard until then."""
+        """Waits until the others have ended, if this process hosts the store: they read its last values from it."""
         if self.speaks and self._guard is not None and not self.facts.agent_hosts_store:
             self._guard.stop()
             self._guard.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
 
     def _tell_agent(self) -> None:
-        """Has torchrun end: for it, a process that was asked to stop is one that failed, which it starts again."""
+        """Ends torchrun's agent, which would restart a process that was asked to stop, since its status is not 0."""
         if self.facts.attempts_left:
             os.kill(os.getppid(), signal.SIGTERM)
 
     def _say(self, name: str, value: str) -> None:
         if self.store is not None:
-            # The keeper of the store may have ended first.
+            # The process that hosts the store may have ended first.
             with suppress(RuntimeError):
                 self.store.set(name, value)
 
     def _waits_for(self, name: str, seconds: float) -> bool:
-        """Waits until another process has said something; False where it does not."""
+        """Waits until another process has set a key; returns False when it does not."""
         assert self.store is not None, "one process alone waits for no other"  # noqa: S101
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -168,10 +179,12 @@ class Member:
         return False
 
     def fails(self, error: BaseException) -> bool:
-        """Ends the run of all processes, and tells whether this one is to print the error.
+        """Handles an exception that ends this process; returns True when this process is to print it.
+         The root cause is printed once, by the process that raised it. An error that follows from it is printed only
+        when no cause is found. The exception gets a note with rank, step and phase.
 
-        The first cause is printed, once. What follows from it in other processes waits, and is printed only where no
-        cause is found. The exception gets a note that names rank, step and phase.
+        Args:
+            error: the exception.
         """
         where = phase.current()
         kind = kind_of(error)
@@ -181,6 +194,7 @@ class Member:
             self._explain_hang(error)
         told = self._is_first(kind)
         if kind is not Kind.STOPPED:
+            # The interpreter's teardown would take seconds, or hang in a thread of a broken process group.
             atexit.register(end_promptly, self.status)
         if self.folder is not None:
             write_record(self.folder, record_of(error, where, told=told), error)
@@ -206,19 +220,20 @@ class Member:
                 return False
             return bool(self.store.add(TOLD, 1) == 1)
         except RuntimeError:
-            # Had the keeper of the store told anything, it would have waited until all had heard it.
+            # The store is gone. Its host, rank 0, would have waited for the others if it had printed a cause; rank 1
+            # prints then.
             return kind is Kind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
 
     def _waits_for_cause(self) -> bool:
-        """Waits for another process to tell the cause, or that it was stopped; True where none does."""
+        """Returns True when no other process prints the cause, or reports that it was stopped, within the wait."""
         assert self.store is not None, "one process alone waits for no other"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if self.store.check([STOPPED]):
                 self.status = int(self.store.get(STOPPED))
                 return False
-            # One that has gone without telling anything will not tell it any more.
-            # A launcher of ours knows how it ended.
+            # A process that is gone cannot print the cause any more, but our launcher sees how it ended. `TOLD` is
+            # checked after it, since the process may have printed just before it ended.
             is_gone = self._guard is not None and self._guard.dead_peer() is not None
             if self.store.check([TOLD]):
                 return False
@@ -228,7 +243,7 @@ class Member:
         return True
 
     def _fail(self) -> None:
-        # The launcher ends the others as soon as it sees one that failed; what is being printed comes first.
+        # The launcher sends SIGTERM to the others as soon as one has failed; this process has to print its error first.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.store is not None:
@@ -236,13 +251,13 @@ class Member:
                 self.store.set(FAILED, "1")
 
     def _explain_hang(self, error: BaseException) -> None:
-        """Asks all processes what they do, and adds what they said to the error."""
+        """Collects the state of all processes and adds a summary of it to the error."""
         if self.store is None:
             return
-        # Neither a store that is gone nor a full disk may take the place of the error that is being explained.
+        # An error of the store or of the disk must not replace the error that is being explained.
         with suppress(RuntimeError, OSError):
             if self.store.add("explains", 1) > 1:
-                # Another process has waited as long, and is asking; it ends the run when it has told.
+                # Another process has timed out too and is collecting; it ends the run when it has printed.
                 time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)
                 return
             states = self._states()
@@ -254,7 +269,7 @@ class Member:
                 _note(error, f"what every rank was doing, with stacks: {file}")
 
     def _end_later(self, silent: list[int]) -> None:
-        """Sees to it that ranks on this machine that answer nothing end soon after this process has."""
+        """Arranges that unresponsive ranks on this machine are killed soon after this process has ended."""
         for rank in silent:
             if self.store is not None and self.store.check([f"place/{rank}"]):
                 place = json.loads(self.store.get(f"place/{rank}"))
@@ -276,14 +291,18 @@ class Member:
 
     @property
     def speaks(self) -> bool:
-        """True for the one process that writes and prints."""
+        """True on the main process, which writes and prints."""
         return self.facts.rank == 0
 
     def share(self, name: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns what rank 0 gives as `value`, on every rank.
+        """Returns the value of rank 0 on every rank.
+
+        Args:
+            name: the key; each key is used once.
+            value: JSON-compatible data, on rank 0; ignored on the others.
 
         Raises:
-            DistributedError: FG706 where rank 0 says nothing in time.
+            DistributedError: FG706 when rank 0 does not set it in time.
         """
         if self.speaks:
             assert value is not None, "rank 0 has something to share"  # noqa: S101
@@ -295,7 +314,8 @@ class Member:
     def _heard(self, name: str) -> dict[str, Any]:
         assert self.store is not None, "only rank 0 may be without a store"  # noqa: S101
         deadline = time.monotonic() + self.timeout_seconds
-        # A blocking read would hold the store's one connection for minutes, and hear no signal.
+        # Polling: a blocking `get` would occupy the connection for minutes, and Python could not handle signals
+        # meanwhile.
         while not self.store.check([name]):
             if time.monotonic() > deadline:
                 raise DistributedError(
@@ -309,9 +329,12 @@ class Member:
 
 
 def _kill_in_a_second(process: int) -> None:
-    """Kills a process that hears no other signal: torchrun would wait half a minute for it.
+    """Kills a process one second from now, with a shell that outlives this process.
+     The process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before this process,
+    which is the first that failed and has printed the cause.
 
-    It must not end before this one, which is the first that failed and has told why.
+    Args:
+        process: its process id.
     """
     nowhere = subprocess.DEVNULL
     words = ["/bin/sh", "-c", f"sleep 1; kill -KILL {process}"]
@@ -320,7 +343,7 @@ def _kill_in_a_second(process: int) -> None:
 
 
 def _note(error: BaseException, text: str) -> None:
-    """Adds a line to an error: an error of ours is drawn from its fields, any other from its notes."""
+    """Adds a line to an error: to the fields of a Forgather error, which is printed from them, or as a note."""
     if isinstance(error, ForgatherError):
         error.context = (*error.context, text)
     else:
@@ -328,10 +351,14 @@ def _note(error: BaseException, text: str) -> None:
 
 
 def join(*, timeout_seconds: float = 300) -> Member:
-    """Meets the other processes of this run.
+    """Connects to the store of the run and returns this process as a `Member`.
+
+    Args:
+        timeout_seconds: maximum wait for the store, and for a value of another process.
 
     Raises:
-        DistributedError: FG706 where they cannot be met, FG701 for variables that make no sense.
+        DistributedError: FG706 when the store cannot be reached, FG701 for environment variables that contradict each
+            other.
     """
     facts, folder = process_facts(), launcher_folder()
     try:
@@ -362,7 +389,7 @@ def join(*, timeout_seconds: float = 300) -> Member:
 
 
 def _named(store: TCPStore, facts: ProcessFacts) -> Store:
-    # A store outlives an attempt: what its processes write stands under its name.
+    # torchrun's store outlives an attempt, so each attempt has a prefix of its own.
     return PrefixStore(f"forgather/attempt_{facts.attempt or 0}", store)
 
 

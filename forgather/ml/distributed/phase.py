@@ -1,7 +1,7 @@
-"""What this process is doing: the step and the phase of its run, for whoever asks when something goes wrong.
+"""The phase of this process: what it is doing and at which optimizer step, for error reports.
 
-Takes notes of the loop; gives them to this process, and through a small file to others. Keeps true: a note costs about
-a microsecond and outlives the process that made it, however it died.
+The training loop sets the phase; this process reads it directly, and other processes read it from a small memory-mapped
+file. Setting it costs about a microsecond. The file keeps the last phase after the process has died, even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class RunPhase:
-    """Where a process is.
+    """What a process is doing.
 
     Args:
-        phase: what it does, as in "forward and backward"; "" where nobody said.
-        step: the optimizer step that it works on, from 1; None outside the loop.
+        phase: for example "forward and backward"; "" when unknown.
+        step: the optimizer step that is being computed, counted from 1; None outside of the training loop.
     """
 
     phase: str = ""
@@ -37,31 +37,38 @@ class _Here:
         self.shown: mmap.mmap | None = None
 
 
+# Process-wide, not thread-local: the watchdog thread reads what the main thread sets.
 _here = _Here()
 
 
 def enter(phase: str, step: int | None = None) -> None:
-    """Notes what this process does from now on."""
+    """Sets the phase of this process.
+
+    Args:
+        phase: what the process is doing from now on.
+        step: the optimizer step that is being computed, counted from 1; None outside of the training loop.
+    """
     _here.current = RunPhase(phase, step)
     if _here.shown is not None:
         _here.shown[:] = _line(_here.current)
 
 
 def current() -> RunPhase:
-    """Returns what this process does."""
+    """Returns the phase of this process."""
     return _here.current
 
 
 def publish_in(folder: Path) -> None:
-    """Keeps the notes of this process in a file of `folder`, too."""
+    """Writes the phase of this process to a file of `folder`, now and at each later `enter`."""
     with (folder / FILE).open("wb+") as stream:
         stream.write(_line(_here.current))
         stream.flush()
+        # Memory-mapped: an update costs no system call, and the kernel writes the page back after SIGKILL too.
         _here.shown = mmap.mmap(stream.fileno(), _SIZE)
 
 
 def read_from(folder: Path) -> RunPhase:
-    """Returns the last note of the process that showed its notes in `folder`; an empty one where none did."""
+    """Returns the last phase that a process published in `folder`; an empty one when there is none."""
     try:
         text = (folder / FILE).read_bytes().decode(errors="replace")
     except OSError:
@@ -72,4 +79,6 @@ def read_from(folder: Path) -> RunPhase:
 
 def _line(where: RunPhase) -> bytes:
     step = "" if where.step is None else str(where.step)
+    # A fixed size, so that a shorter phase overwrites all of a longer one. A cut multi-byte character is replaced on
+    # reading.
     return f"{step}\t{where.phase}".encode()[: _SIZE - 1].ljust(_SIZE - 1) + b"\n"

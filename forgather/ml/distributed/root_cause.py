@@ -1,7 +1,7 @@
-"""The first cause of a failed run: which of the things that went wrong in several processes began it.
+"""The root cause of a failed run: classification of exceptions, and the record that a process leaves for the launcher.
 
-Takes exceptions of a process; gives what kind each is, and the record that it leaves for its launcher. Keeps true: one
-process that fails takes the others with it, and what they raise then (lost connections) is told apart from a cause.
+When one process fails, the others raise errors about lost connections. Those are told apart from the cause, which is
+the only one to be printed. Records are JSON files in the folder that torchrun gives each process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from forgather.redaction import hidden, hide
 RECORD = "error.json"
 CRASH = "crash.txt"
 _KEY = "forgather"
-# Errors of ours that tell of another process's failure.
+# Our errors that are a consequence of another process's failure.
 _FOLLOWS = ("FG706", "FG854")
-# Those of a disk or a network, which may be there again.
+# Errors of a disk or network, which may be gone at the next attempt.
 _PASSING = (*_FOLLOWS, "FG463", "FG464", "FG609", "FG817")
-# Of code and its arguments, and of nothing that changes from one attempt to the next.
+# Errors in code and its arguments, which do not change from one attempt to the next.
 _SLIPS = (TypeError, AttributeError, NameError, ImportError, SyntaxError)
+# Parts of the messages of NCCL, gloo and the store. torch raises most of these as plain RuntimeError.
 _WAITED = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
 _LOST = (
     "Connection closed by peer",
@@ -45,7 +46,7 @@ _LOST = (
 
 
 class Kind(StrEnum):
-    """What ended a process."""
+    """The way in which a process ended; the value is part of a message."""
 
     CAUSE = "cause"
     WAITED = "waited for another process until its time was up"
@@ -56,15 +57,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Record:
-    """What a process leaves behind when it ends badly.
+    """The record of a process that ended with a failure.
 
     Args:
-        kind: what ended it.
-        message: type and text of the exception.
+        kind: the way in which it ended.
+        message: type and text of the exception, on one line.
         where: step and phase.
-        told: whether the process has told it to its user.
-        instant: when, in seconds since the epoch.
-        code: of an error of ours; the type of a slip in what is constructed; "" for any other.
+        told: True when the process has printed the error itself.
+        instant: time of the failure.
+        code: the code of a Forgather error; the exception type of a mistake in constructed code; "" for any other.
+
+    Units:
+        `instant` is in seconds since the epoch.
     """
 
     kind: Kind
@@ -76,12 +80,12 @@ class Record:
 
     @property
     def lasts(self) -> bool:
-        """True for a mistake that the same run makes again: of the config, or of what it is given."""
+        """True for an error that every attempt would repeat, such as a mistake in the config: no restart helps."""
         return bool(self.code) and self.code not in _PASSING
 
 
 def kind_of(error: BaseException) -> Kind:
-    """Tells a cause from what follows when another process is gone or does not answer.
+    """Returns whether an exception is a cause, or a consequence of another process that is gone or does not answer.
 
     Example:
         >>> kind_of(RuntimeError("[gloo/pair.cc:538] Connection closed by peer")).name, kind_of(KeyError("lr")).name
@@ -89,6 +93,7 @@ def kind_of(error: BaseException) -> Kind:
     """
     if isinstance(error, KeyboardInterrupt):
         return Kind.STOPPED
+    # The whole chain: libraries wrap a lost connection into exceptions of their own.
     for one in _chain(error):
         if isinstance(one, ForgatherError) and one.code in _FOLLOWS:
             return Kind.LOST
@@ -110,32 +115,38 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def described(error: BaseException) -> str:
-    """Returns type and message of an exception, on one line."""
+    """Returns type and text of an exception on one line, at most 500 characters, with secrets hidden."""
     text = " ".join(hide(str(error)).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
 def write_record(folder: Path, record: Record, error: BaseException | None = None) -> None:
-    """Leaves a record in a process's folder, in the form that torchrun reads and shows."""
+    """Writes the record of this process in the format that torchrun reads and shows; errors of the disk are ignored.
+
+    Args:
+        folder: of this process.
+        record: the record.
+        error: the exception, for its traceback.
+    """
     where = f" ({record.where})" if record.where else ""
     stack = ""
     if isinstance(error, ForgatherError):
-        # It says what to do; where in our code it was raised helps nobody.
+        # The message says what to do; a traceback through our code would only hide it.
         stack = record.message + where
     elif error is not None:
         stack = "".join(traceback.format_exception(error))
-    # torchrun counts whole seconds, and takes the lowest rank of the first one for the cause: a known one is earlier.
+    # torchrun compares whole seconds and takes the lowest rank of the earliest one. A known cause is dated one earlier.
     second = int(record.instant) - (record.kind is Kind.CAUSE)
     extra = {"py_callstack": stack, "timestamp": str(second), _KEY: asdict(record)}
     text = json.dumps(hidden({"message": {"message": record.message + where, "extraInfo": extra}}))
-    # A process that is ended while it writes must not leave half a record.
+    # Renamed when it is complete: a process that is killed while it writes must not leave half a record.
     with suppress(OSError):
         (folder / f".{RECORD}").write_text(text, encoding="utf-8")
         os.replace(folder / f".{RECORD}", folder / RECORD)
 
 
 def read_record(folder: Path) -> Record | None:
-    """Returns the record that a process left in its folder; None where it left none."""
+    """Returns the record that a process left in its folder; None when it left none."""
     try:
         told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         found = told["message"]["extraInfo"][_KEY]
@@ -145,17 +156,25 @@ def read_record(folder: Path) -> Record | None:
 
 
 def record_of(error: BaseException, where: RunPhase, *, told: bool) -> Record:
-    """Returns the record of an exception."""
+    """Returns the record of an exception.
+
+    Args:
+        error: the exception.
+        where: the phase in which it was raised.
+        told: True when this process prints it.
+    """
     code = ""
     if isinstance(error, ForgatherError):
         code = error.code
+    # Only in construction, where such a type means wrong arguments; during training the same type may come from one bad
+    # row.
     elif where.phase == "construction" and isinstance(error, _SLIPS):
         code = type(error).__name__
     return Record(kind_of(error), described(error), str(where), told, time.time(), code)
 
 
 def read_crash(folder: Path) -> list[str]:
-    """Returns the frames, innermost first, of the stack that the interpreter wrote when native code crashed."""
+    """Returns the stack frames of a crash in native code, innermost first, as `faulthandler` wrote them."""
     try:
         lines = (folder / CRASH).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What the processes of a run are doing, told by each of them when one has waited too long for the others.
+"""Stack dumps for hangs: stack, step and last collective of every rank, and which rank the others wait for.
 
-Takes this process; gives its stack, its step and its last collective, and a report of those of all ranks. Keeps true:
-the report names the rank that the others wait for, as far as their counts of collectives tell.
+Takes the state of each rank as plain data; gives a full report and a one-line summary. The rank that the others wait
+for is found by comparing the number of collectives that each rank has started.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import torch._C._distributed_c10d as c10d
 
 from forgather.ml.distributed.phase import current
 
+# Frames of the wait itself; the frame before them is the call that a reader is looking for.
 _INSIDE = ("torch/distributed/", "torch/utils/_contextlib", "threading.py")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """The last exchange between processes that one of them began.
+    """The last collective that a process started.
 
     Args:
-        name: as in "all_reduce".
-        number: how many there were in its group, itself included.
-        shapes: of what was exchanged.
-        group: name of the group.
+        name: for example "all_reduce".
+        number: sequence number in its process group, counted from 1.
+        shapes: of the tensors.
+        group: name of the process group.
     """
 
     name: str
@@ -43,7 +44,8 @@ class Collective:
 
 
 def last_collective() -> Collective | None:
-    """Returns the last collective that this process began; None where there was none."""
+    """Returns the last collective that this process started, from torch's flight recorder; None when there was none."""
+    # A private function that some builds of torch do not have; a hang report without it is still useful.
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return None
@@ -60,13 +62,13 @@ def last_collective() -> Collective | None:
 
 
 def stack_of_main() -> list[str]:
-    """Returns the stack of this process's main thread, outermost first, as lines "FILE:LINE in FUNCTION"."""
+    """Returns the stack of the main thread, outermost frame first, as lines "FILE:LINE in FUNCTION"."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return [f"{one.filename}:{one.lineno} in {one.name}" for one in traceback.extract_stack(frame)] if frame else []
 
 
 def own_state() -> dict[str, Any]:
-    """Returns what this process does, as plain data."""
+    """Returns step, phase, last collective and stack of this process, as JSON-compatible data."""
     collective = last_collective()
     where = current()
     return {
@@ -78,7 +80,11 @@ def own_state() -> dict[str, Any]:
 
 
 def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
-    """Returns the lines that tell what every rank did; None stands for a rank that gave no answer."""
+    """Returns the lines of a report on all ranks.
+
+    Args:
+        states: the `own_state` of each rank; None for a rank that did not answer.
+    """
     lines = []
     for rank, state in sorted(states.items()):
         if state is None:
@@ -94,7 +100,11 @@ def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
 
 
 def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
-    """Returns, in a line, what the states of all ranks tell of a hang."""
+    """Returns a one-line summary of a hang.
+
+    Args:
+        states: the `own_state` of each rank; None for a rank that did not answer.
+    """
     missing = missing_ranks(states)
     different = different_exchanges(states)
     if not missing and different:
@@ -113,7 +123,7 @@ def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
 
 
 def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
-    """Returns the ranks that the others wait for: those without an answer, or behind in collectives of one group."""
+    """Returns the ranks that the others wait for: those that did not answer, and those with fewer collectives."""
     silent = [rank for rank, state in states.items() if state is None]
     counts = {rank: _count(state) for rank, state in states.items() if state is not None}
     most = max(counts.values(), default=0)
@@ -121,9 +131,9 @@ def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
 
 
 def different_exchanges(states: Mapping[int, Mapping[str, Any] | None]) -> dict[int, str]:
-    """Returns the exchange that each rank waits in, where these are not one and the same; nothing where they are.
+    """Returns the collective of each rank when the ranks wait in different ones; an empty dict when all are equal.
 
-    Sending and receiving are two sides of one exchange, and are not compared.
+    Send and receive are the two sides of one exchange and are not compared.
     """
     told = {rank: state["collective"] for rank, state in states.items() if state and state["collective"]}
     if any(one["name"].startswith(("send", "recv", "coalesced")) for one in told.values()):
@@ -137,6 +147,6 @@ def _count(state: Mapping[str, Any]) -> int:
 
 
 def where_in_code(state: Mapping[str, Any]) -> str:
-    """Returns the innermost frame of a stack that is not inside PyTorch's own exchange."""
+    """Returns the innermost frame of a stack that is not inside torch's wait for a collective."""
     frames = [frame for frame in state["stack"] if not any(part in frame for part in _INSIDE)]
     return str(frames[-1]) if frames else ""

@@ -1,8 +1,8 @@
-"""A thread beside the run that looks after the other processes: whether they live, and what they do.
+"""The watchdog: a thread that ends this process when another process of the run has failed, or the launcher is gone.
 
-Takes a connection of its own to the store; ends this process when the run has failed elsewhere. Keeps true: a process
-that is killed, hangs, is stopped at once or loses its launcher takes the others with it within seconds, even where they
-wait inside native code; it asks nothing of the loop, and wakes twice a second.
+Takes a store connection of its own; exchanges liveness, status and stacks with the other ranks. When one process is
+killed, hangs, is stopped or loses its launcher, the others end within seconds, even while they are blocked in native
+code. The thread wakes up twice a second and needs nothing from the training loop.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from forgather.ml.distributed.root_cause import CRASH
 FAILED, WANTED, STOPPED, TOLD, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
 GRACE_SECONDS = 3.0
-"""How long a process may go on after the run has failed: time to print, not to wait for its peers."""
+"""Seconds that a process may go on after the run has failed: enough to print, not to wait for its peers."""
 
 
 class Guard:
-    """Looks after one process.
+    """The watchdog of one process.
 
     Args:
-        store: a connection that nobody else uses.
+        store: a store connection that is used by this thread only.
         facts: the position of this process.
-        folder: where a crash of native code is told; None for nowhere.
+        folder: where the stack of a crash in native code is written; None for nowhere.
+
+    Units:
+        All times are in seconds.
     """
 
     def __init__(self, store: Store, facts: ProcessFacts, folder: Path | None) -> None:
         self._store = store
         self._facts = facts
         self._stop = threading.Event()
+        # A process whose parent dies is adopted by another one, so a changed parent means that the launcher is gone.
         self._parent = os.getppid()
         self._failed_since: float | None = None
         self._status = 1
@@ -51,16 +55,18 @@ class Guard:
         self._peers: dict[int, int] | None = None
         self._crash: IO[str] | None = None
         if folder is not None:
-            # Kept open: the interpreter writes to it when it can do nothing else any more.
+            # Opened early and kept open: `faulthandler` writes from a signal handler, where opening a file is not
+            # possible.
             self._crash = (folder / CRASH).open("w")
             faulthandler.enable(self._crash)
+        # A daemon, so that a run that ends normally never waits for this thread.
         self._thread = threading.Thread(target=self._watch, name="forgather-guard", daemon=True)
 
     def start(self) -> None:
-        """Tells the others where this process is, and begins to look after them."""
+        """Publishes the host and process id of this process, and starts the thread."""
         place = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store.set(f"place/{self._facts.rank}", json.dumps(place))
-        # Known before anything can fail: with the keeper of the store, nobody could be asked any more.
+        # Peers are looked up early: when rank 0 dies and hosted the store, nobody can be asked any more.
         deadline = time.monotonic() + _PERIOD_SECONDS
         while (peers := self._find_peers()) is None and time.monotonic() < deadline:
             time.sleep(_PERIOD_SECONDS / 100)
@@ -68,7 +74,7 @@ class Guard:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Stops the thread and closes the crash file."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2 * _PERIOD_SECONDS)
@@ -80,7 +86,7 @@ class Guard:
         while not self._stop.wait(_PERIOD_SECONDS):
             if os.getppid() != self._parent:
                 _end("the launcher is gone")
-            # The store is gone when its keeper has ended before this process: then nothing can be asked.
+            # The process that hosted the store may have ended first; no question has an answer then.
             with suppress(RuntimeError):
                 self._look()
             since = self._failed_since
@@ -95,29 +101,37 @@ class Guard:
             self._failed_since = time.monotonic()
         if self._failed_since is None and self._store.check([STOPPED]):
             self._failed_since, self._status = time.monotonic(), int(self._store.get(STOPPED))
-            # Whoever hears signals here ends as the one that was stopped: what it would wait for does not come.
+            # A handler in this process then stops the run as for a signal of its own, instead of waiting for a peer
+            # that has left.
             os.kill(os.getpid(), signal.SIGTERM)
         if self._failed_since is None and self.dead_peer() is not None:
             self._store.set(FAILED, "1")
 
     def failed_elsewhere(self) -> bool:
-        """Tells whether another process has failed: a launcher ends the others by the signal that asks to stop."""
-        # Nobody can say when the keeper of the store has gone.
+        """Returns True when another process has failed.
+
+        A launcher ends the remaining processes with SIGTERM, the same signal that asks a run to stop and save.
+        """
+        # Without the store, failures of other machines are unknown.
         with suppress(RuntimeError):
             return any(self._store.check([name]) for name in (TOLD, ENDED, FAILED)) or self.dead_peer() is not None
         return False
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Waits until no other process of this machine is there any more."""
+        """Waits until no other process of the run is alive on this machine, or the time is up.
+
+        Args:
+            seconds: maximum wait.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(_lives(process) for process in (self._peers or {}).values()):
             time.sleep(_PERIOD_SECONDS / 10)
 
     def dead_peer(self, seconds: float = 0.0) -> int | None:
-        """Returns a rank on this machine whose process is gone although it never said that it was done.
+        """Returns a rank on this machine whose process is gone and never reported that it was done; None without one.
 
         Args:
-            seconds: how long to wait for one.
+            seconds: maximum wait for such a rank.
         """
         deadline = time.monotonic() + seconds
         while (found := self._dead_peer()) is None and time.monotonic() < deadline:
@@ -126,12 +140,12 @@ class Guard:
 
     def _dead_peer(self) -> int | None:
         if self._peers is None:
-            with suppress(RuntimeError):  # the keeper of the store is gone
+            with suppress(RuntimeError):  # the process that hosted the store is gone
                 self._peers = self._find_peers()
         for rank, process in (self._peers or {}).items():
             if _lives(process):
                 continue
-            with suppress(RuntimeError):  # its own store is gone with it
+            with suppress(RuntimeError):  # the dead process hosted the store
                 if self._store.check([f"done/{rank}"]):
                     continue
             return rank
@@ -163,5 +177,5 @@ def _end(why: str, status: int = 1) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    # Nothing that hangs may keep this process: neither a handler of signals nor what the interpreter does at its end.
+    # `os._exit`, because neither a signal handler nor the interpreter's shutdown may block a process that has to end.
     os._exit(status)
