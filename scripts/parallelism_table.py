@@ -51,7 +51,7 @@ def _is_told(cell: Cell) -> bool:
 
 def _further(matrix: Matrix, cells: list[Cell], notes: list[str]) -> str:
     """Returns a table of what needs other values to be told than those of a row and a column."""
-    lines = ["| what else is known | |", "|---|---|"]
+    lines = ["| other combinations | verdict |", "|---|---|"]
     for cell in cells:
         axes = [" or ".join(matrix.axes[axis].values[value] for value in among) for axis, among in cell.where.items()]
         lines.append(f"| {' + '.join(axes)} | {_verdict(cell, notes)} |")
