@@ -69,6 +69,7 @@ def alias_of(kind: str, word: str) -> Alias | None:
         kind: one of `KINDS`.
         word: the name; leading dashes are ignored, and a dash equals an underscore.
     """
+    # Options are written with dashes, settings with underscores; the table has one form.
     plain = word.lstrip("-").replace("-", "_")
     table = read_aliases()[kind]
     record = table.get(plain) or table.get(plain.lower())
@@ -110,6 +111,7 @@ def suggest(
         >>> suggest("setting", "learnign_rate", ["learning_rate"])
         "did you mean 'learning_rate'?"
     """
+    # A difference in case only is certain, so it comes before the table.
     if (same := _folded((*first, *candidates)).get(word.casefold())) is not None:
         return f"did you mean {same!r}?"
     if kind == "keyword":
@@ -122,6 +124,7 @@ def suggest(
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
     if alias is not None and (is_told or alias.name in candidates):
         return alias.hint
+    # A deprecated name may be the most similar one, and would only lead to the next warning.
     gone = read_aliases()["deprecated"].get(owner, {})
     return nearest(word, [name for name in candidates if name not in gone], first=first)
 
@@ -206,6 +209,7 @@ def suggest_module(module: str, symbol: str = "") -> str | None:
     """
     table = read_aliases()["constructor"]
     parts = module.split(".")
+    # A package may have moved as a whole, so the longest known prefix of the name decides.
     for count in range(len(parts), 0, -1):
         record = table.get(".".join(parts[:count]))
         if record is None:

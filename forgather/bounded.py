@@ -129,6 +129,8 @@ def matching(pattern: str) -> Iterator[str]:
         TooManyEntriesError: after `MAX_ENTRIES` names.
     """
     parts = pattern.split(os.sep)
+    # The walk starts at the last folder before a wildcard: from further up it could reach the limit in unrelated
+    # folders.
     fixed = next(position for position, part in enumerate(parts) if glob.has_magic(part))
     top = os.sep.join(parts[:fixed]) or (os.sep if pattern.startswith(os.sep) else os.curdir)
     wanted = parts[fixed:]

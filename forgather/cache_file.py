@@ -88,6 +88,7 @@ def read_kept(file: str, form: int) -> dict[str, Any] | None:
             if facts.st_size > _MAX_ENTRY_BYTES or _is_foreign(facts):
                 return None
             digest, _, body = stream.read().partition(b"\n")
+        # An entry that was cut or edited has another digest.
         if digest != digest_of(body).encode():
             return None
         entry = json.loads(body)

@@ -237,6 +237,7 @@ class BuildNote(str):
         note.constructor, note.path, note.span = constructor, path, span
         return note
 
+    # Unpickling calls `__new__`, which needs these arguments instead of the text.
     def __getnewargs__(self) -> tuple[str, str, Span | None]:  # type: ignore[override]
         return self.constructor, self.path, self.span
 
@@ -262,6 +263,7 @@ def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), 
     if close:
         return f"did you mean {prefix + close!r}?"
     listed = first or candidates
+    # A longer list would hide the message.
     if listed and len(listed) < 10:
         return "one of: " + ", ".join(prefix + found for found in sorted(listed))
     return None

@@ -159,6 +159,7 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
 
 def is_accelerate(environ: Mapping[str, str]) -> bool:
     """Returns whether `accelerate launch` started this process, even as the only one."""
+    # `accelerate launch` sets this variable for every process, also for a single one.
     return "ACCELERATE_MIXED_PRECISION" in environ
 
 
@@ -174,6 +175,7 @@ def is_worker(environ: Mapping[str, str]) -> bool:
 
 def _spoken(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
     """Returns the launcher, and the position of this process under torchrun's names."""
+    # torchrun may run inside a SLURM step, so the innermost launcher is asked first.
     if "TORCHELASTIC_RUN_ID" in environ:
         return "accelerate launch" if is_accelerate(environ) else "torchrun", environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
@@ -195,6 +197,7 @@ def _is_slurm_step(environ: Mapping[str, str]) -> bool:
 
 
 def _is_pod(environ: Mapping[str, str]) -> bool:
+    # Kubernetes sets this variable in every pod, and Kubeflow adds WORLD_SIZE.
     in_cluster = "KUBERNETES_SERVICE_HOST" in environ and "WORLD_SIZE" in environ
     return (in_cluster or "PET_NNODES" in environ) and "LOCAL_RANK" not in environ
 
@@ -302,6 +305,7 @@ def started_by(environ: Mapping[str, str], program: str | None = None, *, parent
     if launcher:
         return "fgcli" if OURS in environ and launcher == "torchrun" else launcher
     if is_accelerate(environ):
+        # On a machine without a GPU, accelerate starts one process even if --num_processes asks for more.
         asked = asked_of_accelerate(environ, _parent() if parent is None else parent)
         if asked is None or asked == 1:
             return "accelerate launch"
@@ -313,6 +317,7 @@ def _program(program: str) -> str:
     folder, name = os.path.split(program)
     if name in ("fgcli", "fgcli.exe") or (name == "__main__.py" and os.path.basename(folder) == "forgather"):
         return "fgcli"
+    # In a notebook, sys.argv[0] is a script of the kernel.
     if "ipykernel" in sys.modules:
         return "a notebook"
     return f"python {name}" if name.endswith(".py") else "python"
@@ -337,6 +342,7 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
         if number.isdigit():
             return int(number)
     named = next((after for word, after in pairwise(parent) if word in ("--config_file", "--config-file")), None)
+    # accelerate reads its default config file unless another one is named.
     file = named or accelerate_config(environ)
     try:
         with open(file or os.devnull, encoding="utf-8") as stream:

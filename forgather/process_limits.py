@@ -53,6 +53,7 @@ def reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
     Raises:
         BudgetError: FG127, the operating system stopped the reading.
     """
+    # A config that reads another one is under the limits already, and other threads must not be limited.
     if not _Switch.is_on or _Switch.is_reading or _has_threads():
         yield
         return
@@ -63,6 +64,7 @@ def reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
     except MemoryError:
         message = f"reading the config {config!r} takes more than {MEMORY_BYTES // 10**6} MB of memory"
         raise BudgetError(message, code="FG127", span=_place(file), hint=_HINT) from None
+    # The signal handler that raises FG127 does not know the file.
     except BudgetError as error:
         if error.code == "FG127":
             error.span = error.span or _place(file)
@@ -101,6 +103,7 @@ class _Limits:
             return
         usage = resource.getrusage(resource.RUSAGE_SELF)
         try:
+            # The default action of SIGXCPU ends the process without a message.
             self._handler = signal.signal(signal.SIGXCPU, self._stop)
         except ValueError:
             # signal.signal works in the main thread only.

@@ -73,6 +73,7 @@ def names_of(condition: str) -> list[str]:
 
 @functools.cache
 def _parsed(condition: str) -> ast.expr:
+    # ast.parse compiles nothing; `_value` interprets the tree.
     return ast.parse(condition, mode="eval").body
 
 
@@ -197,6 +198,7 @@ def _in_range(value: Any, rule: Mapping[str, Any]) -> bool:
 
 
 def _is_steps(value: Any) -> bool:
+    # transformers reads a number below 1 as a fraction of all steps.
     return _is_number(value) and value > 0 and (value < 1 or (value != float("inf") and value == int(value)))
 
 
@@ -207,6 +209,7 @@ def _number_expected(rule: Mapping[str, Any]) -> str:
 
 
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
+    # No path may contain NUL.
     "text": lambda value, rule: isinstance(value, str) and value != "" and "\0" not in value,
     "texts": lambda value, rule: (
         isinstance(value, list | tuple)

@@ -222,6 +222,7 @@ class Rules(NamedTuple):
         for rule in self.conflicts:
             if rule.get("main_only") and not main:
                 continue
+            # A trainer does not know which file wrote a setting, so such rules are skipped inside a run.
             if _is_of_origins(rule) and (stands is None or not stands(rule)):
                 continue
             if holds(rule["when"], facts) is True:

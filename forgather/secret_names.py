@@ -67,6 +67,7 @@ def strength_of(name: str) -> Strength:
         ('STRONG', 'WEAK', 'NONE')
     """
     words: list[str] = []
+    # In `auth_token.value` the last word is neutral, so the name of the outer key decides.
     for part in reversed(name.split(".")):
         words = [word.lower() for word in _WORDS.findall(part)] + words
         if not _NEUTRAL.issuperset(words):
@@ -76,8 +77,10 @@ def strength_of(name: str) -> Strength:
     if not words:
         return Strength.NONE
     last, before = words[-1], words[-2] if len(words) > 1 else ""
+    # Unlike other URLs, that of a webhook is the secret itself.
     if "webhook" in words and last in ("webhook", "url", "uri"):
         return Strength.STRONG
+    # Before the strong words, because `password_file` contains one.
     if last in _ABOUT:
         return Strength.NONE
     if not _STRONG.isdisjoint(words):

@@ -214,6 +214,7 @@ class _Reading:
         text, quote, start = self.text, opened["quote"], opened.end()
         end = _closing(text, quote, start)
         value = text[start:end]
+        # The value of an f-string is an expression; the secret itself is somewhere else.
         is_filled_in = "{" in value and "f" in text[opened.start() : opened.start("quote")].lower()
         if is_filled_in or not is_secret(name, parts_of(value.strip())[-1]):
             # The text may contain another secret, as in a connection string or a URL.
@@ -227,6 +228,7 @@ class _Reading:
         before = text[line:begin]
         is_key = ":" in sign["sign"] and _compiled(_KEY_BEFORE).fullmatch(before) is not None
         is_spaced = text[position - 1 : position] in " \t"
+        # In `a:b` without a space the colon belongs to a time, a path or a URL.
         if ":" in sign["sign"] and not (is_spaced or sign["close"] or "-" in name):
             return [], position
         if is_key:
@@ -280,6 +282,7 @@ class _Reading:
 
     def _brackets(self, start: int, name: str) -> tuple[list[Shown], int]:
         text, depth, position = self.text, 0, start
+        # A bracket that is never closed must not make the time quadratic.
         limit = min(len(text), start + _LONGEST_BRACKETS)
         while position < limit:
             char = text[position]
@@ -334,6 +337,7 @@ def _closing(text: str, quote: str, start: int) -> int:
     position = text.find(quote, start, line)
     while position >= 0 and quote in "\"'" and _is_escaped(text, position, start):
         position = text.find(quote, position + 1, line)
+    # Inside single quotes YAML writes a quote twice.
     if quote == "'":
         while 0 <= position < line - 1 and text[position + 1] == "'":
             position = text.find(quote, position + 2, line)

@@ -174,6 +174,7 @@ class SourceMap:
     def lines(self) -> Iterator[tuple[str, Origin | None]]:
         """Yields each rendered line with the origin of its first visible character."""
         for number, line in enumerate(self.text.split("\n"), start=1):
+            # The indentation may come from a filter such as `indent`, and not from the line that wrote the text.
             indent = len(line) - len(line.lstrip())
             yield line, self.at(number, indent + 1) if line else None
 

@@ -175,6 +175,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             run_dir=run_dir,
             checkpoint=_newest_checkpoint(plan, main),
             interrupted=True,
+            # A trainer that never announced its `begin`, such as transformers', may have trained already.
             nothing_trained=heard is not None and not heard.began and (main is None or heard.is_told),
         )
     raise _not_runnable(f"of type {type(main).__name__}", plan.project)
@@ -190,6 +191,7 @@ def _built(plan: RunPlan, run_dir: str) -> Any:
 
 
 def _is_trainer(main: object) -> bool:
+    # A class has the attribute `train`, too, but cannot be trained.
     return callable(getattr(main, "train", None)) and not _is_module(main) and not isinstance(main, type)
 
 
@@ -241,6 +243,7 @@ def _called(main: Callable[[], object]) -> int:
     try:
         return _status(main())
     except SystemExit as ended:
+        # sys.exit with a text: the interpreter prints it and exits with status 1.
         if ended.code is not None and not isinstance(ended.code, int):
             raise
         return _status(ended.code)

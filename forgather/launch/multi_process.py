@@ -96,6 +96,7 @@ def joined() -> Iterator[Any]:
     except BaseException as error:
         if member.fails(error):
             raise
+        # A status above 128 is a signal: another process was interrupted, and so is the run.
         if member.speaks and member.status > 128:
             raise Terminated from error
         raise SecondaryFailure(member.status) from error

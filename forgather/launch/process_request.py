@@ -123,6 +123,7 @@ def asked_processes(
         asked = replace(asked, per_node=options.nproc_per_node, source="--nproc-per-node", is_default=False)
     elif devices and isinstance(asked.per_node, str):
         asked = replace(asked, per_node=len(devices), source="--devices")
+    # NCCL refuses two processes on one GPU.
     if devices and isinstance(asked.per_node, int) and asked.per_node > len(devices):
         raise ProjectError(
             f"{asked.source} asks for {asked.per_node} processes, and --devices names {len(devices)}",
@@ -131,6 +132,7 @@ def asked_processes(
         )
     placed = _placed(asked, options, node)
     given = options.nproc_per_node is not None or run_meta(project.graph).nproc_per_node != "auto"
+    # An explicit number counts processes on one machine, while the sizes of a config count all of them.
     return placed if given else _shared_out(placed)
 
 
@@ -149,6 +151,7 @@ def _is_default(project: Project) -> bool:
     span = next((entry.span for entry in entries if entry.key == "nproc_per_node"), None)
     if span is None:
         return True
+    # A template of the library prints the value, but the user may have set the variable that it prints.
     written = project.writers.span(span, "meta.nproc_per_node") or span
     return written.file.startswith(os.path.join(library_dir(), ""))
 
@@ -163,6 +166,7 @@ def _devices(text: str | None) -> list[str]:
             code="FG462",
             hint="name each device once, as in --devices 0,1",
         )
+    # `\d` matches digits of all scripts, so the check needs isascii.
     strange = next((device for device in devices if not (_DEVICE.fullmatch(device) and device.isascii())), None)
     if strange is not None:
         raise ProjectError(
@@ -174,6 +178,7 @@ def _devices(text: str | None) -> list[str]:
 
 
 def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
+    # The command line takes precedence over the scheduler.
     if node is not None and options.nnodes is None:
         return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)
     nodes = options.nnodes or "1"
@@ -195,6 +200,7 @@ def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts 
             hint="leave it out for a free one, or give one above 1024",
         )
     master = (options.master_addr, options.master_port) if options.master_addr else None
+    # With --standalone, torchrun would ignore the port.
     if options.master_port is not None and master is None and num_nodes == 1:
         master = ("127.0.0.1", options.master_port)
     return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
@@ -238,6 +244,7 @@ def use_devices(devices: str | None) -> None:
         ProjectError: FG462, a device is named twice, or is not one.
     """
     if devices is not None:
+        # CUDA reads this variable when it is initialized, so it has to be set before torch uses a device.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(devices))
 
 
@@ -266,6 +273,7 @@ def added_settings(environ: Mapping[str, str]) -> list[str]:
         is_on = _counts(environ.get(switch, "")) if switch else True
         if is_on and _counts(environ[name]) and name not in _UNTOLD:
             found.append(f"{name}={environ[name]}")
+    # `accelerate launch` always sets it; only a value other than 1 changes anything.
     steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     return found if steps in ("", "1") else [*found, f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={steps}"]
 

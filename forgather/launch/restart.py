@@ -60,6 +60,7 @@ class RestartPolicy:
             attempts: the number of attempts that are allowed.
         """
         record = failures[0].record if failures else None
+        # A run that was asked to stop did not fail.
         if record is not None and record.kind.name == "STOPPED":
             return False
         if record is not None and record.lasts:
@@ -68,6 +69,7 @@ class RestartPolicy:
         cause = import_module("forgather.ml.distributed.launcher").in_a_line(failures, self._world_size)
         serial, folder = self._newest()
         goes_on = self._auto_resume and serial > self._earlier
+        # The launcher starts the new processes with this environment.
         os.environ[GOES_ON] = "auto" if goes_on else "no"
         begins = f"going on from {folder}" if goes_on else self._begins_as_before()
         self._say(f"attempt {attempt} of {attempts}, after {cause}; {begins}")

@@ -121,10 +121,12 @@ def check_project(
     # A call's own finding at that place says more than a finding about the root setting.
     found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
     found += judge_no_run(graph, for_run=for_run)
+    # `Project.diagnostics` does not know the option names that the command line reserves.
     found = [one for one in found if one.code not in FAULTS]
     found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage
     writers = project.writers
+    # A finding belongs to the line where the user wrote the value, not to the template of the library that prints it.
     placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
     return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
 

@@ -85,6 +85,7 @@ def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
 
 def _changed_code(old: Compared, new: Compared) -> Iterator[Difference]:
     changed = {file for file, digest in new.code.items() if old.code.get(file, digest) != digest}
+    # Reversed, so that the first call of each file remains.
     first = {_file_of(node): (path, node) for path, node in reversed(all_nodes(old.graph))}
     for path, node in all_nodes(new.graph):
         file = _file_of(node)
@@ -150,6 +151,7 @@ def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
         if os.path.isfile(os.path.join(folder, META_FILE)):
             meta = load_meta(folder)
             for name, file in config_files(meta.searchdir, meta.config_prefix).items():
+                # One file can have several paths through symbolic links.
                 if os.path.samefile(file, word):
                     return meta, name
         folder = os.path.dirname(folder)

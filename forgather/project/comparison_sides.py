@@ -105,6 +105,7 @@ def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
         is_folder=tree.is_folder,
     )
     laid = tree.laid(project_dir)
+    # This writes the files of the project into the private folder, where `read_meta` reads them.
     tree.is_folder(laid)
     return read_meta(laid, neighbors)
 
@@ -134,6 +135,7 @@ def _told(tree: Tree) -> Iterator[None]:
     try:
         yield
     except ForgatherError as error:
+        # The private folder is removed before the error is shown.
         error.message = error.message.replace(tree.folder, tree.top)
         error.hint = error.hint and error.hint.replace(tree.folder, tree.top)
         context = [part.replace(tree.folder, tree.top) for part in error.context]
@@ -141,6 +143,7 @@ def _told(tree: Tree) -> Iterator[None]:
         if error.span is not None and error.span.file.startswith(tree.folder):
             file = os.path.relpath(error.span.file, tree.folder)
             error.span = Span(f"{file}@{tree.revision}", error.span.line, error.span.column)
+        # Their places would name files of the private folder.
         error.others = ()
         raise
 
@@ -223,6 +226,7 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
         return old, new or _opened(name, None, folder, now)
     old = _opened(name, revision, folder, now)
     if is_run_folder(b):
+        # The graph of a run is recorded without the declaration of options.
         return replace(old, graph=without_options(old.graph)), open_past(b)
     other, other_revision = split_revision(b, folder)
     return old, _opened(other or name, other_revision, folder, now)

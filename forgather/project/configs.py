@@ -41,6 +41,7 @@ def config_files(searchdir: Iterable[str], prefix: str) -> dict[str, str]:
 
 def _yaml_files(top: str) -> Iterator[tuple[str, str]]:
     for here, folders, files in walk_folders(top):
+        # Changed in place: `walk_folders` descends into what remains.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in sorted(files):
             if file.endswith(".yaml") and not file.startswith("."):

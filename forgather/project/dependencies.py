@@ -221,6 +221,7 @@ def _same(then: dict[str, Any], file: str) -> bool:
         facts = os.stat(file)
         if then["size"] != facts.st_size:
             return False
+        # A file that was too large for a digest is compared by its time.
         return bool(
             then["mtime_ns"] == facts.st_mtime_ns if then["digest"] is None else then["digest"] == _digest(file)
         )

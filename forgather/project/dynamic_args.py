@@ -127,9 +127,11 @@ def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Dec
             option = _option(key, node)
             _refuse_taken(option, taken)
         except ProjectError as fault:
+            # An option of the command line itself does not use the malformed declaration.
             names = tuple(name for name in _spelled(key, node) if name not in reserved)
             declared.faults.append(Misdeclared(names, fault))
             continue
+        # Two options with one variable would overwrite each other.
         taken.update(dict.fromkeys((*_spellings(option), option.variable), "another option of this config"))
         declared.options.append(replace(option, span=span))
     return declared
@@ -312,6 +314,7 @@ def _spelling(name: str) -> str:
 
 
 def _variable(names: tuple[str, ...]) -> str:
+    # As in argparse, the first long name gives the variable.
     long_names = [name for name in names if name.startswith("--")]
     return (long_names or list(names))[0].lstrip("-").replace("-", "_")
 
@@ -319,6 +322,7 @@ def _variable(names: tuple[str, ...]) -> str:
 def _spellings(option: DeclaredOption) -> tuple[str, ...]:
     if option.type is not bool or option.action.is_flag:
         return option.names
+    # argparse.BooleanOptionalAction adds a negative flag for every long name.
     return (*option.names, *("--no-" + name[2:] for name in option.names if name.startswith("--")))
 
 

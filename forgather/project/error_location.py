@@ -53,6 +53,7 @@ class Writers:
             return span
         sites = {site.span: site for origin in self._origins(path) if origin.span.line == span.line
                  and origin.span.file == span.file for site in self._writers(origin)}  # fmt: skip
+        # If several lines wrote the value, none of them is the one place to fix.
         if len(sites) != 1:
             return span
         return self._shown(next(iter(sites.values())))

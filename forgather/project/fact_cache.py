@@ -122,6 +122,7 @@ def made_from(rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependenci
     digest = Digests()
     files = {file: digest(file) for file in rendered.sources if os.path.isabs(file)}
     sound = {file: value for file, value in files.items() if value is not None}
+    # A file that can no longer be read may have changed after it was rendered.
     if len(sound) != len(files):
         return None
     env = {name: os.environ.get(name) for name in rendered.env_reads}

@@ -140,6 +140,7 @@ class Tree:
             target = self._target(path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             if wanted[path][0] != _LINK:
+                # Fails if the path exists: an earlier entry may be a link.
                 with open(target, "xb") as stream:
                     stream.write(content)
             else:
@@ -247,6 +248,7 @@ def _contents(top: str, blobs: dict[str, str]) -> Iterator[tuple[str, bytes]]:
             )
         size = int(facts[2])
         yield path, data[end + 1 : end + 1 + size]
+        # `cat-file --batch` writes a line end after each content.
         at = end + size + 2
 
 

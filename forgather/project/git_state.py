@@ -199,6 +199,7 @@ def _is_as_stored(top: str, entry: _Entry) -> bool:
 
 def _blob(content: bytes, entry: _Entry) -> bytes:
     header = b"blob %d\0" % len(content)
+    # A repository can use SHA-256 for its object names.
     if len(entry.digest) == 2 * sha256().digest_size:
         return sha256(header + content).hexdigest().encode()
     return sha1(header + content, usedforsecurity=False).hexdigest().encode()

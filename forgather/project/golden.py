@@ -38,6 +38,7 @@ _NOW = datetime(2000, 1, 1)
 # A version above every real one, so that a template that needs a minimum version accepts it.
 _VERSION = "999.0.0"
 _FOLDERS = ("user_data_dir", "user_cache_dir", "user_config_dir", "site_data_dir", "site_config_dir")
+# None is a valid default of `env`.
 _NOT_GIVEN = object()
 
 

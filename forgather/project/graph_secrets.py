@@ -59,6 +59,7 @@ def _look_below(name: str, node: Node) -> None:
         if node.value is not None and not isinstance(node.value, bool):
             _note_value(name, str(node.value))
         return
+    # A weak name says nothing about the values nested below it.
     if strength_of(name) is not Strength.STRONG:
         return
     seen: set[int] = set()

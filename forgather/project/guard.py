@@ -145,6 +145,7 @@ class ProjectGuard(Guard):
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Implements the built-in name `call`: calls an object that passed the guard."""
+        # A partial judges its arguments when it is called.
         if not isinstance(function, PartialObject):
             self._judge_value(function)
             self.arguments(function, args, kwargs)

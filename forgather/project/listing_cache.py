@@ -94,6 +94,7 @@ def _restore(facts: dict[str, Any]) -> ProjectListing:
         ConfigListing(**{**config, "dependencies": restore_dependencies(config["dependencies"])})
         for config in facts["configs"]
     )
+    # JSON turns tuples into lists.
     changes = {
         "configs": configs,
         "searchdir": tuple(facts["searchdir"]),

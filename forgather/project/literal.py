@@ -31,6 +31,7 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
         return _KINDS[node.kind](plain_value(item, what, code=code) for item in node.items)
     if isinstance(node, Mapped):
         pairs = {entry.key: plain_value(entry.value, what, code=code) for entry in node.entries}
+        # An entry of a `!dlist` that is null was removed by a child template.
         return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
     raise ProjectError(
         f"{what} holds {_named(node)}, and may hold plain data only",

@@ -33,6 +33,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
     if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
+        # The digests of files do not show that a folder was removed.
         if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)) and _is_allowed(kept):
             return kept
     # The stages are imported only for a project that is not in the cache.

@@ -61,6 +61,7 @@ def _own_repository(folder: str) -> str | None:
         if current == os.path.dirname(current):
             return None
         current = os.path.dirname(current)
+    # A shared folder may contain another user's repository around the project.
     is_own = not hasattr(os, "geteuid") or os.stat(current).st_uid == os.geteuid()
     return current if is_own else None
 
@@ -144,8 +145,10 @@ def _dependencies(meta: ProjectMeta, rendered: RenderedText, searchpath: tuple[s
     found = made_from(rendered, searchpath)
     if found is None:
         return None
+    # A workspace that appears closer to the project would take precedence over the present one.
     appearing = _nearer_workspaces(meta)
     if not meta.searchdir:
+        # The default search folder is used as soon as it exists.
         appearing.append(os.path.join(meta.project_dir, "templates"))
     return replace(found, absent=(*found.absent, *appearing))
 

@@ -34,6 +34,7 @@ class Display:
         self._project = project_dir
         self._workspace = workspace_root
         cwd = working_folder() if relative_to_cwd else None
+        # Everything is below the root, so it would shorten no name.
         self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
 
     def __call__(self, file: str) -> str:

@@ -113,6 +113,7 @@ def _sources(run: PastRun) -> Iterator[Row]:
             now = digest(run.original(copy))
             words = "gone; the run's copy is used" if now is None else "changed; the run's copy is used"
             what = "code" if name.endswith(".py") else "template"
+            # The copy differs from the original where secrets were hidden, so the digest of the original is compared.
             then = run.table("redacted").get(os.path.relpath(copy, run.folder).replace(os.sep, "/"))
             same = now is not None and now == (then or digest(copy))
             if then is not None and not same:
@@ -163,6 +164,7 @@ def _environment(run: PastRun) -> Iterator[Row]:
         lost = bool(was_set) and not is_set
         yield _row("environment", name, _set(was_set), _set(is_set), Status.LOST if lost else Status.DIFFERS)
     for name, value in run.table("environment_read").items():
+        # The repeated run uses the recorded graph, so a different value changes nothing.
         here = os.environ.get(name)
         if here is not None:
             yield _row(

@@ -165,6 +165,7 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
     with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
         facts = json.load(stream)
     host = facts.get("hostname")
+    # The record describes the config of the first run, with the folders and the clock of that time.
     facts |= {name: run.facts[name] for name in _OF_THEN if name in run.facts}
     facts |= {"rerun_of": run.folder, "ran_on": host, "files": _digests(folder)}
     with open(os.path.join(folder, FACTS), "w", encoding="utf-8", newline="\n") as stream:

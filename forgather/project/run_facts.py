@@ -36,12 +36,14 @@ def read_facts(text: str) -> dict[str, Any]:
         if value is not None and not kind(value):
             raise ValueError(f"{name!r} is no {words}")
     for name, value in found.items():
+        # These texts are used as paths, and printed.
         if not all(map(_is_writable, _texts(value))):
             raise ValueError(f"{name!r} holds a character that no file name and no text can hold")
     return found
 
 
 def _texts(value: Any) -> Iterator[str]:
+    # A stack instead of recursion: JSON can be nested deeper than Python recurses.
     stack = [value]
     while stack:
         inner = stack.pop()

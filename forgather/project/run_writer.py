@@ -115,6 +115,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         # it in another file.
         note_secrets(text, is_code=name.endswith(".py"))
     shown = {name: hide(text, is_code=name.endswith(".py"), is_document=True) for name, text in files.items()}
+    # The digest of the original shows later whether the source has changed; that of the redacted copy cannot.
     redacted = {name: _digest(text) for name, text in files.items() if shown[name] != text}
     files = shown
     digests = {name: _digest(text) for name, text in files.items()}
@@ -137,6 +138,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
 
 
 def _digest(text: str) -> str:
+    # Undecodable bytes of file names are surrogates in Python texts.
     return digest_of(text.encode("utf-8", "surrogatepass"))
 
 
@@ -149,6 +151,7 @@ def _template_files(project: Project) -> dict[str, str]:
 
 def _graph_text(graph: Graph) -> str:
     text = emit_yaml(without_options(graph))
+    # The file is rendered as a template when the run is repeated, and braces in it must not be read as Jinja.
     head = "# What was built, overrides included: a config by itself, without templates. {% raw %}"
     return f"{head}\n{text}# {{% endraw %}}\n"
 

@@ -63,6 +63,7 @@ class Precedence:
     def _rank_of(self, origin: Origin | None) -> int:
         if origin is None:
             return _UNKNOWN
+        # A pseudo file is the command line, which is closer than any template.
         if any(site.span.file.startswith("<") for site in (*origin.sites, *origin.sets)):
             return _GIVEN
         return min(self._ranks.get(site.span.file, _UNKNOWN) for site in origin.sites)
@@ -130,6 +131,7 @@ def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence)
         elif precedence.is_nearer(earlier, entry):
             kept[name] = overriding(earlier, entry)
         else:
+            # Both names are equally close: both stay, and the check reports the conflict.
             kept[entry.key if entry.key != name else earlier.key] = entry
     return tuple(kept.values())
 

@@ -121,6 +121,7 @@ def _where(package: str, further: Iterable[str]) -> str | None:
     if package in sys.builtin_module_names or package == "forgather":
         return None
     path = [*sys.path, *(folder for folder in further if folder not in sys.path)]
+    # importlib.util.find_spec would ask sys.modules and the import hooks of installed packages first.
     spec = PathFinder.find_spec(package, path)
     inside = list(spec.submodule_search_locations or ()) if spec else []
     origin = spec.origin if spec and spec.has_location else next(iter(inside), None)

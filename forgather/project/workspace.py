@@ -49,6 +49,7 @@ def find_workspace(project_dir: str) -> str | None:
 def find_projects(folder: str) -> Iterator[str]:
     """Yields every project at or below `folder`, sorted by path; symbolic links are not followed."""
     for here, folders, files in os.walk(folder):
+        # Changed in place: os.walk descends into what remains.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         if META_FILE in files:
             yield os.path.abspath(here)

@@ -45,6 +45,7 @@ def _judged(
     called: Called, name: str, use: Mapping[str, Any], arguments: Mapping[str, Node], rules: Rules, reader: Reader
 ) -> Iterator[Diagnostic]:
     chosen = arguments.get(use["chosen_by"])
+    # "linear" is the default of `lr_scheduler_type` in transformers.
     word = chosen.value if isinstance(chosen, Scalar) else rules.defaults.get(use["chosen_by"], "linear")
     if chosen is not None and not isinstance(chosen, Scalar):
         return
@@ -83,6 +84,7 @@ def _keywords(constructor: str | None, reader: Reader) -> dict[str, Parameter] |
         callee = reader.read(constructor)
     except ForgatherError:
         return None
+    # It is not known which of several overloads is called.
     if not isinstance(callee, Callee) or len(callee.signatures) != 1:
         return None
     parameters = callee.signatures[0].parameters

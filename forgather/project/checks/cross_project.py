@@ -107,6 +107,7 @@ def _loaded(
     project: Project, folder: str, config: Any, variables: Mapping[str, Any], loaded: dict[tuple[Any, ...], Project]
 ) -> Project:
     place = os.path.normpath(os.path.join(project.meta.project_dir, folder))
+    # The variables may not be hashable.
     key = (place, config, repr(variables))
     if key not in loaded:
         there = Project(config if isinstance(config, str) else None, place, **variables)

@@ -59,6 +59,7 @@ def _of_its_name(project: Project) -> str | None:
     except ForgatherError:
         # An error in `meta` is reported by its own check.
         return None
+    # The templates of the library derive the folder in this way.
     by_default = {name.lower().replace(" ", "_"), project.config_stem}
     parent, base = os.path.split(folder)
     is_default = parent == os.path.join(project.meta.project_dir, "output_models") and base in by_default

@@ -23,6 +23,7 @@ from forgather.project.trainer_arguments import TrainerArguments, trainer_argume
 from forgather.rules import Rules, shipped_rules
 
 _OWN = frozenset({"main", "meta", "dynamic_args"})
+# High, because a target may have any name: only an almost equal one is a typing error.
 _A_SLIP = 0.85
 _MAIN = "main"
 _TEMPLATE = "trainers/trainer.yaml"

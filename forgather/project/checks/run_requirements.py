@@ -148,6 +148,7 @@ def _of_wrapping(graph: Graph, arguments: TrainerArguments, reader: Reader) -> I
         names = entry.value.items if isinstance(entry.value, Sequence) else (entry.value,)
         for node in names:
             name = node.value if isinstance(node, Scalar) else None
+            # accelerate accepts several names in one text, separated by commas.
             for word in str(name or "").replace(",", " ").split():
                 yield from _no_class(word, module, entry, node, reader)
 

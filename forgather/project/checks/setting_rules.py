@@ -210,6 +210,7 @@ def arguments_of(called: Called) -> dict[str, Node]:
     """Returns the arguments of a call by parameter name."""
     values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.named_latent_args)}
     for signature in called.callee.signatures if called.callee else ():
+        # Missing arguments are reported by the check of calls.
         bound = binds(signature, called.node.args, {}, partial=True)
         if bound is not None:
             return {**{name: node for name, node in bound.arguments.items() if isinstance(node, Node)}, **values}

@@ -32,6 +32,7 @@ def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
         if isinstance(node, Call):
             module, symbol = _parts(node.constructor)
             own = _own_folders(node, places) is not None
+            # A module of the project may have the same name as a denied one.
             verdict = judge_name("own" if own else module, symbol)
             if verdict.standing is Standing.DENIED:
                 found = denied(verdict).diagnostic
