@@ -1,8 +1,8 @@
-"""When so many minutes have passed since the last checkpoint.
+"""When a run saves checkpoints: by steps, minutes or metrics; and the saves of a run.
 
-Takes an interval and steps; gives yes or no, the same on every process. Keeps true: the clock is that of the process
-that writes; it is asked at steps on which all have agreed, more often the nearer the moment is, so that other steps
-send nothing.
+`SaveClock` tells when the interval in minutes has passed, with the same answer on every process. `BestMetric` compares
+evaluations. `Saves` takes snapshots, writes them in the foreground or in the background, and reports each complete
+checkpoint to the callbacks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ from forgather.ml.trainer.synchronization import RunSync
 
 
 class SaveClock:
-    """Tells when a checkpoint is due.
+    """Tells when a checkpoint by minutes is due.
+
+    Only the main process reads the clock. It is asked at steps that all processes agree on, more often as the time
+    comes closer, so that other steps need no communication.
 
     Args:
         minutes: between two checkpoints; None for no such interval.
-        now: gives seconds.
+        now: returns seconds.
     """
 
     def __init__(self, minutes: float | None, now: Callable[[], float] = time.monotonic) -> None:
@@ -50,29 +53,34 @@ class SaveClock:
         self._from_step = self._ask_at = 0
 
     def restart(self, step: int) -> None:
-        """Begins to count anew: the run begins, a checkpoint was written, or the run went back to one."""
+        """Restarts the interval: the run begins, a checkpoint was written, or the run went back to one.
+
+        Args:
+            step: the current step.
+        """
         self._since = self._now()
         self._from_step, self._ask_at = step, step + 1
 
     def is_due(self, step: int) -> bool:
-        """Tells whether the time has passed; every process asks after every step."""
+        """Returns whether the interval has passed. Collective: every process asks after every step."""
         if self._seconds is None or step < self._ask_at:
             return False
         passed = collectives.run_on_main(lambda: self._now() - self._since)
         if passed >= self._seconds:
             return True
         if collectives.several():
-            # Half of what is left, at the pace so far: steps that get slower do not carry it far beyond the moment.
+            # Half of the remaining time at the current pace: if steps become slower, the next question still comes in
+            # time.
             pace = passed / (step - self._from_step)
             self._ask_at = step + max(1, int((self._seconds - passed) / max(pace, 1e-6) / 2))
         return False
 
 
 class BestMetric:
-    """The metric that models are compared by.
+    """The metric by which models are compared.
 
     Args:
-        session: names the metric, and holds the history.
+        session: gives the name of the metric, and the log history.
     """
 
     def __init__(self, session: Session) -> None:
@@ -80,20 +88,20 @@ class BestMetric:
 
     @property
     def is_followed(self) -> bool:
-        """True where models are compared at all."""
+        """True if models are compared at all."""
         return self._session.args.metric_for_best_model is not None
 
     @property
     def name(self) -> str:
-        """The metric's name in a line of the history."""
+        """The metric's name in the log history."""
         name = str(self._session.args.metric_for_best_model)
         return name if name.startswith("eval_") else f"eval_{name}"
 
     def of(self, metrics: dict[str, float]) -> float:
-        """Returns the metric out of those of an evaluation.
+        """Returns the metric from those of an evaluation.
 
         Raises:
-            TrainingError: FG821 where it is not among them.
+            TrainingError: FG821 if it is not among them.
         """
         if self.name not in metrics:
             raise TrainingError(
@@ -105,7 +113,7 @@ class BestMetric:
         return metrics[self.name]
 
     def remember(self, value: float) -> bool:
-        """Tells whether the model of the present step is the best so far, and remembers it if so."""
+        """Records the model of the current step as the best one if it is; returns whether it is."""
         state = self._session.state
         if self.is_better(value, state.best_metric):
             state.best_metric, state.best_global_step = value, state.global_step
@@ -113,26 +121,27 @@ class BestMetric:
         return False
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Tells whether one value is better than another; any number is better than none."""
+        """Returns whether one value is better than another; any number is better than none, and NaN than nothing."""
         if math.isnan(value):
             return False
         return than is None or (value > than if self._session.args.greater_is_better else value < than)
 
     @property
     def ranking(self) -> list[int]:
-        """Steps that were evaluated, the best first; of equal ones the earlier."""
+        """The evaluated steps, best first; of equal values, the earlier step first."""
         if not self.is_followed:
             return []
         lines = self._session.state.log_history
         found = {int(line["step"]): line[self.name] for line in lines if not math.isnan(line.get(self.name, math.nan))}
+        # A negated key instead of `reverse`, which would put the later of equal steps first.
         return sorted(found, key=lambda step: -found[step] if self._session.args.greater_is_better else found[step])
 
     def is_among_best(self) -> bool:
-        """Tells whether the model of the present step is one of the best so far, of which `save_top_k` stay."""
+        """Returns whether the model of the current step is among the best `save_top_k`."""
         return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
 
     def at(self, step: int) -> float | None:
-        """Returns the value that was last measured at a step; None for none."""
+        """Returns the value that was last measured at a step; None if there is none."""
         lines = reversed(self._session.state.log_history)
         return next((line[self.name] for line in lines if line["step"] == step and self.name in line), None)
 
@@ -144,9 +153,9 @@ class Saves:
         session: arguments, state, control, callbacks.
         strategy: holds weights and optimizer.
         storage: writes checkpoints.
-        agreed: what processes agree on.
-        training: gives schedule, random states, position in the data.
-        origin: what each manifest says of the run, see `Manifest`.
+        agreed: synchronizes control flags between processes.
+        training: returns schedule, random states and position in the data.
+        origin: entries about the run in each manifest, see `Manifest`.
         save_function: see `written_by`; None for none.
     """
 
@@ -173,9 +182,9 @@ class Saves:
             facts=origin,
         )
         self.written_step = -1
-        """The step whose checkpoint holds everything that is known of it."""
+        """The step whose checkpoint on disk is complete and up to date; -1 for none."""
         self.held_step = 0
-        """The step whose weights lie in a checkpoint."""
+        """The step whose weights are stored in a checkpoint."""
         self._session = session
         self._strategy = strategy
         self._save_function = save_function
@@ -188,21 +197,26 @@ class Saves:
 
     @property
     def best_folder(self) -> Path | None:
-        """The best of the checkpoints."""
+        """Folder of the best checkpoint; None if there is none."""
         best = self._session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
     def described(self) -> dict[str, bytes]:
-        """Returns the files that tell what model and tokenizer are, see `SnapshotBuilder.described`."""
+        """Returns the files that describe model and tokenizer, see `SnapshotBuilder.described`."""
         return self._camera.described()
 
     def need(self, updates_per_epoch: int | None) -> Need | None:
-        """Returns what the run will write; None where it is nothing."""
+        """Returns the bytes and steps that the run will write; None if it writes nothing. Collective.
+
+        Args:
+            updates_per_epoch: optimizer steps per epoch; None if unknown.
+        """
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
             return None
         parts = collectives.gathered((*self._camera.sizes(self._training), self._camera.optimizer_size()))
         run_id = self.checkpoints.run_id
+        # By name: of a sharded parameter, several processes report the size of the whole.
         later = {name: size for *_, by_name in parts for name, size in by_name.items()}
         return Need(
             checkpoint=sum(whole for whole, *_ in parts) + sum(later.values()),
@@ -212,7 +226,10 @@ class Saves:
         )
 
     def refuse_too_little_space(self, updates_per_epoch: int | None) -> None:
-        """Looks, before the first step, whether there is room for what will be written.
+        """Checks before the first step that the disk has room for what the run will write. Collective.
+
+        Args:
+            updates_per_epoch: optimizer steps per epoch; None if unknown.
 
         Raises:
             CheckpointError: FG630.
@@ -226,15 +243,15 @@ class Saves:
             collectives.run_on_main(lambda: refuse_too_much(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
-        """Begins to count the minutes: the first step comes now, also the first one after the run went back."""
+        """Starts the interval in minutes: the next step is the first one, or the first one after a rewind."""
         self._clock.restart(self._session.state.global_step)
 
     def is_due(self) -> bool:
-        """Tells, after each step, whether the minutes have passed."""
+        """Returns, after each step, whether the interval in minutes has passed."""
         return self._clock.is_due(self._session.state.global_step)
 
     def after_evaluation(self, value: float) -> None:
-        """Remembers the metric of the present step, and asks for a checkpoint where it is worth one."""
+        """Records the metric of the current step, and requests a checkpoint if the model is among the best."""
         args = self._session.args
         self.best.remember(value)
         saves_best = args.save_strategy == "best" or (self.enabled and args.save_on_best)
@@ -242,9 +259,12 @@ class Saves:
             self._session.control.should_save = True
 
     def save(self) -> Path:
-        """Writes a checkpoint of the present step, or begins to, and returns its folder.
+        """Writes a checkpoint of the current step, or starts to in the background, and returns its folder.
 
-        Surplus ones are removed and the callbacks are told when it is complete.
+        When it is complete, surplus checkpoints are removed and the callbacks are told.
+
+        Raises:
+            CheckpointError: it, or the previous background save, could not be written.
         """
         state = self._session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
@@ -254,7 +274,7 @@ class Saves:
             self._write(folder)
             self.written_step = self.held_step = state.global_step
             self._clock.restart(state.global_step)
-        self._session.control.should_save = False  # until here it tells the snapshot what is owed
+        self._session.control.should_save = False  # not earlier: the snapshot stores it as a pending action
         if self._background is None:
             self._tell(state)
         return folder
@@ -273,9 +293,10 @@ class Saves:
             return
         try:
             self._background.write(snapshot, write)
-        except BaseException:  # nothing was begun
+        except BaseException:  # no thread was started that would remove the files
             scratch.remove()
             raise
+        # Callbacks get this state when the background save is complete; the run changes its own until then.
         self._state_saved = dataclasses.replace(state, log_history=[*state.log_history])
 
     def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch) -> None:
@@ -285,16 +306,16 @@ class Saves:
             scratch.remove()
 
     def end(self) -> None:
-        """Writes a checkpoint of the end of the run, where steps were taken since the last one, and waits for it."""
+        """Writes a checkpoint of the end of the run, if steps followed the last one, and waits for it."""
         if self.enabled and self.held_step != self._session.state.global_step:
             self.save()
         self.settle(wait=True)
 
     def settle(self, *, wait: bool) -> None:
-        """Tells the callbacks of a checkpoint that was written beside the run, once it is complete.
+        """Sends `on_save` for a background save once it is complete. Collective.
 
         Args:
-            wait: until it is.
+            wait: wait until it is complete.
 
         Raises:
             CheckpointError: it could not be written.
@@ -303,10 +324,10 @@ class Saves:
             self._tell(self._state_saved)
 
     def leave(self, *, alone: bool) -> None:
-        """Waits for a checkpoint that is written beside a run that has failed.
+        """Waits for the background save of a run that has failed.
 
         Args:
-            alone: other processes may be at another place, and cannot be asked for anything.
+            alone: other processes may be elsewhere in the program, so no collective is possible.
 
         Raises:
             CheckpointError: it could not be written.
@@ -320,7 +341,8 @@ class Saves:
         self._agreed.control(self._session.control, self._session.dispatcher.callbacks)
 
     def _is_best(self) -> bool:
-        """Tells whether the present step is better than the best one that was saved."""
+        """Returns whether the model of the current step is better than the best saved one."""
+        # `state.best_metric` may belong to an evaluation without a checkpoint, so saved models are compared.
         value, best = self.best.at(self._session.state.global_step), self.best_folder
         if value is None:
             return False

@@ -1,7 +1,8 @@
-"""What a manifest says of the run that wrote it: versions, layout of processes, and a digest of its settings.
+"""Snapshots: what one process writes of a checkpoint, and the files and facts that describe its run.
 
-Takes arguments and a strategy; gives plain data. Keeps true: two runs whose settings differ in places and names alone
-have one digest, whatever machine and folder they ran in.
+`SnapshotBuilder` takes snapshots at step boundaries: weights and optimizer state as tensors, training state, and files
+in Hugging Face layout. `origin_facts` gives what a manifest says of the run; two runs whose settings differ only in
+folders and names have the same digest. `export_states` and `import_states` store and restore the state of callbacks.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
-# They say where and from where, and nothing of what is computed.
+# Folders and names: they do not influence what is computed.
 _PLACES = (
     "output_dir",
     "logging_dir",
@@ -64,7 +65,13 @@ _PLACES = (
 
 
 def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint) -> dict[str, Any]:
-    """Returns "versions", "layout", "config" and "data", see `Manifest`."""
+    """Returns the entries "versions", "layout", "config" and "data" of a manifest, see `Manifest`.
+
+    Args:
+        strategy: gives the parallel layout.
+        args: their digest is stored.
+        data: fingerprint of the training data.
+    """
     topology = strategy.topology
     return {
         "versions": {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")},
@@ -90,7 +97,7 @@ _log = get_logger(__name__)
 
 
 def export_states(session: Session) -> None:
-    """Puts the state of each callback that has one into the state of the run."""
+    """Stores the state of each callback that exports one in the trainer state, by class name."""
     states: dict[str, Any] = {}
     for part in [*session.dispatcher.callbacks, session.control]:
         if isinstance(part, ExportableState):
@@ -99,8 +106,9 @@ def export_states(session: Session) -> None:
             if earlier is None:
                 states[name] = state
             else:
+                # Several callbacks of one class become a list, in the order of registration, as in transformers.
                 states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), state]
-    # transformers declares a list, and keeps a dict by the names of classes.
+    # transformers annotates a list, but stores a dict by class name.
     session.state.stateful_callbacks = states  # type: ignore[assignment]
 
 
@@ -117,13 +125,14 @@ def _plain(name: str, state: Any) -> Any:
 
 
 def import_states(session: Session, states: Mapping[str, Any], *, settings: bool) -> None:
-    """Gives callbacks the states that `export_states` put into the state of a run.
+    """Restores callback states that `export_states` stored.
 
     Args:
-        session: whose callbacks go on.
+        session: gives the callbacks.
         states: of a checkpoint.
-        settings: also restore how the callbacks were made; otherwise only what they counted since.
+        settings: also restore constructor arguments; otherwise only counters.
     """
+    # States of one class are consumed in order, so that each of several callbacks gets its own.
     waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
     for callback in session.dispatcher.callbacks:
         queue = waiting.get(type(callback).__name__)
@@ -143,13 +152,13 @@ _VOCABULARIES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", "merges.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one process writes of a checkpoint. Writing it asks no other process for anything.
+    """What one process writes of a checkpoint. Writing it needs no communication.
 
     Args:
-        step: updates that were done.
-        tensors: by file (safetensors) and by key in it; they may lie on a device, and belong to the run.
-        texts: what else is written, by file.
-        files: what is copied, by file: where it lies.
+        step: optimizer steps that were done.
+        tensors: by safetensors file and key; they may be on a device, and the run still owns them.
+        texts: contents of other files, by name.
+        files: paths of files to copy, by name in the checkpoint.
     """
 
     step: int
@@ -159,12 +168,12 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes of everything, but for the headers of files."""
+        """Bytes of all tensors and texts, without the headers of files."""
         held = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
         return sum(tensor.nbytes for tensor in held) + sum(map(len, self.texts.values()))
 
     def write(self, draft: Draft) -> None:
-        """Writes everything into a draft."""
+        """Writes all files into a draft."""
         for name, tensors in self.tensors.items():
             draft.write(name, file_chunks(tensors))
         for name, content in self.texts.items():
@@ -177,21 +186,21 @@ class Snapshot:
 def snapshot(
     step: int, shards: Shards, texts: Mapping[str, bytes], training: Mapping[str, Any] | None, *, is_writer: bool
 ) -> Snapshot:
-    """Returns what this process writes of a checkpoint; every process calls it.
+    """Returns what this process writes of a checkpoint. Collective: every process calls it.
 
     Args:
-        step: updates that were done.
-        shards: what this process writes of the state.
-        texts: small files by name: configuration, tokenizer, state for people.
-        training: schedule, random states, position in the data; None where the model alone is saved.
-        is_writer: whether this process writes what belongs to all.
+        step: optimizer steps that were done.
+        shards: tensors of weights and optimizer that this process writes.
+        texts: small files by name: configuration, tokenizer, trainer state.
+        training: schedule, random states, position in the data; None if only the model is saved.
+        is_writer: whether this process writes the common files.
 
     Raises:
-        CheckpointError: FG606, on every process, where one of them holds a value that no file can.
+        CheckpointError: FG606, on every process, for a value that no file can hold.
     """
     if training is None:
         return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
-    # Packed by all, though one writes it: what cannot be held is told on each of them.
+    # All processes pack it although one writes it, so that a value that cannot be stored is an error on all of them.
     plain, beside = collectives.run_collectively(lambda: packed(training, TRAINING_STATE))
     if not is_writer:
         return Snapshot(step=step, tensors=shards.tensors, texts={})
@@ -207,7 +216,12 @@ def snapshot(
 
 
 def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
-    """Writes a model's state as `model.safetensors`; tied weights once."""
+    """Writes a model's state as `model.safetensors`; tied weights are written once.
+
+    Args:
+        draft: gets the files.
+        state: by name.
+    """
     tensors, aliases, rest = split_tensors(state)
     metadata = {"aliases": json.dumps(aliases)} if aliases else {}
     write_tensors(draft, WEIGHTS, tensors, metadata)
@@ -216,13 +230,12 @@ def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
 
 
 def described_files(model: nn.Module, processing_class: Any, *, is_loadable: bool = True) -> dict[str, bytes]:
-    """Returns the files that tell what a model is: configurations and tokenizer, as `save_pretrained` writes them.
+    """Returns the files that describe a model, as `save_pretrained` writes them: configurations, code and tokenizer.
 
     Args:
-        model: tells class and configuration.
+        model: gives class and configuration.
         processing_class: tokenizer or processor; None for none.
-        is_loadable: whether `from_pretrained` reads the weights beside; where it does not, no file says which class
-            they are of.
+        is_loadable: whether `from_pretrained` can read the weights next to them; if not, no file names their class.
     """
     model = getattr(model, "stands_for", model)
     parts = [getattr(model, "generation_config", None), processing_class]
@@ -233,20 +246,21 @@ def described_files(model: nn.Module, processing_class: Any, *, is_loadable: boo
 
 
 def self_described_files(model: nn.Module, weights: Mapping[str, Any], processing_class: Any) -> dict[str, bytes]:
-    """Returns the files of a model that is none of transformers and saves itself, weights and all, and its tokenizer.
+    """Returns all files of a model that is not of transformers and has its own `save_pretrained`, and of its tokenizer.
 
     Args:
         model: has `save_pretrained`.
-        weights: by name, whole; adapters of peft are taken from them.
+        weights: complete tensors by name; peft saves adapters from them.
         processing_class: tokenizer or processor; None for none.
     """
-    peft = sys.modules.get("peft")
+    peft = sys.modules.get("peft")  # a model of peft exists only if peft is imported; importing it is slow
     settings = {"state_dict": dict(weights)} if peft and isinstance(model, peft.PeftModel) else {}
     return _saved_files([model], **settings) | _saved_files([processing_class])
 
 
 def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
+    # `save_pretrained` writes only to a folder; the files then go through the storage like all others.
     with tempfile.TemporaryDirectory(prefix="forgather-described-") as place:
         for part in parts:
             if callable(save := getattr(part, "save_pretrained", None)):
@@ -258,9 +272,14 @@ def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
 
 
 def without_secrets_of(name: str, content: bytes) -> bytes:
-    """Returns a file without the secrets that names made such: a model works by the others, which stay.
+    """Returns a file without the values that their names mark as secrets.
 
-    So do keys, numbers and the words of a vocabulary, which may be those of a secret: `test` is a token, too.
+    Other strings stay, because the model may need them, and so do keys, numbers and the words of a vocabulary: `test`
+    may be a password, but is also a token.
+
+    Args:
+        name: of the file; decides its format.
+        content: of the file.
     """
     if name in _VOCABULARIES or not name.endswith((".json", ".py", ".md", ".txt")):
         return content
@@ -282,7 +301,7 @@ def _json_without_secrets(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Code:
-    """The Python files of a model whose class is none of the library."""
+    """The Python files of a model whose class is not in transformers."""
 
     model: PreTrainedModel
     config: Any
@@ -300,8 +319,8 @@ def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> lis
 
 
 def _described(model: PreTrainedModel) -> Any:
-    """Returns the configuration with the class and the type of the weights, as `save_pretrained` writes them."""
-    config: Any = copy.deepcopy(model.config)
+    """Returns the configuration with class and dtype of the weights, as `save_pretrained` writes them."""
+    config: Any = copy.deepcopy(model.config)  # the run's configuration must not change by saving
     config.architectures = [class_name(model)]
     config.dtype = str(model.dtype).removeprefix("torch.")
     return config
@@ -322,10 +341,13 @@ class SnapshotBuilder:
         self._planning = Planning()
 
     def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
-        """Returns the bytes that this process writes of a checkpoint of the present step, and those of weights alone.
+        """Returns the bytes that this process writes of a checkpoint of the current step: all of it, and weights only.
 
         Args:
             training: as for `take`.
+
+        Units:
+            Bytes, including an estimate of the safetensors headers.
         """
         taken = self.take(training)
         headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
@@ -338,17 +360,20 @@ class SnapshotBuilder:
         return taken.size + headers, weights
 
     def optimizer_size(self) -> dict[str, int]:
-        """Returns the bytes, by name of a parameter, that the state of an optimizer will add that has made no step."""
+        """Returns the bytes that the state of an optimizer before its first step will add, by parameter name."""
         optimizer = self._strategy.optimizer
         if self._session.args.save_only_model or getattr(optimizer, "state", None):
             return {}
         return optimizer_bytes(self._strategy.model, optimizer)
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
-        """Returns what this process writes of a checkpoint of the present step.
+        """Returns what this process writes of a checkpoint of the current step. Collective.
 
         Args:
-            training: gives schedule, random states, position in the data; last of all, as the run goes on from there.
+            training: returns schedule, random states and position in the data.
+
+        Raises:
+            CheckpointError: FG606 for a value that no file can hold.
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
@@ -360,6 +385,7 @@ class SnapshotBuilder:
             TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
             TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
+        # `training` is called last: it captures the random states from which the run continues.
         return snapshot(
             state.global_step,
             shards,
@@ -369,8 +395,8 @@ class SnapshotBuilder:
         )
 
     def described(self) -> dict[str, bytes]:
-        """Returns the files that tell what model and tokenizer are, on the process that writes; every process asks."""
-        if self._described is None:  # configuration and tokenizer stay what they are
+        """Returns the files that describe model and tokenizer; empty on all but the main process. Collective."""
+        if self._described is None:  # configuration and tokenizer do not change during a run
             self._described = collectives.run_collectively(self._describe)
         return self._described
 

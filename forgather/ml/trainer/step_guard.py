@@ -1,9 +1,9 @@
-"""Stops a run before a loss or a gradient that is not finite reaches the weights.
+"""Step guards: checks of loss and gradient norm before an optimizer step changes the weights.
 
-Takes losses and gradient norms; gives nothing, or a `TrainingError`. Keeps true: an update with such a
-loss is never applied. On the CPU looking costs nothing. On an accelerator a fused optimizer leaves the
-update out by itself, and the host learns of it without waiting, at most a few steps later; with any
-other optimizer the host waits for the loss.
+`FiniteGuard` stops the run at the first loss or norm that is not finite. It costs no synchronization with an
+accelerator if the optimizer is fused: the optimizer itself skips the step, and the host learns of it a few steps later.
+With other optimizers the host waits for the loss. `BadSteps` also detects spikes, and can skip steps or request a
+rewind; it always waits. In both cases a bad step changes no weight.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from forgather.ml.trainer.meter import AsyncHostCopy
 
 
 class FiniteGuard:
-    """Looks at the loss of each step; a `StepGuard` that stops the run.
+    """A step guard that stops the run at a loss or a norm that is not finite.
 
     Args:
-        optimizer: the optimizer of the run.
-        device: where losses lie.
+        optimizer: of the run; a fused one can skip a step by itself.
+        device: of the losses.
         rank: named in the message.
     """
 
@@ -36,11 +36,15 @@ class FiniteGuard:
         self.rank = rank
         self.bad: str | None = None
         self.rewinds = False
+        # Fused optimizers of torch skip the step on the device if `found_inf` is set, as for a gradient scaler.
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
         self._pending: list[tuple[int, AsyncHostCopy]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Returns the loss of a step, as a number where that needs no waiting.
+        """Returns the loss of a step; as a float if reading it does not wait for the device.
+
+        Shapes:
+            loss: scalar.
 
         Raises:
             TrainingError: FG818.
@@ -55,7 +59,10 @@ class FiniteGuard:
         return loss
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Looks at the norm of the gradients; no update is left out by the host.
+        """Checks the norm of the gradients; always returns False, as the host never skips a step here.
+
+        Shapes:
+            norm: scalar; None if it was not computed.
 
         Raises:
             TrainingError: FG818.
@@ -67,18 +74,19 @@ class FiniteGuard:
             if not math.isfinite(value):
                 raise not_finite(f"the norm of the gradients is {value}", step, self.rank)
         else:
+            # Combined with the result for the loss: the optimizer reads a single `found_inf`.
             found = torch.logical_not(torch.isfinite(norm)).logical_or(self.optimizer.found_inf.bool())
             self._leave_out(found, step)
         return False
 
     def _leave_out(self, bad: Tensor, step: int) -> None:
-        """Has the optimizer leave the update out where `bad` turns out true, and looks at it later."""
+        """Makes the optimizer skip the step if `bad` is true on the device; the host checks it later."""
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = bad.to(torch.float32)
         self._pending.append((step, AsyncHostCopy(bad)))
 
     def poll(self, *, wait: bool = False) -> None:
-        """Looks at what arrived since; `wait` looks at all of it.
+        """Checks the results that have arrived; with `wait`, all results.
 
         Raises:
             TrainingError: FG818.
@@ -92,15 +100,21 @@ class FiniteGuard:
                 raise not_finite("the loss or the norm of the gradients is not finite", step, self.rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: each step is judged by itself."""
+        """Returns an empty mapping: each step is judged by itself."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Leaves the state of a run that judged otherwise aside."""
+        """Ignores the state of a run with another guard."""
 
 
 def not_finite(found: str, step: int, rank: int) -> TrainingError:
-    """Returns the error that stops the run."""
+    """Returns the FG818 error that stops the run.
+
+    Args:
+        found: what is not finite.
+        step: its number.
+        rank: that found it.
+    """
     return TrainingError(
         f"{found} at step {step} on rank {rank}; the update was not applied",
         code="FG818",
@@ -110,15 +124,11 @@ def not_finite(found: str, step: int, rank: int) -> TrainingError:
 
 
 class NormWindow:
-    """The norms of the last good steps.
-
-    Source: the skip-step optimizers of OLMo-core: mean and sample standard deviation of a rolling window, and no
-        judgment before half of it is there. Differences: norms of bad steps do not enter the window, and losses are not
-        looked at.
+    """The norms of the last good steps, and the limit above which a norm is a spike.
 
     Args:
-        size: how many norms are kept.
-        threshold: standard deviations above their mean from which on a norm is a spike.
+        size: number of norms.
+        threshold: standard deviations above their mean at which the limit is.
 
     Example:
         >>> window = NormWindow(size=4, threshold=6.0)
@@ -128,6 +138,11 @@ class NormWindow:
         ...     window.add(norm)
         >>> round(window.limit, 3)
         10.485
+
+    Source:
+        The skip-step optimizers of OLMo-core: mean and sample standard deviation of a rolling window, and no judgment
+        before half of it is filled. Differences: norms of bad steps do not enter the window, and losses are not
+        checked.
     """
 
     def __init__(self, *, size: int, threshold: float) -> None:
@@ -136,12 +151,12 @@ class NormWindow:
         self._norms: deque[float] = deque(maxlen=size)
 
     def add(self, norm: float) -> None:
-        """Remembers the norm of a good step."""
+        """Adds the norm of a good step."""
         self._norms.append(norm)
 
     @property
     def limit(self) -> float | None:
-        """The largest norm that is no spike; None while there are too few norms to tell."""
+        """The largest norm that is not a spike; None while there are too few norms."""
         if len(self._norms) < self.least:
             return None
         mean, deviation = self._moments()
@@ -153,22 +168,22 @@ class NormWindow:
         return mean, math.sqrt(variance)
 
     def described(self) -> str:
-        """Returns mean and standard deviation, for people."""
+        """Returns mean and standard deviation in words."""
         mean, deviation = self._moments()
         return f"the last {len(self._norms)} had a mean of {mean:.4g} and a standard deviation of {deviation:.3g}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the norms, as plain numbers."""
+        """Returns the norms as plain numbers."""
         return {"norms": list(self._norms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the norms of a checkpoint; a window that is smaller now keeps the last of them."""
+        """Restores the norms of a checkpoint; a smaller window keeps the last ones."""
         self._norms.clear()
         self._norms.extend(state["norms"])
 
 
 class Policy(StrEnum):
-    """What is done about a bad step."""
+    """The reaction to a bad step."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -176,9 +191,9 @@ class Policy(StrEnum):
 
 
 class StepGuard(Protocol):
-    """What looks at a step before it changes the weights.
+    """Judges a step before it changes the weights.
 
-    `bad` says what is wrong with the present step; None for nothing, as far as is known. `rewinds` is true where a bad
+    `bad` holds what is wrong with the current step; None for nothing, as far as is known. `rewinds` is true if a bad
     step sends the run back to its last checkpoint.
     """
 
@@ -186,28 +201,28 @@ class StepGuard(Protocol):
     rewinds: bool
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Looks at the loss of a step and returns it."""
+        """Checks the loss of a step and returns it."""
         ...
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Looks at the norm of the gradients; tells whether the update is to be left out."""
+        """Checks the norm of the gradients; returns whether the optimizer step must be skipped."""
         ...
 
     def poll(self, *, wait: bool = False) -> None:
-        """Looks at what arrived since; `wait` looks at all of it."""
+        """Checks the results that have arrived; with `wait`, all results."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what judgments depend on, as plain numbers."""
+        """Returns the state that judgments depend on, as plain numbers."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Judges from here on as the run of a checkpoint does."""
+        """Restores the state of a checkpoint, so that later judgments are those of its run."""
         ...
 
 
 class BadSteps:
-    """Judges each step before its update. The host waits for the loss and for the norm.
+    """A step guard with a policy for bad steps and spike detection. The host waits for loss and norm.
 
     Args:
         args: policy, threshold and window.
@@ -223,21 +238,22 @@ class BadSteps:
         self._window = None if threshold is None else NormWindow(size=args.spike_window, threshold=threshold)
 
     def loss(self, loss: Tensor, step: int) -> float:
-        """Looks at the loss of a step and returns it.
+        """Checks the loss of a step and returns it. Collective.
 
         Raises:
-            TrainingError: FG818 where bad steps stop the run.
+            TrainingError: FG818 if bad steps stop the run.
         """
         value = loss.item()
+        # A value may be bad on one rank alone; the largest one decides, so that all ranks take the same decision.
         if math.isinf(collectives.largest(_or_infinite(value))):
             self._found(_told("the loss", value), step)
         return value
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Looks at the norm of the gradients; tells whether the update is to be left out.
+        """Checks the norm of the gradients; returns whether the optimizer step must be skipped. Collective.
 
         Raises:
-            TrainingError: FG818 and FG650 where bad steps stop the run.
+            TrainingError: FG818 and FG650 if bad steps stop the run.
         """
         if norm is None:
             return False
@@ -268,27 +284,35 @@ class BadSteps:
             raise not_finite(what, step, self.rank)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Does nothing: every step was looked at when it was there."""
+        """Does nothing: every step was checked when it was computed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what judgments depend on, as plain numbers."""
+        """Returns the norms in the window, as plain numbers."""
         return {} if self._window is None else self._window.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Judges from here on as the run of a checkpoint does; one that did not look at norms knows none."""
+        """Restores the norms of a checkpoint; one written without spike detection has none."""
         if self._window is not None:
             self._window.load_state_dict({"norms": [], **state})
 
 
 def guard_of(args: TrainingArguments, optimizer: Any, device: torch.device, *, rank: int) -> StepGuard:
-    """Returns what looks at the steps of a run; nobody waits where only a number that is not finite stops it."""
+    """Returns the step guard of a run.
+
+    Args:
+        args: policy and threshold.
+        optimizer: of the run.
+        device: of the losses.
+        rank: named in messages.
+    """
+    # The guard that does not wait for the device suffices here.
     if args.bad_step_policy == Policy.STOP and args.spike_threshold is None:
         return FiniteGuard(optimizer, device, rank=rank)
     return BadSteps(args, rank=rank)
 
 
 def _or_infinite(value: float) -> float:
-    """Returns a number that can be compared: infinity in place of what is none."""
+    """Returns the absolute value; infinity for NaN, which cannot be compared."""
     return abs(value) if math.isfinite(value) else math.inf
 
 

@@ -1,10 +1,11 @@
-"""What all processes of a run know of a step: its targets, its loss, and whether somebody wants to stop.
+"""Values that all processes of a run must agree on in each step: target counts, the loss, control flags, stop requests.
 
-Takes this process's windows and its share of the loss; gives those of all. Keeps true: one process sends nothing and
-changes nothing; with several there are two sums a step, of the counts and of the loss; on an accelerator the host waits
-for neither: it reads the counts at the end of their step. The wish to stop rides on the sum of the loss where the host
-computes it, and goes from host to host beside it elsewhere: whoever wishes before his own loss is computed is heard at
-the end of this step, whoever wishes later at the end of the next, or of what takes long between them.
+Takes this process's windows and its part of the loss; gives the sums over all processes. A single process communicates
+nothing. Several processes need two all-reduces per step, one for counts and one for the loss. On an accelerator the
+host waits for neither: it reads the counts at the end of the step. On the CPU a stop request is sent with the sum of
+the loss; elsewhere it has an all-reduce of its own between hosts. A request that arrives before this process's loss is
+computed stops the run at the end of this step; a later one, at the end of the next step, or of an evaluation or save
+before it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from forgather.ml.types import Window
 
 
 class RunSync:
-    """The sums of a run.
+    """The collectives of a run that are not part of the strategy.
 
     Args:
-        strategy: adds up.
-        interrupt: tells whether this process was asked to stop.
+        strategy: reduces tensors over its processes.
+        interrupt: holds whether this process was asked to stop.
     """
 
     def __init__(self, strategy: Strategy, interrupt: Interrupt) -> None:
@@ -37,15 +38,21 @@ class RunSync:
         self.interrupt = interrupt
         self._device = topology.device
         self._counts_differ = topology.dp_size > 1
-        # Only where every process has a share of its own does the sum of losses hear everybody, and only that of the
-        # host can be read without waiting.
+        # The sum of losses reaches every process only if each of them is a data-parallel rank, and only on the CPU can
+        # it be read without waiting.
         self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
         self._counts: AsyncHostCopy | None = None
         self._wishes: collectives.Total | None = None
         self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
-        """Yields this process's windows with the counts of all; on an accelerator `settle` brings those of the host.
+        """Yields this process's windows with the counts of all processes.
+
+        On an accelerator the target count stays on the device; `settle` sets the host counts later.
+
+        Args:
+            own: windows of this process.
+            has_length: the number of windows is the same on all processes.
 
         Raises:
             DistributedError: FG855 for data without a length that ends at different places.
@@ -58,8 +65,10 @@ class RunSync:
     def _add_counts(self, window: Window) -> None:
         valid = window.num_valid
         known = 0.0 if isinstance(valid, Tensor) else float(valid)
+        # float64 adds counts exactly up to 2**53.
         counts = torch.tensor([known, window.num_tokens, window.num_rows], dtype=torch.float64)
         if self._device.type != "cpu":
+            # Pinned: a copy from pageable memory would synchronize with the device.
             counts = counts.pin_memory().to(self._device, non_blocking=True)
         if isinstance(valid, Tensor):
             counts[0] = valid
@@ -72,13 +81,17 @@ class RunSync:
             window.num_valid = counts[0]
 
     def settle(self, window: Window) -> None:
-        """Gives a window the tokens and rows of all processes."""
+        """Sets the tokens and rows of a window to those of all processes."""
         if self._counts is not None:
             _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
             self._counts = None
 
     def loss(self, share: Tensor) -> Tensor:
-        """Returns the loss of all processes; what somebody wishes is sent along."""
+        """Returns the loss summed over all processes, and exchanges stop requests.
+
+        Shapes:
+            share: scalar, this process's part of the loss. Returns a scalar.
+        """
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
             return loss
@@ -91,10 +104,14 @@ class RunSync:
         return loss
 
     def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
-        """Sets the switches as they are on the process that writes, where callbacks may have set them apart.
+        """Sets the control flags to those of the main process if callbacks may have set them differently. Collective.
 
-        Those of Forgather and of transformers decide from what is the same everywhere; one of the user may look at a
-        clock.
+        Callbacks of Forgather and transformers decide by values that are equal on all processes; a user's callback may,
+        for example, look at a clock.
+
+        Args:
+            control: is changed.
+            callbacks: of the run.
         """
         if self.several and any(_is_foreign(callback) for callback in callbacks):
             agreed = collectives.broadcast_from_main([getattr(control, name) for name in _SWITCHES])
@@ -108,7 +125,7 @@ class RunSync:
         self._stop = self._stop or self.interrupt.told(wishes)
 
     def stop(self) -> KeyboardInterrupt | None:
-        """Returns what to raise where a process was asked to stop; None elsewhere. It is the same on every process."""
+        """Returns the error to raise if a process was asked to stop, on every process alike; else None."""
         if not self.several:
             return self.interrupt.error if self.interrupt.requested else None
         if self._wishes is not None:
@@ -117,15 +134,15 @@ class RunSync:
         return self._stop
 
     def ask(self) -> KeyboardInterrupt | None:
-        """Returns the same after something that took long: wishes of that time are heard now."""
+        """Returns the same as `stop`, including requests that came during a long operation. Collective."""
         if self.several and self.stop() is None:
             self._send()
         return self.stop()
 
     def wants_end(self) -> bool:
-        """Tells, on every process alike, whether to break off what takes long.
+        """Returns, equally on every process, whether to interrupt a long operation. Collective.
 
-        Called again and again it waits for nobody: it tells what was wished until it was called the last time.
+        Repeated calls do not wait: each one returns the requests that were known at the call before.
         """
         wants = self.stop() is not None
         if self.several and not wants:

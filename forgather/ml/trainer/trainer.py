@@ -1,8 +1,8 @@
-"""`Trainer`: a model, data and settings, joined to a run.
+"""`Trainer`: joins a model, data and settings to a run.
 
-Takes what a config builds; gives a trained model, checkpoints and metrics through callbacks. Keeps true:
-arguments and callback events are those of transformers; nothing is printed here; the strategy is chosen
-here and nowhere else.
+Takes the objects that a config builds; gives a trained model, checkpoints, and metrics through callbacks. Arguments and
+callback events are those of transformers. Nothing is printed here. Subclasses choose another strategy and share
+everything else.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ class Trainer(WithOwnLoss):
     """Trains a model on one device.
 
     Args:
-        model: what is trained; a callable without arguments is taken as `model_init`.
-        args: settings; defaults where None.
-        model_init: gives the model, after the seed was set.
+        model: the model to train; a callable without arguments is used as `model_init`.
+        args: settings; defaults if None.
+        model_init: returns the model, called after the seed was set.
         train_dataset: rows: a `datasets.Dataset`, a torch data set, a list, or an iterable of rows.
         eval_dataset: rows to evaluate on, or a mapping of names to such rows.
-        data_collator: rows to a batch; padding with the tokenizer, or stacking, by default.
-        processing_class: tokenizer or processor, saved beside the model.
-        optimizer_factory: see `make_optimizer`; AdamW by the arguments by default.
-        lr_scheduler_factory: see `make_schedule`; by the arguments by default.
+        data_collator: makes a batch of rows; by default pads with the tokenizer, or stacks.
+        processing_class: tokenizer or processor, saved with the model.
+        optimizer_factory: see `make_optimizer`; AdamW from the arguments by default.
+        lr_scheduler_factory: see `make_schedule`; from the arguments by default.
         loss_fn: called with (logits, labels), see `forgather.ml.losses`.
-        callbacks: callbacks of transformers or of ours, or their classes.
-        distributed_env: who this process is; read from the environment by default.
+        callbacks: callbacks of transformers or of Forgather, or their classes.
+        distributed_env: process facts; read from the environment by default.
         storage: writes checkpoints and models; the file system by default.
-        save_function: called with the model, the step and a path when a checkpoint is written; what it makes there, a
-            file or a folder, becomes part of the checkpoint.
+        save_function: called with the model, the step and a path when a checkpoint is written; the file or folder that
+            it creates there becomes part of the checkpoint.
 
     Raises:
-        SettingError: FG770 and FG775 for arguments that do not go with the trainer, or with what it is given.
-        TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for
-            something that is not a callback, FG819 for a factory that cannot be called, FG632 for no storage,
-            FG860 and FG861 for a subclass with hooks of transformers' trainer that are never called.
-        DistributedError: FG703 where several processes were started.
+        SettingError: FG770 and FG775 for arguments that cannot be combined with the trainer, or with what it is given.
+        TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for something that is
+            not a callback, FG819 for a factory that is not callable, FG632 for an object that is not a storage, FG860
+            and FG861 for a subclass with hooks of transformers' trainer that are never called.
+        DistributedError: FG703 if several processes were started.
     """
 
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
@@ -112,6 +112,7 @@ class Trainer(WithOwnLoss):
             save_function=save_function,
         )
         self.args = self.ARGUMENTS() if args is None else args
+        # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
         refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
         self.train_dataset = train_dataset
@@ -134,6 +135,7 @@ class Trainer(WithOwnLoss):
             model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
             model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
         )
+        # Strategies report a setting by its own name; the caller knows it as `args.<name>`.
         with door.about_settings(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
             build_strategy.get()(self.strategy, recipe)
@@ -141,12 +143,12 @@ class Trainer(WithOwnLoss):
         self._session.send("on_init_end")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns how updates are computed; the one thing in which trainers differ."""
+        """Returns the strategy that does the optimizer steps; the only method in which trainers differ."""
         return SingleDevice(environment, use_cpu=self.args.use_cpu)
 
     @property
     def layout(self) -> list[str]:
-        """Who holds what, in lines for people."""
+        """The parallel layout in lines of text: which ranks hold what."""
         return description(self.strategy)
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
@@ -169,7 +171,7 @@ class Trainer(WithOwnLoss):
 
     @property
     def model(self) -> nn.Module:
-        """The model, where it is trained."""
+        """The model, on its training device."""
         return self.strategy.model
 
     @property
@@ -179,21 +181,21 @@ class Trainer(WithOwnLoss):
 
     @property
     def state(self) -> TrainerState:
-        """Where the run is."""
+        """Progress of the run."""
         return self._session.state
 
     @property
     def control(self) -> TrainerControl:
-        """What callbacks asked for."""
+        """Flags that callbacks set."""
         return self._session.control
 
     @property
     def callbacks(self) -> list[TrainerCallback]:
-        """The callbacks, in the order in which they are called."""
+        """The callbacks in the order of their calls."""
         return list(self._session.dispatcher.callbacks)
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Appends a callback; a class is called without arguments first."""
+        """Appends a callback; a class is instantiated without arguments."""
         self._session.dispatcher.add(callback)
 
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
@@ -201,22 +203,23 @@ class Trainer(WithOwnLoss):
         return self._session.dispatcher.remove(callback)
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
-        """Trains to the end of the run.
+        """Trains to the end of the run. Collective: every process calls it.
 
         Args:
-            resume_from_checkpoint: true or "auto" for the newest intact checkpoint of `output_dir`, or a
-                folder; that of the arguments by default.
+            resume_from_checkpoint: true or "auto" for the newest intact checkpoint of `output_dir`, or a folder; by
+                default the value in the arguments.
 
         Returns:
-            Step, mean loss of the run, and summary of this call. The model lies in `output_dir` afterwards, unless
+            Step, mean loss of the run, and the summary of this call. The model is then in `output_dir`, unless
             `save_strategy` is "no".
 
         Raises:
-            TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder
-                that cannot be written to, FG818 for a loss that is not finite.
-            CheckpointError: where a checkpoint cannot be resumed from.
-            DistributedError: FG776 for one process where the config asks for several.
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; at once before a step.
+            TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder that is not
+                writable, FG818 for a loss that is not finite.
+            CheckpointError: a checkpoint cannot be resumed from, or cannot be written.
+            DistributedError: FG776 for a single process if the config asks for several.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; immediately if no step was
+                begun.
         """
         refuse_unused_hooks(self)
         args, session, topology = self.args, self._session, self.strategy.topology
@@ -225,6 +228,7 @@ class Trainer(WithOwnLoss):
         folder = collectives.run_on_main(functools.partial(model_setup.begin_from, args, self.storage, request))
         if folder is not None:
             resume.refuse_unseen(folder)
+        # Seeded again: numbers that were drawn since the model was built must not change the run.
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with heard(same_within=same, speaks=topology.rank == 0) as interrupt:
@@ -232,6 +236,7 @@ class Trainer(WithOwnLoss):
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
                 run.load(folder)
+            # A second call of `train` would otherwise end at once by the flag of the first.
             session.control.should_training_stop = False
             run.saves.refuse_too_little_space(run.data.updates_per_epoch)
             try:
@@ -249,6 +254,7 @@ class Trainer(WithOwnLoss):
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
         steps, epochs = model_setup.extent(self.args, data)
+        # Different steps or rows per process would end in a collective that waits for ever.
         collectives.refuse_differences(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
@@ -302,7 +308,7 @@ class Trainer(WithOwnLoss):
         return TrainBatches(dataset, self.args, collate, topology=topology)
 
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """Returns rows and collator without the columns that the model does not name."""
+        """Returns rows and collator, reduced to the columns that the model names."""
         narrows = self.args.remove_unused_columns
         return rows_for(self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator)
 
@@ -316,6 +322,7 @@ class Trainer(WithOwnLoss):
             collectives.run_on_main(functools.partial(verify, run.saves.best_folder))
             with collectives.run_collectively(functools.partial(CheckpointReader, run.saves.best_folder)) as saved:
                 self.strategy.restore(saved)
+        # From here on an interrupt has no state left to save.
         run.complete = True
         if self.args.save_strategy != "no":
             self.save_model()
@@ -324,7 +331,7 @@ class Trainer(WithOwnLoss):
         return TrainOutput(self.state.global_step, metrics.get("train_loss", math.nan), metrics)
 
     def _abandon(self, run: Run, error: BaseException) -> None:
-        """Saves what can be saved after a signal, and lets callbacks close what they opened."""
+        """Saves the state after a signal if possible, and lets callbacks close what they opened."""
         try:
             run.leave_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
@@ -337,11 +344,12 @@ class Trainer(WithOwnLoss):
             error.add_note(f"on_train_end failed too: {failure!r}")
 
     def _save_interrupted(self, run: Run, error: BaseException) -> None:
-        # The program that caught the signal says how the run ended; the notes are for a plain Python script.
+        # `fgcli` reports how the run ended; the notes are for a plain Python script.
         step = self.state.global_step
         if run.complete:
             error.add_note(f"all {step} steps are trained, and the model is saved")
             return
+        # Gradients of the interrupted step are not part of the state.
         run.strategy.discard()
         if run.in_update or step == 0 or not run.may_save:
             error.add_note(f"nothing was saved at step {step}")
@@ -354,11 +362,11 @@ class Trainer(WithOwnLoss):
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 
     def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Returns metrics of the evaluation data, and sends them to the callbacks.
+        """Returns metrics of the evaluation data, and sends them to the callbacks. Collective.
 
         Args:
             eval_dataset: rows, or a mapping of names to rows; those of the trainer by default.
-            metric_key_prefix: begins the name of every metric.
+            metric_key_prefix: of the name of every metric.
 
         Raises:
             TrainingError: FG824 for no evaluation data, FG803 for no rows.
@@ -379,13 +387,17 @@ class Trainer(WithOwnLoss):
         return evaluate(self._session, self.strategy, sets, prefix=prefix, wants_end=wants_end)
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
-        """Writes the model for use (`from_pretrained` reads it) and returns its folder.
+        """Writes the model for use with `from_pretrained`, and returns its folder. Collective.
+
+        Args:
+            output_dir: the folder; that of the arguments by default.
 
         Raises:
-            TrainingError: FG817 where nothing can be written into the folder.
+            TrainingError: FG817 if nothing can be written into the folder.
         """
         phase.enter("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        # Every process takes part in gathering the weights; only the main process keeps them.
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
         write = functools.partial(
             model_export.export_model, self.storage, self.model, weights, folder, self.processing_class

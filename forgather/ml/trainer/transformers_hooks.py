@@ -1,7 +1,7 @@
-"""Methods of transformers' `Trainer` in a subclass of ours: which are called, and which are refused.
+"""Methods of transformers' `Trainer` in a user's subclass: `compute_loss` is called, others are refused.
 
-Takes a trainer; gives nothing, or an error. Keeps true: nothing that a user wrote for transformers' trainer is left
-out in silence.
+`refuse_unused_hooks` raises for methods that would never be called, so that no code of the user is ignored silently.
+`OwnLoss` is the loss rule of a trainer whose class overrides `compute_loss`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from forgather.ml.types import PaddingBatch
 from forgather.trainer_hooks import HF_TRAINER, refusal, refused_hooks
 
 _OURS = "forgather.ml."
-# A class that derives from both has the methods of transformers behind those of ours: nobody wrote them for it.
+# A class that derives from both trainers inherits transformers' methods: they are not the user's.
 _NOT_THE_USERS = (_OURS, "transformers.", "builtins")
 
 
 def refuse_unused_hooks(trainer: object) -> None:
-    """Raises where the class of a trainer, or the object itself, has hooks that are never called.
+    """Raises if the class of a trainer, or the object itself, has hooks that are never called.
 
     Raises:
-        TrainingError: FG860 for hooks that no trainer of ours calls, FG861 for those that this one does not.
+        TrainingError: FG860 for hooks that no trainer of Forgather calls, FG861 for those that this trainer does not.
     """
     found = list(_found(trainer))
     if found:
@@ -60,7 +60,7 @@ def _found(trainer: object) -> Iterator[Diagnostic]:
 
 
 def _written(trainer: object) -> Iterator[tuple[str, str]]:
-    """Yields the names that a user gave a trainer, with what has them."""
+    """Yields (owner, name) for each attribute that a user defined on a trainer or its classes."""
     for kind in type(trainer).__mro__:
         if not kind.__module__.startswith(_NOT_THE_USERS):
             yield from ((kind.__name__, name) for name in vars(kind))
@@ -71,14 +71,14 @@ ITEMS = "num_items_in_batch"
 
 
 class OwnLoss:
-    """What a user's `compute_loss` returns, as a sum.
+    """The loss rule of a user's `compute_loss`: turns its result into a sum.
 
     Args:
         method: the bound method.
-        model: the model as it will be trained.
-        rule: that of the trainer without the method.
-        said: tells whether results are divided by `num_items_in_batch`, as the user's class says it; None where it
-            says nothing.
+        model: as it will be trained.
+        rule: of the trainer without the method.
+        said: returns whether the user's class declares that results are divided by `num_items_in_batch`; None if it
+            declares nothing.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class OwnLoss:
 
     @property
     def divides(self) -> bool:
-        """True where results are divided by `num_items_in_batch`, False where they are means over a micro-batch."""
+        """True if results are divided by `num_items_in_batch`, False if they are means over a micro-batch."""
         said = self._said()
         return self._reads_items if said is None else said
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch with its labels as the collator gave them, and without what would mix packed documents."""
+        """Returns the batch with unshifted labels, and without a mask that would mix packed documents."""
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.prepared(batch.batch))
         return self._inputs.prepared(batch)
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns what a batch counts: its targets where the method divides by their number, else its rows."""
+        """Returns the weight of a batch in the mean: its targets if the method divides by them, else its rows."""
         if isinstance(batch, PaddingBatch):
             return 0
         return self._items(batch) if self.divides else num_rows(batch)
@@ -116,7 +116,16 @@ class OwnLoss:
         return count_items(shifted(labels) if self._is_causal else labels)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the method's loss times what the batch counts, or times what it was divided by."""
+        """Returns the method's result times its divisor, so that the results of micro-batches can be added.
+
+        Args:
+            model: called by the method.
+            batch: one micro-batch.
+            denom: number of targets that the method divides by; that of the batch by default.
+
+        Shapes:
+            Returns a scalar, in float32 or more.
+        """
         if isinstance(batch, PaddingBatch):
             return self._total(model, batch.batch, denom) * 0.0
         return self._total(model, batch, denom)
@@ -129,9 +138,9 @@ class OwnLoss:
         return self._loss(model, batch, items) * items
 
     def _loss(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> Tensor:
-        inputs = with_labels(batch)  # a mapping of its own: methods take labels out of it
+        inputs = with_labels(batch)  # a copy: methods commonly pop the labels
         given = {ITEMS: Items.of(items, labels_of(batch))} if self._takes_items else {}
-        # transformers asks for outputs where it evaluates, and for the loss alone where it trains.
+        # transformers requests outputs in evaluation, and only the loss in training.
         evaluates = not torch.is_grad_enabled()
         reads = Items.reads
         with self._no_cache.in_force():
@@ -139,6 +148,7 @@ class OwnLoss:
         loss = found[0] if evaluates and isinstance(found, tuple | list) and found else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise self._no_loss(found)
+        # `Items` propagates through tensor operations: it shows whether the result depends on the count.
         self._check(isinstance(loss, Items) or Items.reads > reads)
         return at_least_float32(loss.as_subclass(Tensor).reshape(()))
 
@@ -167,7 +177,7 @@ class OwnLoss:
 
 
 class Items(Tensor):
-    """A number of items that is seen in what is computed from it: a result that depends on it is of this class."""
+    """A tensor subclass that marks every result computed from it, like the number of items."""
 
     reads: ClassVar[int] = 0
     _READERS: ClassVar[frozenset[Any]] = frozenset(
@@ -176,7 +186,17 @@ class Items(Tensor):
 
     @classmethod
     def of(cls, items: float | Tensor, beside: Tensor | None) -> Items:
-        """Returns a number as a tensor where the labels lie; a whole one as transformers gives it."""
+        """Returns a number of items as a tensor on the device of the labels; of integer type if it is whole.
+
+        transformers passes integers, too.
+
+        Args:
+            items: the number.
+            beside: labels; None for the default device.
+
+        Shapes:
+            Returns a scalar.
+        """
         device = beside.device if beside is not None else None
         if isinstance(items, Tensor):
             return items.detach().to(device).as_subclass(cls)
@@ -184,22 +204,32 @@ class Items(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Notes where the number leaves the tensors, behind which nothing is seen of it."""
+        """Counts calls that turn the number into a Python number, after which the mark is lost."""
         if func in cls._READERS:
             Items.reads += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class WithOwnLoss:
-    """The part of a trainer that a subclass overrides to have a loss of its own."""
+    """The part of a trainer that a subclass overrides to define its own loss."""
 
     args: TrainingArguments
     loss_is_scaled_for_ga: bool | None = None
-    """For a class that overrides `compute_loss`: True where it divides by `num_items_in_batch`, False where it returns
-    a mean over its micro-batch; None where that is seen in what it returns."""
+    """For a class that overrides `compute_loss`: whether it divides by `num_items_in_batch`.
+
+    False means that it returns a mean over its micro-batch; None detects which of them from the result.
+    """
 
     def make_rule(self, model: nn.Module, *, loss_fn: Callable[..., Any] | None) -> LossRule:
-        """Returns the rule of the trainer: that of `compute_loss`, where a subclass has its own."""
+        """Returns the trainer's loss rule; that of `compute_loss` if a subclass overrides it.
+
+        Args:
+            model: as it will be trained.
+            loss_fn: the user's loss of (logits, labels); None for none.
+
+        Raises:
+            TrainingError: FG806 and FG807, see `loss_rule`.
+        """
         rule = self._rule = loss_rule(model, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor)
         if type(self).compute_loss is WithOwnLoss.compute_loss:
             return rule
@@ -208,18 +238,18 @@ class WithOwnLoss:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | float | None = None
     ) -> Any:
-        """Returns the loss of a micro-batch; a subclass may have its own.
+        """Returns the loss of a micro-batch; a subclass can override it.
 
         Args:
-            model: what is called with the inputs.
-            inputs: the micro-batch, on the device of the model, as the collator gave it.
+            model: called with the inputs.
+            inputs: the micro-batch on the model's device, as the collator gave it.
             return_outputs: return (loss, outputs).
-            num_items_in_batch: targets of the whole update, over all processes; the loss is divided by it. Without it
-                the loss is the mean over the micro-batch.
+            num_items_in_batch: targets of the whole optimizer step, over all processes; the loss is divided by it.
+                Without it, the loss is the mean over the micro-batch.
 
         Source:
-            The method of `transformers.Trainer`. There, of several processes the mean of what they return is taken;
-            here the sum of what is divided by `num_items_in_batch`.
+            The method of `transformers.Trainer`, which averages the results of several processes; here the results
+            divided by `num_items_in_batch` are summed.
         """
         outputs: list[Any] = []
 
@@ -233,7 +263,7 @@ class WithOwnLoss:
         loss = self._rule.total(called, batch, denom=denom) / denom
         labels = labels_of(batch)
         if num_items_in_batch is not None and labels is not None and labels.is_floating_point():
-            loss = loss * (count_items(labels) / counted)  # a rule counts rows, where each number in them is an item
+            loss = loss * (count_items(labels) / counted)  # of a regression, transformers counts numbers, not rows
         return (loss, outputs[-1]) if return_outputs else loss
 
 
@@ -243,7 +273,7 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
 
 
 def _reads_items(method: Callable[..., Any]) -> bool:
-    """Tells whether the code of a method reads the number of items, or hands on what it came with."""
+    """Returns whether the code of a method loads `num_items_in_batch`, or passes on its keyword arguments."""
     if not _takes(method, ITEMS):
         return False
     function = inspect.unwrap(getattr(method, "__func__", method))
