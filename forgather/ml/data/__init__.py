@@ -1,7 +1,7 @@
-"""Data sets for language models: read, split, tokenize, pack.
+"""Data sets for language models: reading, splitting, tokenizing, packing, padding.
 
-A lazy facade: `forgather.ml.data:tokenize` imports only what it needs. Submodules are named so that none of them
-hides a function of the same name.
+Each public name imports its module when it is first used, so `forgather.ml.data:tokenize` imports only what it needs.
+Submodules are named so that none of them shadows a function of this package.
 """
 
 from __future__ import annotations

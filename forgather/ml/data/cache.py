@@ -1,10 +1,8 @@
-"""Folders built once and found again by content.
-
-Takes a key that names everything a folder's content depends on, and a function that fills an empty folder; gives
-a folder that is whole. Keeps true: a folder is complete or it does not count (it is built aside, listed in a
-manifest with sizes and digests, and moved into place); a damaged one is rebuilt; two processes that want the same
-folder build it once; where a kind is pruned, what was used lately stays; a run that builds a folder and one that finds
-it go on with the same random numbers.
+"""Content-addressed cache of prepared data: folders that are built once and found again by a key.
+ Takes a key that covers everything the content depends on, and a function that fills an empty folder; gives a complete
+folder. A folder is built under a temporary name, listed in a manifest with sizes and digests, and renamed; a damaged
+one is built again. A file lock makes processes that need the same folder build it once. A run that builds a folder and
+a run that finds it continue with the same random states.
 """
 
 from __future__ import annotations
@@ -34,26 +32,29 @@ _DIGEST_LIMIT_BYTES = 4 << 30  # reading more than this at every start costs mor
 
 
 def content_key(**parts: Any) -> str:
-    """Returns a key for `parts`, which must be plain data; equal parts give equal keys."""
+    """Returns a digest of JSON-compatible data; equal data give equal keys."""
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode())
 
 
 def default_cache_dir() -> Path:
-    """Returns the folder for prepared data of this user."""
+    """Returns the folder for prepared data of the current user."""
     return Path(platformdirs.user_cache_dir("forgather", appauthor=False)) / "data"
 
 
 def cached_folder(
     kind: str, key: str, build: Callable[[Path], None], cache_dir: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Returns the whole folder `<cache_dir>/<kind>/<key>`, built by `build` if it is missing or damaged.
+    """Returns the complete folder `<cache_dir>/<kind>/<key>`, built by `build` when it is missing or damaged.
 
     Args:
-        kind: what the folder holds, as in "tokenizer".
+        kind: what the folder contains, for example "tokenizer".
         key: from `content_key`.
-        build: fills the empty folder it is given.
-        cache_dir: None means the user's cache folder. Where that cannot be written a temporary folder is used,
-            with a warning.
+        build: fills the empty folder that it is given.
+        cache_dir: None for the user's cache folder. When that is not writable, a temporary folder is used and a warning
+            is logged.
+
+    Raises:
+        OSError: a `cache_dir` that was given is not writable.
     """
     root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     try:
@@ -71,6 +72,7 @@ def cached_folder(
         folder = root / kind / key
         if _is_whole(folder):
             with suppress(OSError):
+                # `prune` removes the folders with the oldest manifest, so a use is recorded as its modification time.
                 os.utime(folder / _MANIFEST)
             logger.info("%s found in the cache: %s", kind, folder)
         else:
@@ -81,9 +83,15 @@ def cached_folder(
 
 
 def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.PathLike[str] | None = None) -> None:
-    """Removes the folders of a kind that were unused longest, until the others are within bounds.
+    """Removes the least recently used folders of a kind until the others are within the limits.
 
-    A folder that was used within the last hour, or that another process works on, stays.
+    Folders that were used within the last hour, or are locked by another process, are kept.
+
+    Args:
+        kind: as in `cached_folder`.
+        max_bytes: maximum total size in bytes.
+        max_folders: maximum number of folders.
+        cache_dir: None for the user's cache folder.
     """
     root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     found: list[tuple[float, int, Path]] = []
@@ -101,7 +109,8 @@ def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.Pa
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
-    # What is drawn here is not drawn where the folder is found, and its content must not depend on what was before.
+    # A build must not depend on earlier draws, and must not change later ones: a run that finds the folder does not
+    # build.
     with forked_random(0):
         build(folder)
 
@@ -110,7 +119,7 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
     if folder.exists():
         logger.warning("cache entry %s is damaged and is built again", folder)
         shutil.rmtree(folder)
-    for abandoned in folder.parent.glob(f".{folder.name}-*"):  # by a process that was killed: we hold the lock
+    for abandoned in folder.parent.glob(f".{folder.name}-*"):  # of a killed process, since this one holds the lock
         shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -1,4 +1,7 @@
-"""Errors of the data modules. Each also is the builtin that a caller would catch."""
+"""Errors of the data modules, and hints for rows that consist of a prompt and a completion.
+
+Each error class also derives from the builtin exception that a caller would catch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from forgather.errors import ForgatherError, TrainingError, nearest
 
 
 class DataError(TrainingError, ValueError):
-    """Data that cannot be used as it stands."""
+    """Data that cannot be used as it is."""
 
     code = "FG832"
 
@@ -33,11 +36,11 @@ _EXAMPLES = (
     ("instruction", "response"),
     ("instruction", "output"),
 )
-_FURTHER = ("input", "context", "system")  # what stands beside an instruction or a question, as a part of the prompt
+_FURTHER = ("input", "context", "system")  # columns next to an instruction or a question that belong to the prompt
 
 
 def examples_in(columns: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the columns of a prompt and of what is to be learned after it; None where no two are named so.
+    """Returns the names of a prompt column and a completion column; None when no known pair is present.
 
     Example:
         >>> examples_in(["id", "question", "answer"]), examples_in(["text"])
@@ -47,7 +50,12 @@ def examples_in(columns: Sequence[str]) -> tuple[str, str] | None:
 
 
 def left_out(column: str, columns: Sequence[str]) -> str:
-    """Returns a warning where one column of an example is read as text and the other one is not; else ""."""
+    """Returns a warning when only one column of a prompt and completion pair is read as text; "" otherwise.
+
+    Args:
+        column: the column that is read.
+        columns: all columns of the data set.
+    """
     pair = examples_in(columns)
     if pair is None or column not in pair:
         return ""
@@ -56,12 +64,12 @@ def left_out(column: str, columns: Sequence[str]) -> str:
 
 
 def missing_column(name: str, columns: Sequence[str], argument: str) -> DataError:
-    """Returns the error for a column that a data set does not have; it names those that exist.
+    """Returns the FG831 error for a column that a data set does not have; it lists the columns that exist.
 
     Args:
-        name: of the column.
-        columns: what there is.
-        argument: that names the column.
+        name: of the missing column.
+        columns: all columns of the data set.
+        argument: the argument that names the column.
     """
     pair = examples_in(columns)
     return DataError(

@@ -1,8 +1,8 @@
-"""Rows of text to one example each, for instruction-like data that must not be packed.
+"""Tokenization of prompt and completion pairs, one row per example, for instruction data that must not be packed.
 
-Takes rows with a prompt and a completion (or a text) and a tokenizer; gives `input_ids`, `attention_mask` and
-`labels` of differing lengths, which `CausalLMCollator` pads. Keeps true: the loss is on the
-completion and its end only; an example that is cut, or of which nothing is left to learn, is counted and logged.
+Takes rows of text and a tokenizer; gives rows with `input_ids`, `attention_mask` and `labels` of different lengths,
+which `CausalLMCollator` pads. The loss is computed on the completion and its end-of-text token only. Examples that are
+truncated, or have no completion left, are counted and logged.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ def tokenize_examples(
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
-    """Tokenizes each row as one example: prompt, completion, end of text.
+    """Returns a data set with one tokenized example per row: prompt, completion, end-of-text token.
 
     Args:
-        dataset: rows of text; of a `DatasetDict`, each part is treated on its own.
+        dataset: rows of text; the splits of a `DatasetDict` are tokenized separately.
         tokenizer: a tokenizer with an end-of-text token.
-        max_length: a longer example is cut at its end, and counted.
-        completion_column: the text to learn.
-        prompt_column: the text before it, on which there is no loss; None means there is none.
-        num_proc: processes to tokenize in.
-        cache_dir: None means the user's cache folder.
+        max_length: maximum length in tokens; longer examples are truncated at the end and counted.
+        completion_column: the column with the text to learn.
+        prompt_column: the column with the text before it, which has no loss; None for no prompt.
+        num_proc: number of processes that tokenize.
+        cache_dir: None for the user's cache folder.
 
     Raises:
-        DataError: if a column or the end-of-text token is missing, or no example is left.
+        DataError: FG831 for a missing column, FG836 when no example is left, FG837 for a tokenizer without an
+            end-of-text token, FG839 for a `max_length` below 2.
     """
     options: dict[str, Any] = {"completion_column": completion_column, "prompt_column": prompt_column}
     if isinstance(dataset, DatasetDict):
@@ -98,6 +99,7 @@ def _write_examples(folder: Path, batches: Any, max_length: int, eos_token_id: i
             rows: dict[str, list[list[int]]] = {name: [] for name in _COLUMNS}
             for *prompt, completion in batch:
                 prompt_ids = prompt[0] if prompt else []
+                # Prompt and completion are tokenized separately: the mask then ends exactly at the border between them.
                 full = [*prompt_ids, *completion, eos_token_id]
                 if not completion or len(prompt_ids) >= max_length:
                     stats["num_dropped"] += 1

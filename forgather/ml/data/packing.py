@@ -1,15 +1,15 @@
-"""Text to packed blocks of token ids.
+"""Packing: tokenizes documents and cuts the token stream into blocks of equal length.
 
-Takes rows of text and a tokenizer; gives a data set of `input_ids`, `position_ids` and `labels`, each row exactly
-`block_size` long. Keeps true: the blocks and the tail, one after the other, are the token stream of all documents in
-order, each ended by the end-of-text token; what does not fill a block is counted and logged; the result is found again
-by content.
+Takes rows of text and a tokenizer; gives a data set of `input_ids`, `labels` and `position_ids`, each row exactly
+`block_size` tokens long. The concatenation of all blocks and the tail is the token stream of all documents in order,
+each followed by the end-of-text token. Tokens that do not fill a block are counted and logged. Results are cached by
+content.
 
-A document is a run of positions 0, 1, 2, ... in a row: positions restart at each document, and at each block, since a
-document that a block cuts goes on as one of its own. The token at position 0 has the label -100: nothing before it in
-the row belongs to its document.
+`position_ids` restart at 0 at each document, and at each block, because a document that is cut by a block border
+continues as a document of its own. The token at position 0 has the label -100, since no earlier token of the row
+belongs to its document.
 
-Letters of shapes: B blocks, T tokens of a block, N tokens of a stream.
+Shape suffixes: B blocks, T tokens per block, N tokens of a stream.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ _ROW = ("input_ids", "labels", "position_ids")
 
 
 class Packed(NamedTuple):
-    """Whole blocks of a token stream, and what is carried on to the next ones.
+    """Complete blocks of a token stream, and the tokens that are carried over to the next blocks.
 
     Args:
         ids_BT: token ids.
-        starts_BT: True where a document starts.
-        tail_N: the ids that do not fill a block; they follow the last block.
+        starts_BT: True at the first token of each document.
+        tail_N: the ids that do not fill a block; they come after the last block.
+
+    Shapes:
+        ids_BT, starts_BT: (B, T). tail_N: (N,) with N < T.
     """
 
     ids_BT: np.ndarray
@@ -67,33 +70,37 @@ def tokenize(
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
-    """Tokenizes documents, joins them with the end-of-text token and cuts the stream into equal blocks.
-
-    Positions restart at each document, by which a model keeps the documents of a row apart. Labels equal the inputs,
-    except for the first token of each document; the model shifts them. The tail that does not fill a block is left out
-    and its length is logged.
+    """Returns packed blocks: documents joined with the end-of-text token and cut into rows of `block_size` tokens.
+     `position_ids` restart at each document, so that models can mask attention across documents. Labels are equal to
+    the inputs except at the first token of each document; the model shifts them. The tail is dropped and its length is
+    logged.
 
     Args:
-        dataset: rows of text; of a `DatasetDict`, each part is treated on its own.
+        dataset: rows of text; the splits of a `DatasetDict` are packed separately.
         tokenizer: a tokenizer with an end-of-text token.
-        block_size: tokens of a block.
+        block_size: tokens per block.
         text_column: the column with the text.
-        document_boundaries: False gives rows without `position_ids` whose labels are the inputs: a token sees
-            everything before it in its row, other documents as well.
-        num_proc: processes to tokenize in; fast tokenizers use all cores without.
-        cache_dir: None means the user's cache folder.
+        document_boundaries: False omits `position_ids` and leaves all labels equal to the inputs: a token then attends
+            to everything before it in its row, other documents included.
+        num_proc: number of processes that tokenize; fast tokenizers use all cores without it.
+        cache_dir: None for the user's cache folder.
 
     Returns:
-        Blocks as tensors `input_ids`, `labels` and `position_ids`, read from disk as they are needed.
+        A data set in torch format, memory-mapped from disk.
+
+    Shapes:
+        Each row: `input_ids`, `labels` and `position_ids` of shape (T,).
 
     Raises:
-        DataError: if the column or the end-of-text token is missing, or the text does not fill one block.
+        DataError: FG831 for a missing column, FG836 when the text does not fill one block, FG837 for a tokenizer
+            without an end-of-text token, FG839 for a `block_size` below 2.
     """
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
     check_inputs(dataset, tokenizer, {"text_column": text_column}, block_size=block_size)
+    # The older format number is kept for rows without boundaries, whose content has not changed since.
     key = content_key(
         format=_FORMAT if document_boundaries else _FORMAT_WITHOUT_BOUNDARIES,
         rows=dataset._fingerprint,
@@ -117,15 +124,15 @@ def tokenize(
 
 
 def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int) -> Iterator[Packed]:
-    """Cuts batches of documents into blocks.
+    """Yields the complete blocks of each batch of documents; an incomplete block is carried over to the next batch.
 
     Args:
         documents: batches of documents, each a sequence of token ids.
-        block_size: tokens of a block.
-        eos_token_id: put after every document.
+        block_size: tokens per block.
+        eos_token_id: appended to every document.
 
-    Yields:
-        For each batch, its whole blocks and what is carried on; the tail of the last batch is what is left over.
+    Shapes:
+        Yields (B, T) blocks and an (N,) tail; B differs from batch to batch and may be 0.
     """
     ids_N, starts_N = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for batch in documents:
@@ -141,21 +148,30 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
 
 
 def positions_of(starts_BT: np.ndarray) -> np.ndarray:
-    """Returns the position of each token in its document, or in the part of it that is in the block.
+    """Returns the position of each token within its document, or within the part of it that is in the block.
+
+    Shapes:
+        starts_BT: (B, T). Returns (B, T), int32.
 
     Example:
         >>> positions_of(np.array([[False, False, True, False], [True, True, False, False]])).tolist()
         [[0, 1, 0, 1], [0, 0, 1, 2]]
     """
     columns_T = np.arange(starts_BT.shape[1], dtype=np.int32)
-    # A block starts at column 0 whether a document does or not.
+    # Column 0 counts as a start even where a document continues from the block before.
     return columns_T - np.maximum.accumulate(np.where(starts_BT, columns_T, 0), axis=1, dtype=np.int32)
 
 
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase, column: str, batch: dict[str, list[Any]]
 ) -> dict[str, list[list[int]]]:
-    """Returns the token ids of a batch's texts, without special tokens and uncut."""
+    """Returns {"input_ids": token ids of each text}, without special tokens and without truncation.
+
+    Args:
+        tokenizer: any tokenizer of transformers.
+        column: the column with the text.
+        batch: rows by column; None counts as an empty text.
+    """
     texts = [text or "" for text in batch[column]]
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
     return {"input_ids": tokenizer(texts, add_special_tokens=False, **options)["input_ids"]}
@@ -164,8 +180,15 @@ def encode_texts(
 def encoded(
     dataset: Dataset, encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]], num_proc: int | None
 ) -> Iterator[list[Any]]:
-    """Yields batches of `encode(rows)["input_ids"]` in the order of the rows, and shows the progress."""
+    """Yields batches of `encode(rows)["input_ids"]` in the order of the rows, with a progress bar.
+
+    Args:
+        dataset: the rows.
+        encode: maps a batch of rows to columns; must be picklable when there are several processes.
+        num_proc: number of processes; None for this process only.
+    """
     if num_proc and num_proc > 1:
+        # Without the cache of `datasets`: the result is cached by content in our own format.
         options = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
         mapped = dataset.map(encode, batched=True, num_proc=num_proc, **options)
         batches = (batch["input_ids"] for batch in mapped.iter(batch_size=_BATCH_ROWS))
@@ -175,13 +198,23 @@ def encoded(
 
 
 def read_rows(folder: Path, fingerprint: str) -> Dataset:
-    """Returns the rows that a cached folder holds, mapped from the disk."""
+    """Returns the rows of a cached folder, memory-mapped from disk.
+
+    Args:
+        folder: from `cached_folder`.
+        fingerprint: of the returned data set; `datasets` would otherwise derive it from the path.
+    """
     rows = Dataset.from_file(str(folder / _ROWS))
     return Dataset(rows.data, fingerprint=fingerprint)
 
 
 def rows_writer(folder: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
-    """Returns an open writer for the rows of a cached folder."""
+    """Returns an open Arrow writer for the rows of a cached folder.
+
+    Args:
+        folder: the folder that is being built.
+        schema: of the rows.
+    """
     return pa.ipc.new_stream(str(folder / _ROWS), schema)
 
 
@@ -226,16 +259,16 @@ def _write_blocks(
 def check_inputs(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None], **lengths: int
 ) -> None:
-    """Raises where rows cannot be tokenized.
+    """Raises an error for a data set, a tokenizer or a length that cannot be tokenized with.
 
     Args:
         dataset: the rows.
-        tokenizer: what tokenizes them.
-        columns: those that must be there, by the argument that names each; None stands for none.
-        **lengths: settings that must be at least two tokens, by name.
+        tokenizer: the tokenizer.
+        columns: maps each argument to the column that it names; None for no column.
+        **lengths: lengths in tokens that must be at least 2, by argument.
 
     Raises:
-        DataError: FG831 for a missing column, FG837 for no end-of-text token, FG839 for a length.
+        DataError: FG831 for a missing column, FG837 for a tokenizer without an end-of-text token, FG839 for a length.
     """
     for argument, column in columns.items():
         if column is not None and column not in dataset.column_names:
@@ -244,6 +277,7 @@ def check_inputs(
     if len(named) == 1 and (warning := left_out(named[0], dataset.column_names)):
         logger.warning("%s", warning)
     for name, length in lengths.items():
+        # The loss is computed on shifted labels, so a row of one token has nothing to learn.
         if length < 2:
             raise DataError(f"{name} must be at least 2; got {length!r}", code="FG839", found=length).about(name)
     if tokenizer.eos_token_id is None:

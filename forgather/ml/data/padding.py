@@ -1,10 +1,10 @@
-"""Rows of different length to a batch.
+"""Padding collators: rows of different lengths to one batch of tensors.
 
-Takes rows of numbers; gives tensors, columns of one value a token padded at the end to the longest row. Keeps true:
-labels that a row has are kept; what is padding is known by length, never by a token, so a tokenizer may pad with its
-end-of-text token; the first token of a row stays the first; a column that nobody knows how to pad is refused by name.
+Takes rows of numbers; gives tensors. Columns with one value per token are padded at the end to the longest row. Labels
+of the rows are kept. Padding is recognized by length, never by token id, so a tokenizer may use its end-of-text token
+for padding. A column without a known padding value is an error that names it.
 
-Letters of shapes: B rows, T tokens of the longest row.
+Shape suffixes: B rows, T tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OTHER_LABELS = ("label", "label_ids")
 
 
 class PaddingCollator:
-    """Pads rows to the longest of them, and keeps the labels that they have.
+    """Pads rows to the length of the longest one and keeps their labels.
 
     Args:
-        tokenizer: gives the ids of padding; any id does where there is none, since the mask and the labels hide it.
-        pad_to_multiple_of: pad to the next length that is a multiple of this one.
-        pad_values: what other columns with one value a token are padded with, by name.
+        tokenizer: defines the padding ids; without one, 0 is used, which mask and labels hide.
+        pad_to_multiple_of: rounds the length up to a multiple of this number.
+        pad_values: padding values of further columns with one value per token, by column.
 
     Raises:
         DataError: FG839 for a multiple below one.
@@ -63,7 +63,13 @@ class PaddingCollator:
         }
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Returns the batch of `rows`.
+        """Returns the batch of `rows`; a missing `attention_mask` is added.
+
+        Args:
+            rows: with equal columns.
+
+        Shapes:
+            Columns with one value per token: (B, T). Columns of equal shape in all rows: (B, ...).
 
         Raises:
             DataError: FG847 for rows with different columns, or a column that can be neither padded nor stacked.
@@ -73,15 +79,17 @@ class PaddingCollator:
         length = math.ceil(max(tokens, default=0) / self.pad_to_multiple_of) * self.pad_to_multiple_of
         batch = {name: self._joined(name, values, tokens, length) for name, values in columns.items()}
         if tokens and _MASK not in batch:
+            # From lengths, not from `pad_token_id`: with padding by the end-of-text token the last real token would be
+            # masked too.
             batch[_MASK] = (torch.arange(length) < torch.tensor(tokens)[:, None]).long()
         return batch
 
     def _joined(self, name: str, values: list[Tensor], tokens: list[int], length: int) -> Tensor:
-        """Returns (B, T) where rows have one value a token; else rows of one shape, stacked."""
+        """Returns (B, T) for a column with one value per token, otherwise the rows stacked."""
         shapes = [tuple(value.shape) for value in values]
         by_token = bool(tokens) and shapes == [(count,) for count in tokens]
         if not by_token and name == _LABELS and len({*shapes}) > 1 and all(value.ndim == 1 for value in values):
-            length = max(count for (count,) in shapes)  # of a sequence of its own, as a decoder's
+            length = max(count for (count,) in shapes)  # labels of a decoder have their own length
             by_token = True
         if by_token and (pad := self._pad_value(name, values)) is not None:
             batch_BT = values[0].new_full((len(values), length), pad)
@@ -94,22 +102,30 @@ class PaddingCollator:
         return torch.stack(values)
 
     def _pad_value(self, name: str, values: Sequence[Tensor]) -> float | None:
-        """Returns what a column is padded with; None where nobody knows. No number of a float column can be ignored."""
+        """Returns the padding value of a column; None when it is unknown.
+
+        Floating-point columns have no default: no loss ignores a float.
+        """
         return self._chosen.get(name, None if values[0].is_floating_point() else self._known.get(name))
 
 
 class CausalLMCollator(PaddingCollator):
-    """Pads texts for a causal language model: where rows have no labels, the labels are the inputs.
-
-    Labels that a row has are kept, so a prompt that is masked stays so. Padding has the label -100. Rows with
-    `position_ids` get no mask: each token of padding is at position 0, and so a document of its own.
+    """Pads rows for a causal language model; rows without labels get their inputs as labels.
+     Labels of the rows are kept, so a masked prompt stays masked. Padding has the label -100. Rows with `position_ids`
+    get no mask: all padding tokens are at position 0, so that each is a document of its own.
     """
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Returns the batch of `rows`, with labels.
 
+        Args:
+            rows: with equal columns, `input_ids` among them.
+
+        Shapes:
+            `input_ids` and `labels`: (B, T).
+
         Raises:
-            DataError: FG847, as `PaddingCollator`; for rows without tokens, or with another number of labels, as well.
+            DataError: FG847 as for `PaddingCollator`, and for rows without tokens or with a different number of labels.
         """
         columns = _columns(rows)
         if _IDS not in columns:
@@ -123,6 +139,7 @@ class CausalLMCollator(PaddingCollator):
                 raise _refused(_LABELS, f"has {found} values in a row of {tokens} tokens", hint)
         batch = super().__call__(rows)
         if "position_ids" in batch and _MASK not in rows[0]:
+            # A mask together with packed positions makes transformers ignore the document boundaries.
             del batch[_MASK]
         return batch
 
@@ -132,7 +149,7 @@ def _name(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the columns of rows, without those that hold nothing."""
+    """Returns the columns of rows, without those that are None in every row."""
     for row in rows:
         if different := sorted({*rows[0]}.symmetric_difference(row)):
             raise _refused(different[0], "is in some rows and not in others", "give every row the same columns")

@@ -1,4 +1,4 @@
-"""Shows how far a preparation has come: a bar on a terminal, a line in the log elsewhere."""
+"""Progress of data preparation: a bar on a terminal, one log line otherwise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T", bound=Sized)
 
 
 def advance(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
-    """Yields `batches` unchanged and shows their progress.
+    """Yields `batches` unchanged and shows the progress on standard error.
 
     Args:
         batches: sized groups of rows.
         total: number of rows in all of them.
-        what: what is being done, as in "tokenizing".
-        logger: gets one line when it is done.
+        what: the activity, for example "tokenizing".
+        logger: receives one line at the end.
     """
     begin = time.monotonic()
     console = Console(stderr=True)

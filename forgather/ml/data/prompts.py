@@ -1,7 +1,7 @@
-"""Prompts for text samples: how documents of a data set begin.
+"""Prompts for text samples: the first tokens of documents in a data set.
 
-Takes rows of token ids and their tokenizer; gives texts. Keeps true: the same rows give the same prompts; nothing but
-the first rows is read, and rows that are no token ids give the empty prompt, with which a model begins a document.
+Takes rows of token ids and their tokenizer; gives texts. Equal rows give equal prompts. Only the first rows are read.
+Rows without token ids give the empty prompt, with which a model starts a new document.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _ROWS_READ = 256
 
 
 def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8) -> list[str]:
-    """Returns how the first documents of a data set begin, each as a prompt for a text sample.
+    """Returns the beginnings of the first documents of a data set, as prompts for text samples.
 
     Args:
-        dataset: rows with `input_ids`, as the model is evaluated on; of a mapping of data sets, the first. Rows of a
-            stream are not read.
-        tokenizer: what made the rows.
-        count: how many prompts.
-        num_tokens: of each prompt.
+        dataset: rows with `input_ids`, usually the evaluation set; of a mapping, the first data set is used. Streams
+            are not read, since reading would consume their rows.
+        tokenizer: the tokenizer that made the rows.
+        count: number of prompts.
+        num_tokens: length of each prompt in tokens.
 
     Returns:
-        Texts that differ; [""] where there are none.
+        Distinct texts; [""] when there are none.
     """
     if isinstance(dataset, Mapping) and dataset:
         dataset = next(iter(dataset.values()))
@@ -39,7 +39,7 @@ def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8
 
 
 def _documents(dataset: Any, tokenizer: Any, num_tokens: int) -> Iterator[list[int]]:
-    """Yields how each document begins that begins in the first rows; one whose row ends too soon is left out."""
+    """Yields the first tokens of each document that starts in the first rows; too short ones are left out."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not hasattr(tokenizer, "decode"):
         return
     end = getattr(tokenizer, "eos_token_id", None)
@@ -55,4 +55,5 @@ def _documents(dataset: Any, tokenizer: Any, num_tokens: int) -> Iterator[list[i
             document = [token for token in tokens[begin:after] if token != end]
             if document and (len(document) >= num_tokens or after in ends):
                 yield document[:num_tokens]
+        # A row continues the document of the row before, unless that row ended with the end-of-text token.
         begins = bool(ends) and ends[-1] == len(tokens)

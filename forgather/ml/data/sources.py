@@ -1,7 +1,7 @@
-"""Where text comes from: Python sources, text, JSON lines and parquet files, a data set of the Hub.
+"""Text sources: Python files, plain text, JSON lines, parquet files, and data sets of the Hugging Face Hub.
 
-Takes files or a name; gives a `datasets.Dataset` with a column `text`. Keeps true: the same files give the same
-rows in the same order and the same fingerprint; nothing here opens a connection except `hub_dataset`.
+Takes files or a name; gives a `datasets.Dataset` with a column `text`. The same files give the same rows, order and
+fingerprint. Only `hub_dataset` opens a network connection.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _AT_LEAST_ONE = "a data set needs at least one row"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "site-packages"})
-# Of the standard library also what is no text to learn from: tests, tables, bundled applications.
+# Parts of the standard library that are poor training text: tests, tables, bundled applications.
 _SKIPPED_OF_STDLIB = frozenset(
     {"_bundled", "encodings", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "turtledemo"}
 )
 
 
 def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> Dataset:
-    """Reads the `.py` files of a folder, by default of the running Python's standard library.
+    """Returns the `.py` files of a folder as rows of text, by default those of Python's standard library.
 
     Args:
-        folder: where to look, subfolders included (hidden ones and installed packages are not); None means the
-            standard library without its tests, tables and bundled applications.
-        max_bytes: stop before the text grows past this many bytes of UTF-8; None reads everything.
+        folder: searched recursively without hidden folders and installed packages; None for the standard library
+            without tests, tables and bundled applications.
+        max_bytes: maximum total size of the text in bytes of UTF-8; None for no limit.
 
     Returns:
-        A data set with columns `text` and `file` (relative to `folder`), sorted by file.
+        A data set with the columns `text` and `file` (relative to `folder`), sorted by file.
 
     Raises:
-        DataFileError: if the folder does not exist.
-        DataError: if it holds no source that fits.
+        DataFileError: FG830 when the folder does not exist.
+        DataError: FG832 when it has no source file that fits.
     """
     root = Path(folder).expanduser() if folder is not None else Path(sysconfig.get_paths()["stdlib"])
     skipped = _SKIPPED_FOLDERS if folder is not None else _SKIPPED_FOLDERS | _SKIPPED_OF_STDLIB
@@ -66,6 +66,7 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
         )
     texts, names, used, digest = [], [], 0, xxhash.xxh3_64()
     for name, text in _python_files(root, skipped):
+        # A source may contain lone surrogates, which plain UTF-8 cannot encode.
         size = len(text.encode("utf-8", "surrogatepass"))
         if max_bytes is not None and used + size > max_bytes:
             break
@@ -81,49 +82,50 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
             hint="another folder, or more max_bytes",
         )
     logger.info("read %d Python files, %.1f MB, from %s", len(texts), used / 1e6, root)
+    # The fingerprint is a digest of the content, since the caches of tokens and tokenizers are keyed by it.
     table = Dataset.from_dict({"text": texts, "file": names}).data.table
     return Dataset(table, fingerprint=digest.hexdigest())
 
 
 def text_files(paths: Paths, sample_by: str = "document") -> Dataset:
-    """Reads plain text files.
+    """Returns plain text files as rows of text.
 
     Args:
         paths: a file, a folder (its `.txt` and `.md` files), a glob, or a list of these.
-        sample_by: what one row is: "document" (a file), "paragraph" or "line".
+        sample_by: what one row contains: "document" (a file), "paragraph" or "line".
 
     Returns:
         A data set with the column `text`.
 
     Raises:
-        DataFileError: if a path matches nothing or a file is not UTF-8.
-        DataError: if there is no text.
+        DataFileError: FG830 for a path that matches nothing, FG834 for a file that is not UTF-8.
+        DataError: FG832 when there is no text.
     """
     files = find_files(paths, (".txt", ".md"))
     return _usable(_read(files, Dataset.from_text, sample_by=sample_by), "text", files)
 
 
 def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
-    """Reads files with one JSON object a line.
+    """Returns files with one JSON object per line as a data set.
 
     Args:
         paths: a file, a folder (its `.jsonl` and `.json` files), a glob, or a list of these.
-        text_column: the column that holds the text; it is named `text` in the result, and the others are left
-            out. None keeps all columns under their names.
+        text_column: the column with the text; it is renamed to `text`, and the other columns are dropped. None keeps
+            all columns under their names.
 
     Returns:
         A data set, with the column `text` unless `text_column` is None.
 
     Raises:
-        DataFileError: if a path matches nothing or a line is no JSON object.
-        DataError: if the column is missing, holds no text, or nothing is left.
+        DataFileError: FG830 for a path that matches nothing, FG834 for a line that is not a JSON object.
+        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
     """
     files = find_files(paths, (".jsonl", ".json"))
     return _usable(_read(files, Dataset.from_json), text_column, files)
 
 
 def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
-    """Reads parquet files.
+    """Returns parquet files as a data set.
 
     Args:
         paths: a file, a folder (its `.parquet` files), a glob, or a list of these.
@@ -133,8 +135,8 @@ def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
         A data set, with the column `text` unless `text_column` is None.
 
     Raises:
-        DataFileError: if a path matches nothing or a file is no parquet file.
-        DataError: if the column is missing, holds no text, or nothing is left.
+        DataFileError: FG830 for a path that matches nothing, FG834 for a file that is not parquet.
+        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
     """
     files = find_files(paths, (".parquet",))
     return _usable(_read(files, Dataset.from_parquet), text_column, files)
@@ -148,21 +150,21 @@ def hub_dataset(
     text_column: str | None = "text",
     revision: str | None = None,
 ) -> Dataset:
-    """Loads one split of a data set of the Hugging Face Hub (or of its cache on this machine).
+    """Returns one split of a data set of the Hugging Face Hub, from the local cache when it is there.
 
     Args:
-        name: as in "roneneldan/TinyStories".
-        config: the data set's configuration, where it has several.
-        split: as in "train" or "train[:1%]".
+        name: for example "roneneldan/TinyStories".
+        config: the configuration of the data set, when it has several.
+        split: for example "train" or "train[:1%]".
         text_column: as in `json_lines`.
-        revision: a commit, tag or branch; naming a commit makes the run repeatable.
+        revision: a commit, tag or branch; a commit makes the run reproducible.
 
     Returns:
         A data set, with the column `text` unless `text_column` is None.
 
     Raises:
-        DataFileError: if the data set cannot be reached.
-        DataError: if the column is missing, holds no text, or nothing is left.
+        DataFileError: FG843 when the data set cannot be loaded.
+        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
     """
     if wrong := no_folder(name):
         raise _not_loaded(name, wrong)
@@ -182,14 +184,14 @@ def _not_loaded(name: str, reason: str) -> DataFileError:
 
 
 def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
-    """Returns the files that `paths` names, each once: files as given, folders and globs sorted.
+    """Returns the files that `paths` names, without duplicates; the content of folders and globs is sorted.
 
     Args:
-        paths: files, folders, globs.
-        suffixes: which files of a folder count.
+        paths: files, folders or globs.
+        suffixes: file name suffixes that count in a folder.
 
     Raises:
-        DataFileError: if an entry matches no file.
+        DataFileError: FG830 for an entry that matches no file.
     """
     entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not entries:
@@ -220,6 +222,7 @@ def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, st
     for name in sorted(_python_names(root, skipped)):
         file = root / name
         try:
+            # `tokenize.open` honours the encoding declaration of a source file.
             with tokenize.open(file) as stream:
                 text = stream.read()
         except (SyntaxError, UnicodeDecodeError) as error:
@@ -238,6 +241,7 @@ def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
 
 
 def _read(files: list[str], reader: object, **options: object) -> Dataset:
+    # The readers of `datasets` fail on an empty file although the others have rows.
     empty = [file for file in files if os.path.getsize(file) == 0]
     if len(empty) == len(files):
         raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE).about("paths")
@@ -265,7 +269,7 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> Dataset:
-    """Returns `dataset` with its text under `text`, rows without text left out, and never empty."""
+    """Returns a data set with its text in the column `text`, without rows that have no text; never empty."""
     if text_column is None:
         kept = dataset
     else:
@@ -276,10 +280,14 @@ def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> 
 
 
 def text_only(dataset: Dataset, column: str) -> Dataset:
-    """Returns the rows of `column` that hold text; what is left out is logged.
+    """Returns the column of texts without empty rows; the number of dropped rows is logged.
+
+    Args:
+        dataset: the rows.
+        column: the column with the text.
 
     Raises:
-        DataError: if there is no such column, or it holds something else than text.
+        DataError: FG831 for a missing column, FG833 for a column that does not contain strings.
     """
     if column not in dataset.column_names:
         raise missing_column(column, dataset.column_names, "text_column")

@@ -1,7 +1,7 @@
-"""Tokenizers: train a byte-level BPE on the spot, load one, and name one by its content.
+"""Tokenizers: trains a byte-level BPE, loads an existing tokenizer, and computes a digest of one.
 
-Takes a data set with text, or a name; gives a tokenizer of transformers. Keeps true: the same rows and settings
-give the same tokenizer, and the second time it comes from the cache.
+Takes a data set with text, or a name; gives a tokenizer of transformers. Equal rows and settings give an equal
+tokenizer, which is cached.
 """
 
 from __future__ import annotations
@@ -46,25 +46,24 @@ def train_bpe(
     model_max_length: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer: every text can be encoded and comes back as it was.
-
-    The beginning and the end of a text are one token by default, because packed training data shows the model
-    only the end of the text before: a prompt that begins with it begins as a document does.
+    """Returns a byte-level BPE tokenizer that is trained on a data set; it encodes every text without loss.
+     `bos_token` and `eos_token` are the same token by default. Packed training data has only the end-of-text token
+    between documents, so a prompt that starts with it looks to the model like the start of a document.
 
     Args:
-        dataset: the text to learn from; of a `DatasetDict`, its "train" part.
-        vocab_size: number of tokens, special ones included.
+        dataset: the training text; of a `DatasetDict`, its "train" split.
+        vocab_size: number of tokens, special tokens included.
         text_column: the column with the text.
         bos_token: begin of text.
         eos_token: end of text.
-        pad_token: filler for shorter rows.
+        pad_token: padding.
         special_tokens: further tokens that are never split.
-        min_frequency: a pair seen less often is not merged.
-        model_max_length: longest input that is meant to be encoded; None means no limit.
-        cache_dir: None means the user's cache folder.
+        min_frequency: minimum count of a pair that is merged.
+        model_max_length: maximum length of an input in tokens; None for no limit.
+        cache_dir: None for the user's cache folder.
 
     Raises:
-        DataError: if the column is missing, or `vocab_size` leaves no room beyond bytes and special tokens.
+        DataError: FG831 for a missing column, FG838 when `vocab_size` is smaller than the bytes and special tokens.
     """
     rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
     if text_column not in rows.column_names:
@@ -92,14 +91,14 @@ def train_bpe(
 
 
 def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub; one without a padding token pads with its end of text.
+    """Returns a tokenizer from a folder or the Hub; the end-of-text token becomes the padding token when it has none.
 
     Args:
-        pretrained_model_name_or_path: a folder, or a name of the Hub.
+        pretrained_model_name_or_path: a folder, or a name on the Hub.
         **options: for `AutoTokenizer.from_pretrained`.
 
     Raises:
-        DataFileError: if the folder or the name cannot be loaded.
+        DataFileError: FG844 when the folder or the name cannot be loaded.
     """
     name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
     if wrong := no_folder(name):
@@ -125,12 +124,14 @@ def _not_loaded(name: str, reason: str) -> DataFileError:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of what decides the ids that `tokenizer` gives; padding and truncation do not count."""
+    """Returns a digest of everything that decides the token ids of a text; padding and truncation are not included."""
     if tokenizer.is_fast:
         facts = json.loads(tokenizer.backend_tokenizer.to_str())
+        # Calling a fast tokenizer changes these settings, which would change the key of the cache.
         facts.pop("padding", None)
         facts.pop("truncation", None)
         return content_key(tokenizer=facts, special_tokens=_plain(tokenizer.special_tokens_map))
+    # A slow tokenizer has no serialized form in memory.
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = {file.name: xxhash.xxh3_64_hexdigest(file.read_bytes()) for file in Path(folder).iterdir()}

@@ -1,4 +1,4 @@
-"""Splits a data set into a part to train on and a part to evaluate on."""
+"""Random split of a data set into a training part and an evaluation part."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from forgather.ml.data.data_errors import DataError
 
 
 def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
-    """Splits rows at random; no row lands in both parts.
+    """Returns the rows of a data set randomly divided into "train" and "eval"; no row is in both.
 
     Args:
         dataset: the rows.
-        eval_fraction: share of the rows to evaluate on, above 0 and below 1; each part gets at least one row.
-        seed: the same seed gives the same parts.
+        eval_fraction: fraction of the rows for evaluation, between 0 and 1; each part gets at least one row.
+        seed: equal seeds give equal parts.
 
     Returns:
         A `DatasetDict` with "train" and "eval".
 
     Raises:
-        DataError: if the fraction is out of range or there are fewer than two rows.
+        DataError: FG835 when the fraction is out of range, or there are fewer than two rows.
     """
     if not 0 < eval_fraction < 1:
         raise DataError(
