@@ -1,6 +1,7 @@
-"""Callbacks: transformers' events, one file per callback.
+"""Trainer callbacks with the events of transformers, one module per callback.
 
-Names are looked up lazily: a callback's own requirements (rich, tensorboard) are met when it is named.
+Each public name imports its module when it is first used, so the packages that a callback needs (rich, tensorboard) are
+imported only for that callback.
 """
 
 from __future__ import annotations

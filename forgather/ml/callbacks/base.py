@@ -1,8 +1,8 @@
-"""The nouns of callbacks, which are those of transformers.
+"""Callback base classes, re-exported from transformers, and the list of events.
 
-A callback written for `transformers.Trainer` is therefore a callback here, and the other way round.
-`EVENTS` lists every event that the trainer sends, in the order in which a step meets them. One more is ours alone: a
-callback that has a method `on_rewind` hears when a run went back to a checkpoint, and is given the state of that one.
+A callback that was written for `transformers.Trainer` works here without changes, and the other way round. `EVENTS`
+lists the events in the order in which a training step sends them. There is one further event: a callback with a method
+`on_rewind` is called with the restored state after a run has gone back to a checkpoint.
 """
 
 from __future__ import annotations

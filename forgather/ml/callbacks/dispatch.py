@@ -1,8 +1,8 @@
-"""Sends events to callbacks.
+"""Callback dispatch: sends the events of a trainer to its callbacks.
 
-Takes callbacks and what they may look at; gives, per event, the control they answered with. Keeps true:
-callbacks are called in the order in which they were added; an event that no callback overrides costs
-nothing; a callback's own exception passes through with a note that names the callback and the event.
+Takes callbacks and the keyword arguments of their events; gives the `TrainerControl` after each event. Callbacks are
+called in the order in which they were added. An event that no callback overrides costs one dictionary lookup. An
+exception of a callback is raised with a note that names the callback and the event.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class CallbackDispatcher:
     """The callbacks of one trainer.
 
     Args:
-        callbacks: callbacks, or classes of callbacks that need no arguments.
-        scene: what every event passes by keyword (model, optimizer, ...); the trainer keeps it current.
+        callbacks: callbacks, or callback classes that need no arguments.
+        scene: the keyword arguments of every event (model, optimizer, ...); the trainer updates this dict.
     """
 
     def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]], scene: dict[str, Any]) -> None:
@@ -31,7 +31,11 @@ class CallbackDispatcher:
             self.add(callback)
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Appends a callback; a class is called without arguments first."""
+        """Appends a callback; a class is instantiated without arguments.
+
+        Raises:
+            TrainingError: FG815 for an object without the methods of a callback.
+        """
         built = callback() if isinstance(callback, type) else callback
         missing = next((event for event in EVENTS if not callable(getattr(built, event, None))), None)
         if missing is not None:
@@ -44,7 +48,11 @@ class CallbackDispatcher:
         self._listeners.clear()
 
     def remove(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
-        """Removes a callback, or the first one of a class, and returns it."""
+        """Removes and returns a callback, or the first callback of a class.
+
+        Raises:
+            TrainingError: FG815 when there is no such callback.
+        """
         for position, present in enumerate(self.callbacks):
             if present is callback or (isinstance(callback, type) and isinstance(present, callback)):
                 self._listeners.clear()
@@ -59,7 +67,15 @@ class CallbackDispatcher:
     def send(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **details: Any
     ) -> TrainerControl:
-        """Calls every callback that listens to `event`; returns the control that is valid afterwards."""
+        """Calls the callbacks that override an event and returns the resulting control.
+
+        Args:
+            event: the name of the method, for example "on_log".
+            args: the training arguments.
+            state: the state of the trainer.
+            control: passed from callback to callback; one that returns a control replaces it.
+            **details: further keyword arguments of the event.
+        """
         listeners = self._listeners.get(event)
         if listeners is None:
             listeners = self._listeners[event] = [
@@ -86,6 +102,6 @@ def _remedy(found: object) -> str:
 
 
 def _listens(callback: TrainerCallback, event: str) -> bool:
-    # Events of ours, which transformers does not know, are for those that have the method.
+    # transformers' base class has no `on_rewind`, so for that event any callback with the method is a listener.
     method = getattr(callback, event, None)
     return getattr(method, "__func__", method) is not getattr(TrainerCallback, event, None)

@@ -1,7 +1,7 @@
-"""The settings that a run is under.
+"""Effective settings of a run: those that have an effect, from arguments, optimizer and LR schedule.
 
-Takes arguments, optimizer and schedule as they are when training begins; gives plain facts for people. Keeps true:
-what an optimizer or a schedule says of itself stands in for the arguments that would have made another one.
+Takes the objects at the start of training; gives plain data for reports. Settings of the optimizer and the schedule are
+read from the objects themselves; arguments that would only have configured a default one are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ _MOVING = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
 
 
 def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
-    """Returns `arguments`, `optimizer` and `schedule` of a run; the arguments without those that have no effect."""
+    """Returns {"arguments", "optimizer", "schedule"} of a run, without arguments that have no effect.
+
+    Args:
+        args: the training arguments.
+        optimizer: None before there is one.
+        schedule: the LR schedule; None before there is one.
+    """
     found = {"arguments": args.to_dict(), "optimizer": optimizer_facts(optimizer), "schedule": schedule_facts(schedule)}
     idle = set(_OF_OPTIMIZER if found["optimizer"] else ()) | set(_OF_SCHEDULE if found["schedule"] else ())
     arguments: Mapping[str, Any] = found["arguments"]
@@ -30,7 +36,7 @@ def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) ->
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """Returns class and settings of an optimizer; what its groups disagree about is a list.
+    """Returns class and settings of an optimizer; a setting that differs between parameter groups is a list.
 
     Example:
         >>> import torch
@@ -43,6 +49,7 @@ def optimizer_facts(optimizer: Any) -> dict[str, Any]:
     facts: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:
         for name in group:
+            # A schedule overwrites `lr` at each step and keeps the configured value as `initial_lr`.
             known = "initial_lr" if name == "lr" and "initial_lr" in group else name
             shown = _plain(group[known])
             if name != "initial_lr" and _says_something(shown) and shown not in facts.setdefault(name, []):
@@ -52,7 +59,7 @@ def optimizer_facts(optimizer: Any) -> dict[str, Any]:
 
 
 def schedule_facts(schedule: Any) -> dict[str, Any]:
-    """Returns the plan of a schedule and its settings.
+    """Returns class, name and settings of an LR schedule.
 
     Example:
         >>> import torch
@@ -68,6 +75,7 @@ def schedule_facts(schedule: Any) -> dict[str, Any]:
     named = getattr(plan, "func", plan)
     if named is not None:
         name = getattr(named, "__name__", type(named).__name__)
+        # transformers names its functions `_get_<schedule>_lr_lambda` and passes the settings with `functools.partial`.
         facts["plan"] = name.removeprefix("_get_").removesuffix("_lr_lambda")
     settings = {**schedule.state_dict(), **(getattr(plan, "keywords", None) or {})}
     for name, value in settings.items():
@@ -77,7 +85,7 @@ def schedule_facts(schedule: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number, a text, or a list of them; None for anything else."""
+    """Returns a number, a string, or a list of them; None for any other value."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):

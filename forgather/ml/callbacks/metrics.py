@@ -1,4 +1,4 @@
-"""Metrics as JSON lines."""
+"""Metrics as JSON lines: `metrics.jsonl`, and its reproducible subset `loss.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, go_on, 
 
 
 class JsonLogger(TrainerCallback, ExportableState):
-    """Appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the numbers under their names.
+    """Appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the logged numbers.
 
-    `loss.jsonl` beside it gets the same lines without times, speeds and memory: a repeated run writes its very bytes. A
-    run that goes on begins with the lines up to its checkpoint, in whatever folder, and with no others.
+    `loss.jsonl` in the same folder gets the same lines without times, speeds and memory, so that a repeated run writes
+    identical bytes. A resumed run starts with exactly the lines up to its checkpoint, also in a new folder.
 
     Args:
-        name: written into each line as `name`, to tell runs apart that are read together.
-        rank_filter: the rank, or ranks, that write; None means all, each rank but the first into
-            `metrics.rank<n>.jsonl`.
-        path: another file, written alone.
-        run_dir: another folder than the arguments' `logging_dir`.
+        name: added to each line as `name`, to distinguish runs whose files are read together.
+        rank_filter: the rank or ranks that write; None for all. Ranks other than 0 then write `metrics.rank<n>.jsonl`.
+        path: another file for the metrics; there is no `loss.jsonl` then.
+        run_dir: a folder to use instead of the arguments' `logging_dir`.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Brings the files to the step of the checkpoint that the run goes on from."""
+        """Truncates or fills the files so that they end at the step of the checkpoint."""
         if not passes(self.rank_filter, args):
             return
         history = state.log_history
-        # A checkpoint that tells fewer times than lines had this logger for its last lines only.
+        # Fewer times than lines: the callback was added during the run, so the earliest lines have no time.
         self._times = self._times[-len(history) :] if history else []
         times = [None] * (len(history) - len(self._times)) + self._times
         lines = [(line["step"], {name: value for name, value in line.items() if name != "step"}) for line in history]
@@ -68,14 +67,15 @@ class JsonLogger(TrainerCallback, ExportableState):
         }
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Brings the files to the step of the checkpoint that the run went back to."""
+        """Truncates the files to the step of the checkpoint that the run went back to."""
         self.on_train_begin(args, state, control, **kwargs)
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Writes one line."""
+        """Appends one line to each file."""
         if not logs or not passes(self.rank_filter, args):
             return
+        # Opened at the first log, so that a run that logs nothing leaves no file.
         if self._writer is None:
             self._writer = LineWriter(self._file(args))
             if self.path is None:
@@ -88,13 +88,13 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the file."""
+        """Closes the files."""
         for writer in (self._writer, self._repeatable):
             if writer is not None:
                 writer.close()
 
     def state(self) -> dict[str, Any]:
-        """Returns when each line was written, and where in each file the lines of the run begin."""
+        """Returns the time of each line, and the offset in each file at which the lines of this run start."""
         return {"args": {}, "attributes": {"_times": list(self._times), "_begins": dict(self._begins)}}
 
     def _record(self, step: int, time: float | None, logs: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +113,6 @@ def _beside(file: Path) -> Path:
 
 
 def _told(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the line of `loss.jsonl`; None where there is nothing to tell."""
+    """Returns the line for `loss.jsonl`; None when the log has no reproducible number."""
     numbers = repeatable(logs)
     return {"step": step, **numbers} if numbers.keys() - {"epoch"} else None

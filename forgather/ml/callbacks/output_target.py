@@ -1,4 +1,4 @@
-"""Where a callback writes and whether it speaks, and the border that keeps its failures from ending a run."""
+"""Where a callback writes (run folder, rank filter, console), and a decorator for callbacks that only report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,23 @@ Event = TypeVar("Event", bound=Callable[..., Any])
 
 
 def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of the run: `run_dir`, else the arguments' `logging_dir`, else `<output_dir>/runs`."""
+    """Returns the folder of the run: `run_dir`, else the arguments' `logging_dir`, else `<output_dir>/runs`.
+
+    Args:
+        args: the training arguments.
+        run_dir: a folder that the callback was given.
+    """
     chosen = run_dir or getattr(args, "logging_dir", None)
     return Path(chosen) if chosen else Path(args.output_dir) / "runs"
 
 
 def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
-    """Returns whether this process is meant by `rank_filter`: a rank, several, or None for all."""
+    """Returns True when this process is selected by a rank filter.
+
+    Args:
+        rank_filter: a rank, several ranks, or None for all.
+        args: the training arguments, which know the rank.
+    """
     if rank_filter is None:
         return True
     rank = int(args.process_index)
@@ -32,18 +42,19 @@ def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
 
 
 def terminal() -> Console:
-    """Returns the one console on the standard output: a line printed there appears above a live bar."""
+    """Returns the shared rich console on standard output: lines that are printed through it appear above a live bar."""
     return get_console()
 
 
 def cosmetic(event: Event) -> Event:
-    """Decorates an event of a callback that only reports: its failure is a warning, once, and the run goes on."""
+    """Decorator for an event of a callback that only reports: an exception is logged once, and the run continues."""
 
     @functools.wraps(event)
     def guarded(self: Any, *positional: Any, **named: Any) -> Any:
         try:
             return event(self, *positional, **named)
         except Exception as error:  # noqa: BLE001  border: a report must not end a run
+            # Once per event and callback, since an event of every step would otherwise fill the log.
             told = self.__dict__.setdefault("_told_failures", set())
             if event.__name__ not in told:
                 told.add(event.__name__)

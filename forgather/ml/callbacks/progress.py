@@ -1,4 +1,4 @@
-"""How far training is: live bars on a terminal, one plain line a log elsewhere."""
+"""Training progress: live bars on a terminal, one plain line per log elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from forgather.ml.callbacks.output_target import cosmetic, terminal
 from forgather.ml.number_format import count, duration, evaluation_losses, figure
 
 _REFRESH_SECONDS = 0.1
-# From this width of the terminal on, a bar is this wide; narrower than that there is none, and no time passed.
+# (minimum width of the terminal, width of the bar); below the last one there is neither a bar nor the elapsed time.
 _BARS = ((120, 24), (70, 8))
-# What a line shows, in this order, under which name and in which format; the first metric of a name counts.
-# The rest of a log stays in the metrics file.
+# (metric, label, format) in the order of a line; of several metrics with one label, the first that is logged is shown.
+# Other metrics are in the metrics file only.
 _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", "{:.4f}".format),
     ("train_loss", "mean loss", "{:.4f}".format),
@@ -30,18 +30,18 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("samples_per_second", "samples/s", count),
     ("train_samples_per_second", "samples/s", count),
 )
-# What a narrow terminal does without, in this order.
+# Labels that are dropped on a narrow terminal, the first one first.
 _SPARED = ("grad norm", "tok/s", "samples/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows steps, loss, learning rate, tokens per second and the time left; evaluation gets a bar of its own.
+    """Shows steps, loss, learning rate, tokens per second and the remaining time; an evaluation has a bar of its own.
 
-    Ranks other than the first show nothing.
+    Only the main process shows anything.
 
     Args:
-        console: where to write; None means the standard output.
-        live: bars (True) or plain lines (False); None means bars on a terminal.
+        console: where to write; None for standard output.
+        live: True for bars, False for plain lines; None for bars on a terminal only.
     """
 
     def __init__(self, console: Console | None = None, live: bool | None = None) -> None:
@@ -55,17 +55,17 @@ class ProgressCallback(TrainerCallback):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begins the bar."""
+        """Shows the training bar."""
         self._begin = (time.monotonic(), state.global_step)
         if state.is_world_process_zero:
             self._start_bars()
             if self._bars is not None:
-                done = min(state.global_step, state.max_steps)  # a resumed run may be past its end
+                done = min(state.global_step, state.max_steps)  # max_steps may have been lowered
                 self._train = self._bars.add_task("training", total=state.max_steps, completed=done, facts="")
 
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Moves the bar."""
+        """Updates the training bar, at most ten times a second."""
         if self._bars is None or self._train is None:
             return
         now = time.monotonic()
@@ -75,7 +75,7 @@ class ProgressCallback(TrainerCallback):
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Shows the numbers."""
+        """Shows the numbers of a log: next to the training bar, or as a line."""
         if not logs or not state.is_world_process_zero:
             return
         facts = shown(logs)
@@ -91,7 +91,7 @@ class ProgressCallback(TrainerCallback):
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Moves the bar of the evaluation."""
+        """Shows or advances the evaluation bar."""
         if not state.is_world_process_zero:
             return
         self._start_bars()
@@ -104,17 +104,17 @@ class ProgressCallback(TrainerCallback):
 
     @cosmetic
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the bar of the evaluation."""
+        """Removes the evaluation bar."""
         self._end_evaluation()
 
     @cosmetic
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Ends the bar of the prediction."""
+        """Removes the prediction bar."""
         self._end_evaluation()
 
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the bar and leaves its last state on the terminal."""
+        """Stops the bars and leaves their last state on the terminal."""
         if self._bars is None:
             return
         if self._train is not None:
@@ -139,7 +139,7 @@ class ProgressCallback(TrainerCallback):
         )
         self._bars = Progress(*columns, console=console, refresh_per_second=8)
         self._bars.start()
-        atexit.register(self._stop_bars)  # a run that ends by an error gets its cursor back
+        atexit.register(self._stop_bars)  # rich hides the cursor; an error must not leave it hidden
 
     def _stop_bars(self) -> None:
         if self._bars is not None:
@@ -166,7 +166,12 @@ class ProgressCallback(TrainerCallback):
 
 
 def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
-    """Returns the part of a log that a line shows, "" where it holds nothing of the kind; what fits into `room`."""
+    """Returns the part of a log that a line shows; "" when it has none of those metrics.
+
+    Args:
+        logs: numbers by metric.
+        room: maximum width in characters, which drops some labels; None for no limit.
+    """
     parts: dict[str, str] = {}
     evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_losses(logs).items()]
     for name, label, text in (*_SHOWN[:1], *evaluated, *_SHOWN[1:]):
@@ -182,7 +187,7 @@ def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
 
 
 def _place(state: Any) -> str:
-    """Returns which step of how many a line is about; a resumed run may be past an end that was set anew."""
+    """Returns "step N/MAX"; a resumed run may be past a `max_steps` that was lowered."""
     if state.global_step > state.max_steps:
         return f"step {state.global_step} (past max_steps {state.max_steps})"
     return f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
@@ -193,7 +198,7 @@ def _bar_width(terminal_width: int) -> int:
 
 
 def _room_beside_bar(terminal_width: int, max_steps: int) -> int:
-    """Returns how many characters are left to the numbers of a step."""
+    """Returns the number of characters that are left for the metrics."""
     bar_width = _bar_width(terminal_width)
     steps = 2 * len(str(max_steps)) + 1
     taken = [len("evaluating"), steps, len("left"), len("0:00:00")]

@@ -1,4 +1,4 @@
-"""What `transformers.Trainer` does not log itself: the speed of its steps, and memory."""
+"""Step speed and memory for the logs of `transformers.Trainer`, which does not report them itself."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from forgather.ml.memory import memory_facts
 
 
 class SpeedCallback(TrainerCallback):
-    """Adds `steps_per_second`, `tokens_per_second` and `memory_bytes` to each log that has a `loss` but not these.
-
-    For `transformers.Trainer`; it must come before the callbacks that write logs. Tokens are counted where the
-    trainer counts them (`include_num_input_tokens_seen: all`); elsewhere `samples_per_second` takes their place.
+    """Adds `steps_per_second`, `tokens_per_second` and `memory_bytes` to each log that has a `loss` and lacks them.
+     It is meant for `transformers.Trainer`, and must come before the callbacks that write logs. Tokens are counted when
+    the trainer counts them (`include_num_input_tokens_seen: all`); otherwise `samples_per_second` is added.
 
     Args:
-        rows: tells how many rows were trained on; without it there are no samples per second.
+        rows: returns the number of rows that were trained on; without it there is no `samples_per_second`.
     """
 
     def __init__(self, rows: Callable[[], int] | None = None) -> None:
@@ -38,7 +37,8 @@ class SpeedCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Adds the numbers."""
+        """Adds speeds and memory to a training log."""
+        # Evaluation logs have no `loss`; they must not reset the clock of the training steps.
         if not logs or "loss" not in logs:
             return
         began, step, tokens, rows = self._last
@@ -55,24 +55,25 @@ class SpeedCallback(TrainerCallback):
 
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Notes when training may pause for an evaluation or a save."""
+        """Records the end of a step: an evaluation or a save may follow."""
         self._paused_at = time.perf_counter()
 
     @cosmetic
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves out what passed between two steps other than fetching data: evaluations and saves."""
+        """Subtracts the time of an evaluation or a save since the previous step; fetching data counts as training."""
         if self._paused_at and self._resumes_after_pause:
+            # A log inside the pause has restarted the clock already; only the time since then is subtracted.
             self._paused_seconds += time.perf_counter() - max(self._paused_at, self._last[0])
         self._resumes_after_pause = False
 
     @cosmetic
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Marks a pause."""
+        """Marks the time until the next step as a pause."""
         self._resumes_after_pause = True
 
     @cosmetic
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Marks a pause."""
+        """Marks the time until the next step as a pause."""
         self._resumes_after_pause = True
 
     def _restart(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run: what it reached, where its files lie, and a page to look at."""
+"""Run summary: results, settings and paths of a run as `summary.json`, on the terminal, and as an HTML report."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
 
 _UNITS = ("tokens", "samples")
-"""What speeds count; the first of them that a run has is shown."""
+"""Units of speeds; the first one that a run has is shown."""
 
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
 class RunSummaryCallback(TrainerCallback):
-    """Writes `summary.json` and `report.html` in the run's folder and says where everything lies.
+    """Writes `summary.json` and `report.html` into the run's folder and prints where the results are.
 
-    `summary.json` is written when training begins, too, so that a run that was killed has a report
-    (`forgather.ml.report:write_report`). It belongs behind the other callbacks, whose files it reads.
+    `summary.json` is also written at the start of training, so that a run that was killed has a report
+    (`forgather.ml.report:write_report`). This callback belongs after the others, because it reads their files.
 
     Args:
-        name: title of the report; None means the project and config that the launcher noted, or the folder's name.
-        report: write `report.html`.
-        run_dir: another folder than the arguments' `logging_dir`.
-        console: where to print; None means the standard output.
+        name: title of the report; None for the project and config that the launcher recorded, or the folder's name.
+        report: True to write `report.html`.
+        run_dir: a folder to use instead of the arguments' `logging_dir`.
+        console: where to print; None for standard output.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RunSummaryCallback(TrainerCallback):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Writes the summary of a run that is under way; one that goes on knows what it had measured before."""
+        """Writes the summary of a running run; a resumed run gets its earlier values from the log history."""
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
@@ -92,7 +92,7 @@ class RunSummaryCallback(TrainerCallback):
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Remembers the last value of each metric."""
+        """Records the last value of each metric, and the speeds."""
         if logs and state.is_world_process_zero:
             self._remember(logs, state.global_step)
             for unit in _UNITS:
@@ -105,14 +105,14 @@ class RunSummaryCallback(TrainerCallback):
 
     @cosmetic
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remembers the last checkpoint."""
+        """Records the last checkpoint."""
         self._checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
     @cosmetic
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
-        """Writes the summary and the report, and prints what matters of them; `error` is what ended the run, if any."""
+        """Writes the summary and the report, and prints the main results; `error` is what ended the run, if any."""
         if not state.is_world_process_zero:
             return
         begin, first_step = self._begin
@@ -140,11 +140,12 @@ class RunSummaryCallback(TrainerCallback):
 
     def _speed(self, unit: str) -> float | None:
         if self._speeds.get(unit):
+            # The median: a single slow interval, such as the first one with its compilation, does not move it.
             return median(self._speeds[unit])
         return self._last.get(f"train_{unit}_per_second")
 
     def _places(self, args: Any, folder: Path) -> dict[str, str]:
-        """Returns where the results of this run lie; the model or checkpoint of an earlier one is left out."""
+        """Returns the paths of this run's results; a model or checkpoint of an earlier run is left out."""
         model = written_model(args)
         found = {
             "model": Path(args.output_dir) if model is not None and model != self._model_before else None,
@@ -164,6 +165,7 @@ class RunSummaryCallback(TrainerCallback):
         aside.write_text(
             json.dumps(hidden(plain(self._summary)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
+        # Renamed when it is complete: `write_report` may read the file of a running run.
         os.replace(aside, folder / SUMMARY_FILE)
 
     def _print(self) -> None:
@@ -174,7 +176,12 @@ class RunSummaryCallback(TrainerCallback):
 
 
 def status(state: Any, error: BaseException | None) -> str:
-    """Returns how a run ended."""
+    """Returns how a run ended: "interrupted", "failed", "finished" or "stopped early".
+
+    Args:
+        state: the state of the trainer.
+        error: the exception that ended the run; None without one.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if error is not None:
@@ -183,7 +190,7 @@ def status(state: Any, error: BaseException | None) -> str:
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns what a person wants to know of a run that has ended."""
+    """Returns the lines that are printed at the end of a run."""
     lines = [f"run {summary['status']}: {_extent(summary)}"]
     final = summary["final"]
     for name, label in evaluation_losses(final).items():
@@ -197,24 +204,24 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _task(args: Any, scene: Mapping[str, Any]) -> Any:
-    """Returns what the trainer says of its numbers; None for one that says nothing, as that of transformers."""
+    """Returns the trainer's description of its task; None for one without, such as transformers' trainer."""
     return scene.get("task") or getattr(args, "task", None)
 
 
 def _at(summary: Mapping[str, Any], name: str) -> str:
-    """Returns which step the last value of a metric is of; "" where that is not known."""
+    """Returns at which step the last value of a metric was logged; "" when that is unknown."""
     step = summary.get("final_steps", {}).get(name)
     return "" if step is None else f"logged at step {step}"
 
 
 def _near(place: str) -> str:
-    """Returns a path as one would type it here: relative below the working folder."""
+    """Returns a path relative to the working folder when it is below it; otherwise the path itself."""
     relative = os.path.relpath(place)
     return place if relative.startswith(os.pardir) else relative
 
 
 def _extent(summary: Mapping[str, Any]) -> str:
-    """Returns how many steps this run took itself, in what time, and how fast."""
+    """Returns how many steps this run did itself, in what time, and how fast."""
     step, first_step = summary["step"], summary.get("first_step", 0)
     if step == first_step > 0:
         return f"nothing was trained, the run stands at step {step}"
@@ -231,7 +238,7 @@ def _extent(summary: Mapping[str, Any]) -> str:
 
 
 def written_model(args: Any) -> tuple[int, int] | None:
-    """Returns what changes when a model is written into the output folder; None where there is no model."""
+    """Returns a value that changes when a model is written into the output folder; None without a model."""
     try:
         facts = (Path(args.output_dir) / "config.json").stat()
     except OSError:
@@ -240,7 +247,7 @@ def written_model(args: Any) -> tuple[int, int] | None:
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Returns class, size and configuration of a model: of all of it, however little of it lies here."""
+    """Returns class, size and configuration of a model; of a sharded or pipelined model, those of the whole."""
     if model is None:
         return {}
     model = getattr(model, "stands_for", model)
@@ -254,12 +261,12 @@ def model_facts(model: Any) -> dict[str, Any]:
 
 
 def _size(parameter: torch.Tensor) -> int:
-    # Where DeepSpeed shares weights out, what lies here between passes is empty.
+    # With DeepSpeed's ZeRO stage 3 a parameter is empty between passes; `ds_numel` is its whole size.
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide what a run computes."""
+    """Returns the versions of Python and of the packages that affect what a run computes."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -270,7 +277,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(model: Any) -> dict[str, Any]:
-    """Returns what the run computes on."""
+    """Returns a description of the hardware and of the interpreter."""
     device = next((parameter.device for parameter in model.parameters()), None) if model is not None else None
     facts = {"platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(), "device": str(device)}
     if device is not None and device.type == "cuda":

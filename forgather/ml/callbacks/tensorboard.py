@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard."""
+"""Metrics and settings for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from forgather.redaction import hidden, hide
 
 
 class TBLogger(TrainerCallback):
-    """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings and the model's as text.
+    """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings of the run and the model as text.
 
-    A run that goes on shows what came before its checkpoint, in whatever folder, and nothing twice.
+    A resumed run shows the steps up to its checkpoint once, also in a new folder.
 
     Args:
-        summary_writer: as in `torch.utils.tensorboard.SummaryWriter(...)`, or a partial of it, which is called when the
-            training begins, with the run's folder where it has no `log_dir`; None makes one in the run's folder.
+        summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a partial of it, which is called at the start of
+            training (with the run's folder unless it has a `log_dir`); None creates one in the run's folder.
         experiment_info: facts about the run, shown as the text `experiment`.
-        rank_filter: the rank, or ranks, that write; None means all.
-        run_dir: another folder than the arguments' `logging_dir`, where `summary_writer` is None.
+        rank_filter: the rank or ranks that write; None for all.
+        run_dir: a folder to use instead of the arguments' `logging_dir` when `summary_writer` is None.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class TBLogger(TrainerCallback):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Writes the texts."""
+        """Opens the event file and writes the texts."""
         if not passes(self.rank_filter, args):
             return
         writer = self._open(args, goes_on_after=state.global_step)
+        # In a new folder the earlier steps are written again, from the history in the checkpoint.
         if state.log_history and self._is_elsewhere:
             for line in state.log_history:
                 self._write(writer, {name: value for name, value in line.items() if name != "step"}, line["step"])
@@ -64,25 +65,27 @@ class TBLogger(TrainerCallback):
 
     @cosmetic
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Writes one scalar a number."""
+        """Writes one scalar per number."""
         if not logs or not passes(self.rank_filter, args):
             return
         writer = self._open(args)
         self._write(writer, logs, state.global_step)
+        # TensorBoard otherwise shows a slow run up to two minutes late, and a killed run loses its last logs.
         writer.flush()
 
     @cosmetic
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Hides what was written since the checkpoint that the run went back to."""
+        """Hides the steps after the checkpoint that the run went back to."""
         writer = self.summary_writer
         if passes(self.rank_filter, args) and isinstance(writer, SummaryWriter):
             writer.close()
+            # `purge_step` is an argument of the constructor only, so a new writer replaces the old one.
             kept = {name: getattr(writer, name) for name in ("log_dir", "max_queue", "flush_secs", "filename_suffix")}
             self.summary_writer = SummaryWriter(**kept, purge_step=state.global_step + 1)
 
     @cosmetic
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the event file; a later log begins another."""
+        """Closes the event file; a later log opens another one."""
         if self.summary_writer is not None and not callable(self.summary_writer) and passes(self.rank_filter, args):
             self.summary_writer.close()
 
@@ -100,7 +103,7 @@ class TBLogger(TrainerCallback):
             self._is_elsewhere = not any(folder.glob("events.out.tfevents.*"))
             settings: dict[str, Any] = {"log_dir": str(folder)}
             if goes_on_after and not self._is_elsewhere and "purge_step" not in given:
-                # What a run that was killed wrote beyond its checkpoint is not shown beside what is trained anew.
+                # Hides what a killed run wrote after its checkpoint; those steps are trained again.
                 settings["purge_step"] = goes_on_after + 1
             self.summary_writer = make(**settings)
         return self.summary_writer
@@ -114,5 +117,5 @@ def _tag(name: str) -> str:
 
 
 def _block(facts: Mapping[str, Any]) -> str:
-    """Returns `facts` as a code block, which TensorBoard shows as it stands."""
+    """Returns `facts` as a Markdown code block, which TensorBoard shows verbatim."""
     return "```\n" + json.dumps(hidden(plain(facts)), indent=2) + "\n```"

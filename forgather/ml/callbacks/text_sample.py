@@ -1,4 +1,4 @@
-"""Text that the model writes while it learns."""
+"""Text samples: continuations of prompts that the model generates during training."""
 
 from __future__ import annotations
 
@@ -28,22 +28,27 @@ _log = logging.getLogger(__name__)
 
 
 class TextSampleCallback(TrainerCallback, ExportableState):
-    """Lets the model continue some prompts, prints the text and appends it to `samples.jsonl` in the run's folder.
+    """Generates continuations of prompts, prints them and appends them to `samples.jsonl` in the run's folder.
 
-    Sampling has random numbers of its own: training goes the same way with and without samples. The model comes
-    back in the mode in which it was. A model that cannot continue a text gives no samples, which one line says.
+    Training is the same with and without samples: random states and the train or eval mode of each module are restored.
+    For a model that cannot generate text, one warning is logged.
 
     Args:
-        prompts: one text or several; "" lets the model begin a document.
-        tokenizer: None means the trainer's `processing_class`.
-        max_new_tokens: of each sample; it ends earlier at the end of text or where the model's positions end.
-        every_steps: sample every so many steps; None means after each evaluation. Both ways also at the end.
-        do_sample: draw from the model's distribution; False takes the likeliest token each time.
+        prompts: one text or several; "" is the start of a document.
+        tokenizer: None for the trainer's `processing_class`.
+        max_new_tokens: maximum length of a sample; it ends earlier at the end-of-text token, or at the last position of
+            the model.
+        every_steps: sample each time after so many optimizer steps; None for after each evaluation. A sample is taken
+            at the end of training in both cases.
+        do_sample: True to draw from the model's distribution, False for greedy decoding.
         temperature: of the distribution.
-        top_k: draw among this many likeliest tokens; 0 means among all.
-        seed: of the draws; the same model gives the same samples.
-        run_dir: another folder than the arguments' `logging_dir`.
-        console: where to print; None means the standard output.
+        top_k: draw from this many of the most likely tokens; 0 for all.
+        seed: of the draws; equal models give equal samples.
+        run_dir: a folder to use instead of the arguments' `logging_dir`.
+        console: where to print; None for standard output.
+
+    Raises:
+        ValueError: `every_steps` or `max_new_tokens` is below 1.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     @cosmetic
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Brings the file to the step of the checkpoint that the run goes on from."""
+        """Truncates or fills the file so that it ends at the step of the checkpoint."""
         if not self._samples_at_all(state, kwargs) or not state.is_world_process_zero:
             return
         before, begin, file = self._file, self._begin, self._samples(args)
@@ -93,18 +98,18 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             self._begin = go_on(file, done, begin if before == self._file else None)
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Brings the file to the step of the checkpoint that the run went back to."""
+        """Truncates the file to the step of the checkpoint that the run went back to."""
         self.on_train_begin(args, state, control, **kwargs)
 
     @cosmetic
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Samples every so many steps."""
+        """Samples after every `every_steps` steps."""
         if self.every_steps is not None and state.global_step % self.every_steps == 0:
             self._sample(args, state, kwargs)
 
     @cosmetic
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Samples after an evaluation."""
+        """Samples after an evaluation, unless `every_steps` is set."""
         if self.every_steps is None:
             self._sample(args, state, kwargs)
 
@@ -112,7 +117,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
-        """Samples from the final model, unless an error ended the run."""
+        """Samples from the final model, unless the run ended with an error."""
         if error is None:
             self._sample(args, state, kwargs)
         if self._writer is not None:
@@ -124,7 +129,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         tokenizer = self.tokenizer or scene.get("processing_class")
         self._last_step = state.global_step
         model = unwrapped(scene["model"])
-        # Every process computes: a model may lie on all of them in parts.
+        # Every rank generates: the forward pass of a sharded model is a collective.
         with resting(model, self.seed):
             texts = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
         if not state.is_world_process_zero:
@@ -137,7 +142,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self._show(state.global_step, texts)
 
     def _samples_at_all(self, state: Any, scene: dict[str, Any]) -> bool:
-        """Tells whether there is something to sample from; where there is nothing, one line says why."""
+        """Returns True when the model can generate text; otherwise the reason is logged once."""
         if "model" not in scene:
             return True
         if self._can_sample is None:
@@ -151,13 +156,14 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         return run_folder(args, self.run_dir) / SAMPLES_FILE
 
     def state(self) -> dict[str, Any]:
-        """Returns the step of the last sample, and where the samples of the run lie."""
+        """Returns the step of the last sample, the file, and the offset at which the samples of this run start."""
         attributes = {"_last_step": self._last_step, "_file": self._file, "_begin": self._begin}
         return {"args": {}, "attributes": attributes}
 
     def _continue(self, model: Any, tokenizer: Any, prompt: str) -> str:
         prompt_ids = tokenizer(prompt)["input_ids"] or [first_token(tokenizer)]
         longest = getattr(model.config, "max_position_embeddings", None) or len(prompt_ids) + self.max_new_tokens
+        # The end of a prompt that is too long is kept, with room for at least one new token.
         prompt_ids = prompt_ids[-(longest - 1) :]
         inputs = torch.tensor([prompt_ids], device=next(model.parameters()).device)
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -180,7 +186,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
 
 def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
-    """Returns why a model cannot continue a text; None where it can."""
+    """Returns why a model cannot continue a text; None when it can."""
     model = unwrapped(model)
     whole = getattr(model, "stands_for", model)
     can = getattr(whole, "can_generate", None)
@@ -194,20 +200,24 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """Returns `text` with a bar before each line, and nothing in it that moves a terminal's cursor."""
+    """Returns `text` with a bar before each line and without control characters that move a terminal's cursor."""
     visible = "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return textwrap.indent(visible, "  | ", lambda line: True)
 
 
 def unwrapped(model: Any) -> Any:
-    """Returns the model itself, out of the wrappers of compilation and data parallelism."""
+    """Returns the model without the wrappers of `torch.compile` and data parallelism."""
     while (inner := getattr(model, "_orig_mod", None) or _module(model)) is not None:
         model = inner
     return model
 
 
 def first_token(tokenizer: Any) -> int:
-    """Returns the token with which a text begins."""
+    """Returns the id of the token with which a text starts.
+
+    Raises:
+        ValueError: the tokenizer has neither a begin-of-text nor an end-of-text token.
+    """
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
@@ -216,10 +226,16 @@ def first_token(tokenizer: Any) -> int:
 
 @contextmanager
 def resting(model: nn.Module, seed: int) -> Iterator[None]:
-    """Runs its body with `model` in evaluation mode and torch seeded; each module's mode and all states come back."""
+    """Context manager with `model` in eval mode and torch seeded; modes and random states are restored at the end.
+
+    Args:
+        model: the model without wrappers.
+        seed: of the generators of the CPU and of the model's CUDA devices.
+    """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
     with modes_kept(model), torch.random.fork_rng(devices=devices), torch.no_grad():
         model.eval()
+        # `torch.manual_seed` would also seed devices that `fork_rng` does not restore.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
@@ -227,5 +243,6 @@ def resting(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _module(model: Any) -> Any:
+    """Returns the wrapped model of DDP and the like; None for a model whose own submodule is called `module`."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) and hasattr(inner, "generate") else None

@@ -81,19 +81,15 @@ def tokenize(
         block_size: tokens per block.
         text_column: the column with the text.
         document_boundaries: False omits `position_ids` and leaves all labels equal to the inputs: a token then attends
-            to everything before it in its row, other documents included.
+            to all tokens before it in its row, other documents included.
         num_proc: number of processes that tokenize; fast tokenizers use all cores without it.
         cache_dir: None for the user's cache folder.
 
-    Returns:
-        A data set in torch format, memory-mapped from disk.
-
     Shapes:
-        Each row: `input_ids`, `labels` and `position_ids` of shape (T,).
+        Each row: `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
 
     Raises:
-        DataError: FG831 for a missing column, FG836 when the text does not fill one block, FG837 for a tokenizer
-            without an end-of-text token, FG839 for a `block_size` below 2.
+        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 when the text does not fill one block.
     """
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
