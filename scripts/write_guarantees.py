@@ -13,72 +13,81 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guarantees.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-# Of each guarantee: what is promised, and how far the test reaches.
+# For each guarantee: the promise, and the extent of its test.
 GUARANTEES = {
     "R1": (
         "A checkpoint is complete or invisible.",
-        "a kill at every operation on files of synchronous, asynchronous, best-and-retention and export saves; with "
-        "two ranks of pipeline, FSDP2 and DDP saves on each rank",
+        "a kill at every file operation of synchronous, asynchronous, best-and-retention and export saves; with two "
+        "ranks, of pipeline, FSDP2 and DDP saves on each rank",
     ),
     "R2": (
-        "It survives a loss of power, not only the death of a process.",
-        "at least 1,000 states that a disk may be left in, rebuilt from the operations; each resumes",
+        "It survives a loss of power as well as a killed process.",
+        "at least 1,000 states in which a disk may be left, rebuilt from the operations; a run resumes from each",
     ),
     "R3": (
         "After `kill -9` at any moment, the resumed run ends with the same bits.",
-        "200 kills at random moments, and 10 of the real command",
+        "200 kills at random moments, and 10 kills of the real command",
     ),
     "R4": (
         "Resume is exact.",
-        "144 cells of save position, strategy, accumulation and kind of data; every tensor, optimizer, schedule, "
-        "random state and loss; with a negative control",
+        "144 combinations of save position, strategy, accumulation and kind of data; every tensor, optimizer, "
+        "schedule, random state and loss is compared; with a negative control",
     ),
     "R5": (
         "Each sample is seen once per epoch, across resumes.",
         "interrupts around the ends of epochs; 0, 1 and 3 workers",
     ),
     "R6": (
-        "Corruption is found and named; resume falls back and says so.",
+        "Corruption is detected and reported; a resumed run falls back to an earlier checkpoint and says so.",
         "500 flipped bits, 500 cut files, 500 zeroed blocks; missing, extra and swapped files",
     ),
-    "R7": ("Partial state is an error.", "each part of a checkpoint removed in turn"),
+    "R7": ("An incomplete training state is an error.", "each part of a checkpoint removed in turn"),
     "R8": (
-        "A failed save is loud, is told within one step, and leaves the last good one untouched.",
-        "no space, an I/O error or no permission at every operation; `/dev/full`, a limit of file size, a small disk",
+        "A failed save is reported within one step, and leaves the last good checkpoint untouched.",
+        "no space, an I/O error or no permission at every file operation; `/dev/full`, a file size limit, a small disk",
     ),
     "R9": (
-        "Retention never deletes the only good checkpoint, the best, or one in progress.",
+        "Retention never removes the only good checkpoint, the best one, or one that is being written.",
         "500 random sequences of saves, failures and removals",
     ),
-    "R10": ("Space is checked before step 0.", "predicted against written bytes of three models"),
+    "R10": ("Disk space is checked before the first step.", "predicted and written bytes of three models"),
     "R11": (
-        "A signal on any rank in any phase gives one checkpoint and exit 143.",
+        "A signal on any rank in any phase leads to one checkpoint and exit status 143.",
         "eight phases, ranks 0 and 1",
     ),
-    "R12": ("One failing rank ends the job, and the first cause is told.", "24 cases, ranks 0 and 1"),
-    "R13": ("A hang is found, explained and ended.", "a skipped exchange, with the stacks of all ranks"),
-    "R14": ("Steps that are not finite or spike follow a stated policy.", "stop, skip and rewind, on one rank only"),
+    "R12": ("One failing rank ends the job, and the first cause is reported.", "24 cases, ranks 0 and 1"),
+    "R13": (
+        "A hang is detected, explained and ended.",
+        "a collective that one rank skips, with the stacks of all ranks",
+    ),
+    "R14": (
+        "Steps that are not finite, or spike, are treated by the selected policy.",
+        "stop, skip and rewind; bad on one rank only",
+    ),
     "R15": ("The number of ranks does not change the global batches.", "1 to 16 ranks, 0 to 4 workers"),
     "R16": ("The same config run twice gives the same losses.", "two runs, compared byte by byte"),
-    "R17": ("A bad week is survivable.", "55 mixed faults in one run, five of them on the real command"),
-    "R18": ("A torn last line is survived; memory is flat.", "a cut at every byte of the last record; 10,000 steps"),
-    "S6": ("Loading a checkpoint never unpickles.", "payloads in every place that a file may hide one"),
+    "R17": ("A run survives many failures in a row.", "55 mixed faults in one run, five of them on the real command"),
+    "R18": (
+        "An incomplete last line is repaired; memory stays flat.",
+        "a cut at every byte of the last record; 10,000 steps",
+    ),
+    "S6": ("Loading a checkpoint never unpickles.", "payloads in every place where a file can hide one"),
     "layouts": (
-        "What one layout of processes saved, any other goes on with.",
+        "A run saved under one layout of processes can be resumed under any other.",
         "all 169 pairs of one process, DDP, FSDP2 of 2 and 4, hybrid shards, tensor parallel, with FSDP2, pipeline, "
-        "with replicas, with FSDP2, ZeRO 1 to 3: weights and optimizer after three steps",
+        "with replicas, with FSDP2, ZeRO 1 to 3: weights and optimizer state after three steps",
     ),
     "load": (
-        "A rank needs memory for its own part of a checkpoint.",
+        "To load a checkpoint, a rank needs memory for its own part only.",
         "1 GiB of weights and moments, four ranks of FSDP2",
     ),
     "stall": (
-        "An asynchronous save stalls the run for less than `torch.save` takes.",
+        "An asynchronous save blocks training for less time than `torch.save`.",
         "1.4 GiB, median of five in one run",
     ),
-    "digests": ("Digests cost little.", "the same save with and without"),
+    "digests": ("Digests cost little.", "the same save with and without digests"),
 }
-HEAD = "| id | promise | reach | measured | command |\n|---|---|---|---|---|"
+HEAD = "| id | promise | test | measured | command |\n|---|---|---|---|---|"
 
 
 def table(figures):
@@ -109,7 +118,7 @@ def main(file=ROOT / "build" / "figures.json"):
     PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(figures)), encoding="utf-8")
     print(table(figures))
     if missing := [name for name in GUARANTEES if name not in figures]:
-        print(f"nothing was measured of {', '.join(missing)}")
+        print(f"nothing was measured for {', '.join(missing)}")
 
 
 if __name__ == "__main__":
