@@ -145,9 +145,9 @@ strategies:
     strategy.pipeline.schedules strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.pipeline.schedule_runner strategy.state
-    strategy.initial_weights strategy.pipeline.split strategy.single
+    strategy.initial_weights strategy.model_strategy strategy.pipeline.split
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
-    strategy.pipeline.stage
+    strategy.pipeline.stage strategy.single
     strategy.deepspeed strategy.pipeline.inference
     strategy.pipeline.strategy
 trainers:

@@ -16,7 +16,7 @@ def _step(precision, layer, optimizer, factor):
     if not overflowed:
         optimizer.step()
     optimizer.zero_grad()
-    precision.settle()
+    precision.update_scale()
     return overflowed
 
 
@@ -52,11 +52,11 @@ def test_gradients_that_no_update_follows_leave_the_scale_and_its_growth_as_they
         precision.scale(layer(torch.ones(1, 2)).sum()).backward()
         assert not precision.unscale(optimizer)
         optimizer.zero_grad()
-        precision.leave()
+        precision.keep_scale()
         assert before == precision.state_dict()
     assert not _step(precision, layer, optimizer, 1.0)
     assert 2.0**11 == precision.state_dict()["scale"]
-    Precision(CPU, None).leave()
+    Precision(CPU, None).keep_scale()
 
 
 def test_a_scale_goes_on_where_it_was():

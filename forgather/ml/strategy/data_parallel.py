@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,24 +25,15 @@ from accelerate.utils import (
 )
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
-from forgather.ml.checkpoint.reader import CheckpointReader
-from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.collectives import refuse_other_weights
 from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
-from forgather.ml.losses import LossRule
-from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.gradients import added, summed
-from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.single import tell_sizes, to_device
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.strategy.gradients import added
+from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +51,7 @@ class DataParallelSettings:
     sync_each_batch: bool = False
 
 
-class DataParallel:
+class DataParallel(ModelStrategy):
     """The strategy of processes that each hold the whole model.
 
     Args:
@@ -73,11 +64,6 @@ class DataParallel:
         DistributedError: FG722 where Accelerate became something else than what was asked for.
     """
 
-    model: nn.Module
-    view: nn.Module
-    rule: LossRule
-    optimizer: Optimizer | None = None
-
     def __init__(
         self,
         environment: DistributedEnvironment,
@@ -87,41 +73,24 @@ class DataParallel:
         use_cpu: bool = False,
     ) -> None:
         self._settings = settings or DataParallelSettings()
+        self._scaling = self._settings.scaling
         device = environment.start(use_cpu=use_cpu)
         self.mesh = Mesh.of(layout, device.type)
-        self.topology = Topology(
-            rank=environment.rank,
-            world_size=environment.world_size,
-            device=device,
-            is_writer=environment.rank == 0,
-            local_rank=environment.local_rank,
-            dp_rank=self.mesh.position.data,
-            dp_size=layout.data_parallel_size,
-        )
+        self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         with libraries_see(self._facts):
             self._accelerator = make_accelerator(device, environment.world_size, self._settings.ddp)
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule; places, prepares and wraps it."""
-        self._recipe = recipe
-        device = self.topology.device
-        self.model = recipe.make_model().to(device)
-        self.view = self.model
-        self.rule = recipe.make_rule(self.model)
-        for step in recipe.prepare:
-            step(self.model)
+        super().build(recipe)
         refuse_other_weights({name: weight.shape for name, weight in self.model.named_parameters()})
-        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.precision = Precision(device, recipe.autocast, scaling=self._settings.scaling)
-        self.precision.check(self._parameters)
-        self._moves = device.type != "cpu"
-        self._graph_is_known = not self._settings.ddp.static_graph
         ddp = self._settings.ddp
-        # What is added with each micro-batch holds the sums of earlier ones: of these the mean is right.
-        adds_again = self._settings.sync_each_batch or ddp.static_graph
-        self._sums = not adds_again and ddp.comm_hook == DDPCommunicationHookType.NO
-        self._engine = self._wrapped()
+        self._graph_is_known = not ddp.static_graph
+        # Each sync of accumulated gradients would add earlier sums again: then only the mean is right.
+        syncs_again = self._settings.sync_each_batch or ddp.static_graph
+        self._sums = not syncs_again and ddp.comm_hook == DDPCommunicationHookType.NO
+        self.engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
         """Returns what forward passes go through, so that gradients are added."""
@@ -137,123 +106,17 @@ class DataParallel:
             engine.register_comm_hook(engine.process_group, lambda group, bucket: added(bucket.buffer(), group))
         return engine
 
-    def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model as it was built."""
-        self.optimizer = self._recipe.make_optimizer(self.model)
-        return self.optimizer
-
-    def _place(self, batch: Any) -> Any:
-        return to_device(batch, self.topology.device) if self._moves else batch
-
-    def _without_adding(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+    def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         # A static graph is learned in the first backward pass, which must add gradients for that.
-        last = last or self._settings.sync_each_batch or not self._graph_is_known
+        syncs = is_last or self._settings.sync_each_batch or not self._graph_is_known
         self._graph_is_known = True
-        if last or not isinstance(self._engine, DistributedDataParallel):
+        if syncs or not isinstance(self.engine, DistributedDataParallel):
             return contextlib.nullcontext()
-        return self._engine.no_sync()
+        return self.engine.no_sync()
 
-    def forward_backward(
-        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
-    ) -> Tensor:
-        """Adds the gradients of a window, over all processes; returns this process's share of its loss."""
-        if not self.model.training:
-            self._engine.train()
-        total: Tensor | None = None
-        last = len(window.batches) - 1
-        for position, batch in enumerate(window.batches):
-            with self._without_adding(last=position == last):
-                loss = self._loss(self._place(batch), denom)
-                # Where sums are not ours, what is added is divided by the number of processes.
-                share = loss if self._sums else loss * self.topology.dp_size
-                self.precision.scale(share).backward()  # type: ignore[no-untyped-call]
-            total = loss.detach() if total is None else total + loss.detach()
-            if after_micro_batch is not None and position != last:
-                after_micro_batch()
-        return torch.zeros((), device=self.topology.device) if total is None else total
-
-    def _loss(self, batch: Any, denom: float | Tensor) -> Tensor:
-        try:
-            with self.precision.autocast():
-                total = self.rule.total(self._engine, batch, denom=denom)
-        except IndexError as error:
-            tell_sizes(error, self.model, batch)
-            raise
-        return total / denom
-
-    def update(
-        self,
-        *,
-        max_norm: float,
-        want_norm: bool,
-        before_step: Callable[[Tensor | None], bool],
-        after_step: Callable[[], None],
-    ) -> Update:
-        """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
-        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        # Every process holds the same gradients, so each of them comes to the same norm and the same decision.
-        if self.precision.unscale(self.optimizer):
-            self.discard()
-            self.precision.settle()
-            return Update(skipped=True)
-        norm = None
-        if max_norm > 0 or want_norm:
-            norm = get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
-        if norm is not None and max_norm > 0:
-            clip_grads_with_norm_(self._parameters, max_norm, norm)
-        if before_step(norm):
-            self.discard()
-            self.precision.leave()
-            return Update(grad_norm=norm, skipped=True)
-        self.optimizer.step()
-        after_step()
-        self.precision.settle()
-        self.discard()
-        return Update(grad_norm=norm)
-
-    def discard(self) -> None:
-        """Drops the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch of this process, without gradients."""
-        if self.model.training:
-            self.model.eval()
-        with self.precision.autocast():
-            # The model itself: evaluating must not wait for processes that have fewer batches.
-            total = self.rule.total(self.model, self._place(batch))
-        return total, self.rule.count(batch)
-
-    def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over all processes, on every process."""
-        return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
-
-    def capture(self) -> LocalState:
-        """Returns the state; every process has all of it, but for buffers, which are those of the first."""
-        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
-        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
-
-    def restore(self, saved: CheckpointReader) -> None:
-        """Goes on with the weights of a checkpoint.
-
-        Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
-        """
-        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
-
-    def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on with the optimizer of a checkpoint.
-
-        Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
-        """
-        restore_optimizer(self.model, self.optimizer, saved, self.precision)
-
-    def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name."""
-        yield from self.model.state_dict().items()
+    def _backward(self, loss: Tensor) -> None:
+        # DDP's own way takes the mean over processes, which undoes this factor.
+        super()._backward(loss if self._sums else loss * self.topology.dp_size)
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:

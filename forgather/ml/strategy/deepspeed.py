@@ -35,9 +35,9 @@ from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_knobs
 from forgather.ml.strategy.deepspeed_state import EngineState, take_over
 from forgather.ml.strategy.gradients import summed
 from forgather.ml.strategy.initial_weights import InitialWeights, initial_state
-from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.model_strategy import to_device, topology_of
 from forgather.ml.strategy.state import held_state, on_host
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.types import Update, Window
 from forgather.redaction import hidden
 
 _log = get_logger(__name__)
@@ -137,15 +137,7 @@ class DeepSpeedZero:
         device_type = "cpu" if use_cpu else environment.device.type
         self._deepspeed = import_deepspeed(device_type)
         device = environment.start(use_cpu=use_cpu)
-        self.topology = Topology(
-            rank=environment.rank,
-            world_size=environment.world_size,
-            device=device,
-            is_writer=environment.rank == 0,
-            local_rank=environment.local_rank,
-            dp_rank=layout.position(environment.rank).data,
-            dp_size=layout.data_parallel_size,
-        )
+        self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         self.config = config
         self.layout = replace(layout, shard_size=layout.data_parallel_size)
@@ -249,9 +241,6 @@ class DeepSpeedZero:
         file.write_text(json.dumps(hidden(settings), indent=2) + "\n", encoding="utf-8")
         _log.info("ZeRO stage %d; DeepSpeed's config, as filled from the arguments: %s", self.config.stage, file)
 
-    def _place(self, batch: Any) -> Any:
-        return to_device(batch, self.topology.device) if self.topology.device.type != "cpu" else batch
-
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
@@ -262,7 +251,7 @@ class DeepSpeedZero:
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
             self._engine.set_gradient_accumulation_boundary(position == last)
-            loss = self.rule.total(self._engine, self._place(batch), denom=denom) / denom
+            loss = self.rule.total(self._engine, to_device(batch, self.topology.device), denom=denom) / denom
             # The engine takes the mean over processes; shares add up.
             self._engine.backward(loss * self.topology.dp_size, scale_wrt_gas=False)
             total = total + loss.detach()
@@ -305,7 +294,7 @@ class DeepSpeedZero:
             self._start_engine()
         if self.model.training:
             self._engine.eval()
-        return self.rule.total(self._engine, self._place(batch)), self.rule.count(batch)
+        return self.rule.total(self._engine, to_device(batch, self.topology.device)), self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over all processes."""

@@ -11,7 +11,7 @@ gather per tensor in `export`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,27 +27,20 @@ from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
-from forgather.ml.losses import LossRule, is_causal_lm
-from forgather.ml.model_class import class_name
+from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
-from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients, summed
+from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients
 from forgather.ml.strategy.initial_weights import initial_state
-from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.single import tell_sizes, to_device
+from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 from forgather.ml.strategy.state import (
-    held_optimizer,
-    held_state,
-    restore_optimizer,
-    restore_weights,
     whole_model_state,
 )
 from forgather.ml.strategy.tensor_parallel import cut
-from forgather.ml.types import Topology, Update, Window
 
 
-class Sharded:
+class Sharded(ModelStrategy):
     """The strategy of shards and slices.
 
     Args:
@@ -61,11 +54,6 @@ class Sharded:
     Raises:
         DistributedError: FG704 for a layout with pipeline stages.
     """
-
-    model: nn.Module
-    view: nn.Module
-    rule: LossRule
-    optimizer: Optimizer | None = None
 
     def __init__(
         self,
@@ -85,15 +73,7 @@ class Sharded:
             )
         device = environment.start(use_cpu=use_cpu)
         self.mesh = Mesh.of(layout, device.type)
-        self.topology = Topology(
-            rank=environment.rank,
-            world_size=environment.world_size,
-            device=device,
-            is_writer=environment.rank == 0,
-            local_rank=environment.local_rank,
-            dp_rank=self.mesh.position.data,
-            dp_size=layout.data_parallel_size,
-        )
+        self.topology = topology_of(environment, layout, device)
         shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
         self._sharding = shared
         self._tp_plan = tp_plan
@@ -103,7 +83,7 @@ class Sharded:
         """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
         self._recipe = recipe
         weights = initial_state(recipe, self.topology)
-        self.model = self.view = weights.on_meta()
+        self.model = self.view = self.engine = weights.on_meta()
         self.rule = recipe.make_rule(self.model)
         autocast = recipe.autocast
         if self._sharding is not None:
@@ -125,12 +105,8 @@ class Sharded:
         weights.fill(self.model, device="cpu" if offloads else self.topology.device)
         if offloads:
             move_buffers(self.model, self.topology.device)
-        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # Ranks hold different gradients: an overflow of one is one of all.
-        self.precision = Precision(
-            self.topology.device, autocast, scaling=self._scaling, overflow_group=dist.group.WORLD
-        )
-        self.precision.check(self._parameters)
+        self._set_precision(autocast, overflow_group=dist.group.WORLD)
         self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
     def _recompute(self, units: list[nn.Module]) -> None:
@@ -148,88 +124,25 @@ class Sharded:
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the model as it was built."""
-        optimizer = self._recipe.make_optimizer(self.model)
+        optimizer = super().build_optimizer()
         if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
             raise DistributedError(
                 "Adafactor cannot step weights that are shared or sliced: it takes means of whole ones",
                 code="FG738",
                 hint="take another optimizer, as optim: adamw_torch",
             ).about("optim")
-        self.optimizer = optimizer
         return optimizer
 
-    def forward_backward(
-        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
-    ) -> Tensor:
-        """Adds the gradients of a window; returns this replica's share of its loss."""
-        if not self.model.training:
-            self.model.train()
-        total = torch.zeros((), device=self.topology.device)
-        last = len(window.batches) - 1
-        for position, batch in enumerate(window.batches):
-            loss = self._loss(to_device(batch, self.topology.device), denom)
-            self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
-            if after_micro_batch is not None and position != last:
-                after_micro_batch()
-        return total
-
-    def _loss(self, batch: Any, denom: float | Tensor) -> Tensor:
-        try:
-            with self.precision.autocast():
-                total = self.rule.total(self.model, batch, denom=denom)
-        except IndexError as error:
-            tell_sizes(error, self.model, batch)
-            raise
-        return total / denom
-
-    def update(
-        self,
-        *,
-        max_norm: float,
-        want_norm: bool,
-        before_step: Callable[[Tensor | None], bool],
-        after_step: Callable[[], None],
-    ) -> Update:
-        """Clips, steps and zeroes, as one act; leaves the update out where float16 gradients overflowed."""
-        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+    def _reduce_gradients(self) -> None:
         # Of these each slice computed its part alone; one that no slice used stays without a gradient.
         used = [parameter for parameter in self._summed if parameter.grad is not None]
         sum_gradients(used, self.mesh.tp_group, self.topology.device)
-        if self.precision.unscale(self.optimizer):
-            self.discard()
-            self.precision.settle()
-            return Update(skipped=True)
-        norm = norm_of(self._parameters) if max_norm > 0 or want_norm else None
-        if norm is not None and max_norm > 0:
-            clip(self._parameters, norm, max_norm)
-        if before_step(norm):
-            self.discard()
-            self.precision.leave()
-            return Update(grad_norm=norm, skipped=True)
-        self.optimizer.step()
-        after_step()
-        self.precision.settle()
-        self.discard()
-        return Update(grad_norm=norm)
 
-    def discard(self) -> None:
-        """Drops the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
+    def _grad_norm(self) -> Tensor:
+        return norm_of(self._parameters)
 
-    @torch.no_grad()
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of this replica's batch, without gradients."""
-        if self.model.training:
-            self.model.eval()
-        with self.precision.autocast():
-            total = self.rule.total(self.model, to_device(batch, self.topology.device))
-        return total, self.rule.count(batch)
-
-    def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over the replicas, on every process."""
-        return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
+    def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
+        clip(self._parameters, norm, max_norm)
 
     def _reshard(self) -> None:
         """Frees gathered weights: a forward pass without a backward pass leaves those of the root in place."""
@@ -238,27 +151,18 @@ class Sharded:
                 module.reshard()
 
     def capture(self) -> LocalState:
-        """Returns what of the state lies here."""
+        """Returns the local state: the shards and slices of this process."""
         self._reshard()
-        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
-        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
+        return super().capture()
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Goes on with the weights of a checkpoint; of each this process reads the part that lies here.
+        """Continues with the weights of a checkpoint; this process reads its own part of each.
 
         Raises:
             CheckpointError: FG605, on every process, where they are those of another model.
         """
         self._reshard()
-        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
-
-    def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on with the optimizer of a checkpoint; of its state this process reads the part that lies here.
-
-        Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
-        """
-        restore_optimizer(self.model, self.optimizer, saved, self.precision)
+        super().restore(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""

@@ -92,8 +92,8 @@ class Precision:
                 flag.copy_(there)
         return any(bool(flag) for flag in found)
 
-    def settle(self) -> None:
-        """Moves the scale on after an update, taken or left out.
+    def update_scale(self) -> None:
+        """Updates the scale after an update, taken or skipped.
 
         Raises:
             TrainingError: FG721 where the scale cannot fall any further.
@@ -109,8 +109,8 @@ class Precision:
                 hint="lower learning_rate or set max_grad_norm; bf16: true has the range of float32 and needs no scale",
             )
 
-    def leave(self) -> None:
-        """Leaves the scale as it was before gradients that no update followed."""
+    def keep_scale(self) -> None:
+        """Keeps the scale as it was before gradients that no update followed."""
         if self.scaler is not None:
             # A scale that is given counts as no step without an overflow.
             self.scaler.update(self.scaler.get_scale())

@@ -457,14 +457,14 @@ def _wrong(how):
 
         strategy.forward_backward = doubled
     if how == "mean of means":
-        real_step = strategy._step
+        real_step = strategy._micro_step
         parts = itertools.count(1)
 
-        def own_mean(batch, denom):
+        def own_mean(batch, denom, **settings):
             next(parts)
-            return real_step(batch, strategy.rule.count(batch) * 3)
+            return real_step(batch, strategy.rule.count(batch) * 3, **settings)
 
-        strategy._step = own_mean
+        strategy._micro_step = own_mean
     if how == "tied gradients not added":
         strategy._tied = []
     if how == "tied weight counted twice":

@@ -10,7 +10,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import TrainingArguments
 from forgather.ml.losses import SHIFTED, loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
-from forgather.ml.strategy.single import to_device
+from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches
 from forgather.ml.types import PaddingBatch, Topology

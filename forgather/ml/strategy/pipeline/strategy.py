@@ -32,6 +32,7 @@ from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
 from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients
 from forgather.ml.strategy.initial_weights import initial_state
+from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
 from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineView
 from forgather.ml.strategy.pipeline.local_stages import (
     LocalStages,
@@ -47,17 +48,15 @@ from forgather.ml.strategy.pipeline.schedule_runner import StageRandomness, Step
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, present_blocks
-from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.single import to_device
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
 from forgather.ml.train_mode import modes_kept
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.types import Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
-class Pipeline:
+class Pipeline(ModelStrategy):
     """The strategy of a model in stages, over a schedule of torch.
 
     `model` is the whole model without memory (every weight on the meta device): it tells classes, names and settings.
@@ -79,11 +78,6 @@ class Pipeline:
     Raises:
         DistributedError: FG760 and FG761 where sizes, schedule and rows do not fit together.
     """
-
-    model: nn.Module
-    view: nn.Module
-    rule: LossRule
-    optimizer: Optimizer | None = None
 
     def __init__(
         self,
@@ -117,14 +111,10 @@ class Pipeline:
         self.mesh = Mesh.of(layout, device.type)
         position = self.mesh.position
         self._share_group = self.mesh.stages_and_replicas()
-        self.topology = Topology(
-            rank=environment.rank,
-            world_size=environment.world_size,
-            device=device,
-            is_writer=environment.rank == 0,
-            local_rank=environment.local_rank,
-            dp_rank=position.data,
-            dp_size=layout.data_parallel_size,
+        self.topology = topology_of(
+            environment,
+            layout,
+            device,
             has_loss=position.pipeline == self.placement.last_rank,
             pp_rank=position.pipeline,
             fixed_rows=True,
@@ -151,7 +141,6 @@ class Pipeline:
         autocast = recipe.autocast
         if self._sharding is not None:
             self._sharding, autocast = self._sharding.under(autocast, takes_tokens=is_causal_lm(skeleton))
-        self._precision = Precision(self.topology.device, autocast)
         self.rule = recipe.make_rule(skeleton)
         _refuse_loss_of_the_model(skeleton, self.rule)
         plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
@@ -171,6 +160,7 @@ class Pipeline:
             initial.fill(stage, device="cpu" if offloads else self.topology.device)
             move_buffers(stage, self.topology.device)
         self._join(skeleton, plan, stages)
+        self._set_precision(autocast)
         self._summed = [
             parameter
             for index, stage in stages.items()
@@ -221,8 +211,7 @@ class Pipeline:
             if first.setdefault(id(parameter), name) != name:
                 aliases[name] = first[id(parameter)]
         self._tied, self._counted_elsewhere = tied_weights(stages, tied, self.placement, self.mesh.pp_group)
-        self._local = LocalStages(stages, aliases, getattr(skeleton, "config", None))
-        self._parameters = [parameter for parameter in self._local.parameters() if parameter.requires_grad]
+        self._local = self.engine = LocalStages(stages, aliases, getattr(skeleton, "config", None))
 
     def _refuse_frozen_stages(self, skeleton: nn.Module, plan: SplitPlan) -> None:
         if not facts_of(self.schedule).splits_backward:
@@ -237,6 +226,11 @@ class Pipeline:
                 hint="use Schedule1F1B or ScheduleInterleaved1F1B, or train a weight in every stage",
             )
 
+    @property
+    def local(self) -> LocalStages:
+        """The stages of this rank."""
+        return self._local
+
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the stages of this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
@@ -247,16 +241,8 @@ class Pipeline:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window; returns this process's share of its loss."""
-        if not self._local.training:
-            self._local.train()
-        total = torch.zeros((), device=self.topology.device)
-        last = len(window.batches) - 1
-        for position, batch in enumerate(window.batches):
-            found = self._step(to_device(batch, self.topology.device), denom)
-            total = total if found is None else total + found
-            if after_micro_batch is not None and position != last:
-                after_micro_batch()
+        """Adds the gradients of a window; returns this process's share of its loss, a scalar."""
+        total = super().forward_backward(window, denom=denom, after_micro_batch=after_micro_batch)
         if self._summed:
             sum_gradients(self._summed, self.mesh.tp_group, self.topology.device)
         if self._sharding is None and self.topology.dp_size > 1:
@@ -264,7 +250,7 @@ class Pipeline:
         sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
         return total
 
-    def _step(self, batch: Any, denom: float | Tensor) -> Tensor | None:
+    def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         inputs = step_inputs(batch)
         size = self._rows_of_a_part(inputs.rows)
 
@@ -272,7 +258,7 @@ class Pipeline:
             part = part_of(batch, index, size)
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
-        with self._precision.autocast(), self._randomness.own():
+        with self.precision.autocast(), self._randomness.own():
             return self._steps.run(inputs, loss)
 
     def _rows_of_a_part(self, rows: int) -> int:
@@ -281,33 +267,11 @@ class Pipeline:
             num_micro_batches(self.schedule, self.placement, rows, self.parts)
         return size
 
-    def update(
-        self,
-        *,
-        max_norm: float,
-        want_norm: bool,
-        before_step: Callable[[Tensor | None], bool],
-        after_step: Callable[[], None],
-    ) -> Update:
-        """Clips, steps and zeroes, as one act."""
-        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        norm = None
-        if max_norm > 0 or want_norm:
-            norm = norm_of(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
-        if norm is not None and max_norm > 0:
-            clip(self._parameters, norm, max_norm)
-        if before_step(norm):
-            self.discard()
-            return Update(grad_norm=norm, skipped=True)
-        self.optimizer.step()
-        after_step()
-        self.discard()
-        return Update(grad_norm=norm)
+    def _grad_norm(self) -> Tensor:
+        return norm_of(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
 
-    def discard(self) -> None:
-        """Drops the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
+    def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
+        clip(self._parameters, norm, max_norm)
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -315,7 +279,7 @@ class Pipeline:
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
         """Returns the loss sum of a batch where the last stage lies, and the number of its valid targets."""
         placed = to_device(batch, self.topology.device)
-        with modes_kept(self._local), self._precision.autocast():
+        with modes_kept(self._local), self.precision.autocast():
             self._local.eval()
             output = self._forward(step_inputs(placed))
             if output is None:
@@ -353,14 +317,6 @@ class Pipeline:
         """
         stages = list(self._local.stages.values())
         restore_weights(class_name(self.model), self._state_names, stages, saved)
-
-    def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on with the optimizer of a checkpoint; this process reads the state of what lies in its stages.
-
-        Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
-        """
-        restore_optimizer(self._local, self.optimizer, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the whole model by name, each weight whole, one at a time; every process iterates."""

@@ -1,0 +1,242 @@
+"""What strategies have in common: the passes of a window, one update, evaluation and state, over hooks.
+
+Takes a recipe and windows; gives losses and updates of the model on this process. Keeps true: `update` is clip, step
+and zero as one act, and this is its only implementation outside DeepSpeed's engine; by default an update equals that of
+a plain torch loop, bit for bit, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.save_plan import LocalState
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.layout import Layout
+from forgather.ml.distributed.mesh import Mesh
+from forgather.ml.losses import LossRule
+from forgather.ml.model_class import class_name
+from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.gradients import summed
+from forgather.ml.strategy.precision import Precision
+from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
+from forgather.ml.types import PaddingBatch, Topology, Update, Window
+
+
+class ModelStrategy:
+    """The base class of strategies that call `backward` themselves.
+
+    A subclass sets `topology` (and `mesh`, if there are several processes) when it is made. It extends or replaces
+    `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
+    `_clip_gradients` where its gradients need more than those of one process.
+    """
+
+    topology: Topology
+    mesh: Mesh
+    model: nn.Module
+    view: nn.Module
+    engine: nn.Module
+    """What training calls: the model, or the wrapper around it that adds gradients over processes."""
+    rule: LossRule
+    precision: Precision
+    optimizer: Optimizer | None = None
+    _recipe: Recipe
+    _scaling: Mapping[str, Any] | None = None
+    _parameters: list[nn.Parameter]
+
+    def build(self, recipe: Recipe) -> None:
+        """Makes the model and its loss rule, places and prepares it."""
+        self._recipe = recipe
+        self.model = self.view = self.engine = recipe.make_model().to(self.topology.device)
+        self.rule = recipe.make_rule(self.model)
+        for step in recipe.prepare:
+            step(self.model)
+        self._set_precision(recipe.autocast)
+
+    def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
+        """Collects the trainable parameters and makes their `precision`; see `Precision` for the arguments."""
+        self._parameters = [parameter for parameter in self.local.parameters() if parameter.requires_grad]
+        self.precision = Precision(self.topology.device, autocast, scaling=self._scaling, overflow_group=overflow_group)
+        self.precision.check(self._parameters)
+
+    @property
+    def local(self) -> nn.Module:
+        """The module whose parameters this process trains: the model, or its stages of a pipeline."""
+        return self.model
+
+    def build_optimizer(self) -> Optimizer:
+        """Makes the optimizer of the model as it was built."""
+        self.optimizer = self._recipe.make_optimizer(self.local)
+        return self.optimizer
+
+    # -- one update ----------------------------------------------------------------------------------------------------
+
+    def forward_backward(
+        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
+    ) -> Tensor:
+        """Adds the gradients of a window; returns this process's share of its loss, a scalar."""
+        if not self.local.training:
+            self.engine.train()
+        total = torch.zeros((), device=self.topology.device)
+        last = len(window.batches) - 1
+        for position, batch in enumerate(window.batches):
+            loss = self._micro_step(to_device(batch, self.topology.device), denom, is_last=position == last)
+            total = total if loss is None else total + loss
+            if after_micro_batch is not None and position != last:
+                after_micro_batch()
+        return total
+
+    def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
+        """Adds the gradients of a micro-batch; returns its loss, None on a process that does not compute it."""
+        with self._gradient_sync(is_last=is_last):
+            try:
+                with self.precision.autocast():
+                    total = self.rule.total(self.engine, batch, denom=denom)
+            except IndexError as error:
+                note_sizes(error, self.model, batch)
+                raise
+            loss: Tensor = total / denom
+            self._backward(loss)
+        return loss.detach()
+
+    def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context of a micro-batch, which decides whether its backward pass adds over processes."""
+        return contextlib.nullcontext()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(
+        self,
+        *,
+        max_norm: float,
+        want_norm: bool,
+        before_step: Callable[[Tensor | None], bool],
+        after_step: Callable[[], None],
+    ) -> Update:
+        """Clips, steps and zeroes, as one act; skips the update where float16 gradients overflowed."""
+        assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+        self._reduce_gradients()
+        if self.precision.unscale(self.optimizer):
+            self.discard()
+            self.precision.update_scale()
+            return Update(skipped=True)
+        norm = self._grad_norm() if max_norm > 0 or want_norm else None
+        if norm is not None and max_norm > 0:
+            self._clip_gradients(norm, max_norm)
+        if before_step(norm):
+            self.discard()
+            self.precision.keep_scale()
+            return Update(grad_norm=norm, skipped=True)
+        self.optimizer.step()
+        after_step()
+        self.precision.update_scale()
+        self.discard()
+        return Update(grad_norm=norm)
+
+    def _reduce_gradients(self) -> None:
+        """Adds over processes what the backward passes left to the update."""
+
+    def _grad_norm(self) -> Tensor:
+        """Returns the norm of all gradients, the same on every process."""
+        # Here every process holds the same gradients, so each one finds the same norm and decides alike.
+        return get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
+
+    def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
+        clip_grads_with_norm_(self._parameters, max_norm, norm)
+
+    def discard(self) -> None:
+        """Drops the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Returns the loss sum and the number of valid targets of this process's batch, without gradients."""
+        if self.model.training:
+            self.model.eval()
+        with self.precision.autocast():
+            # The model and not the engine: a process must not wait for others, which may have fewer batches.
+            total = self.rule.total(self.model, to_device(batch, self.topology.device))
+        return total, self.rule.count(batch)
+
+    def reduce(self, value: Any) -> Any:
+        """Returns the sum of a value over the replicas, on every process."""
+        return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> LocalState:
+        """Returns the local state: weights of this process, buffers of the first replica alone."""
+        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
+        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
+
+    def restore(self, saved: CheckpointReader) -> None:
+        """Continues with the weights of a checkpoint; this process reads its own part of each.
+
+        Raises:
+            CheckpointError: FG605, on every process, where they are those of another model.
+        """
+        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
+
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
+        """Continues with the optimizer of a checkpoint; this process reads its own part of the state.
+
+        Raises:
+            CheckpointError: FG605, on every process, where it is the state of another one.
+        """
+        restore_optimizer(self.local, self.optimizer, saved, self.precision)
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        yield from self.model.state_dict().items()
+
+
+def topology_of(environment: DistributedEnvironment, layout: Layout, device: torch.device, **further: Any) -> Topology:
+    """Returns the place of this process in a layout; `further` are fields that only some strategies have."""
+    return Topology(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        device=device,
+        is_writer=environment.rank == 0,
+        local_rank=environment.local_rank,
+        dp_rank=layout.position(environment.rank).data,
+        dp_size=layout.data_parallel_size,
+        **further,
+    )
+
+
+def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
+    """Adds to an embedding's "index out of range" the ids of the batch and the sizes of the model."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    config: Any = getattr(model, "config", None)
+    if isinstance(ids, Tensor) and ids.numel() and config is not None:
+        words, places = (getattr(config, name, "?") for name in ("vocab_size", "max_position_embeddings"))
+        has = f"{words} tokens and {places} positions"
+        error.add_note(
+            f"the batch has token ids up to {int(ids.max())} in rows of {ids.shape[-1]}; the model has {has}"
+        )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Returns the batch with every tensor on `device`; copies from pinned memory do not wait."""
+    if device.type == "cpu":  # where batches are collated
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(item, device) for name, item in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(item, device) for item in batch)
+    if isinstance(batch, PaddingBatch):
+        return PaddingBatch(to_device(batch.batch, device))
+    return batch
