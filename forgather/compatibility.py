@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forgather.parallel_sizes import follows
+from forgather.pipeline_schedules import with_schedules
 
 REFUSED = "FG770"
 """The error code of a refused combination."""
@@ -116,12 +117,15 @@ def _fits(cell: Cell, values: Mapping[str, str]) -> bool:
 def read_matrix(file: str = _FILE) -> Matrix:
     """Returns the matrix that is stored in a file."""
     with open(file, encoding="utf-8") as stream:
-        facts = json.load(stream)
+        facts = with_schedules(json.load(stream))
     cells = [
         Cell(**{**cell, "where": {axis: tuple(values) for axis, values in cell["where"].items()},
                 "arguments": tuple(cell.get("arguments", ()))})
         for cell in facts["cells"]
     ]  # fmt: skip
+    # The axis of schedules has the names of the table alone.
+    schedule = facts["axes"].get("schedule", {"values": ()})
+    schedule["values"] = {name: name.removeprefix("Schedule") for name in schedule["values"]}
     return Matrix(axes={name: Axis(**axis) for name, axis in facts["axes"].items()}, cells=tuple(cells))
 
 

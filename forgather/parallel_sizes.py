@@ -10,12 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forgather.pipeline_schedules import SCHEDULES
 from forgather.rule_conditions import SOMETHING, UNKNOWN
 
-ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
-"""Pipeline schedules with one stage on each rank."""
-V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-"""Pipeline schedules with two stages on each rank: rank r holds stage r from the front, and stage r from the end."""
 # int() refuses texts of more than 4,300 digits; a block's number has a few.
 _BLOCK = re.compile(r"(.*)\.([0-9]{1,18})")
 
@@ -92,7 +89,8 @@ def _cut(name: str, where: Any) -> tuple[str, Any]:
 
 
 def _usual_per_rank(schedule: Any) -> int | None:
-    return 1 if schedule in ONE_STAGE else 2 if schedule in V_SHAPED else None
+    facts = SCHEDULES.get(schedule) if isinstance(schedule, str) else None
+    return facts.usual_stages if facts is not None and (facts.one_stage or facts.v_shaped) else None
 
 
 def _ranks(given: int | None, stages: int | None, held: int | None) -> int | None:

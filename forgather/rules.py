@@ -19,6 +19,7 @@ from forgather.aliases import alias_of, suggest, suggest_inside
 from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
+from forgather.pipeline_schedules import with_schedules
 from forgather.rule_conditions import SOMETHING, UNKNOWN, holds, misfit, names_of
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
@@ -269,7 +270,7 @@ def read_rules(file: str) -> tuple[Rules, ...]:
     decide.
     """
     with open(file, encoding="utf-8") as stream:
-        return tuple(_rules(facts, os.path.dirname(file)) for facts in json.load(stream))
+        return tuple(_rules(facts, os.path.dirname(file)) for facts in with_schedules(json.load(stream)))
 
 
 @cache

@@ -29,14 +29,11 @@ from torch.distributed.pipelining import PipelineStage  # noqa: E402
 from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
 
 from forgather.ml.strategy.pipeline.bubble_simulation import (  # noqa: E402
-    ONE_STAGE,
-    SCHEDULES,
-    V_SCHEDULES,
     StageTimes,
-    default_stages_per_rank,
     idle_formula,
     simulate,
 )
+from forgather.pipeline_schedules import SCHEDULES  # noqa: E402
 
 RANKS, MICRO_BATCHES = 4, 8
 UNIT = 0.25  # seconds of one kind of action, for all stages of a rank together: long beside what sending costs
@@ -99,7 +96,7 @@ class Sleeping(nn.Module):
 
 
 def stages_of(schedule: str, rank: int, per_rank: int) -> list[int]:
-    if schedule in V_SCHEDULES:
+    if SCHEDULES[schedule].v_shaped:
         return [rank, 2 * RANKS - 1 - rank]
     return [rank + RANKS * loop for loop in range(per_rank)]
 
@@ -109,7 +106,7 @@ def measure(schedule: str, rank: int) -> tuple[float, dict[str, list[float]]]:
 
     The fastest, because whatever else runs on the machine makes steps longer and none shorter.
     """
-    per_rank = default_stages_per_rank(schedule)
+    per_rank = SCHEDULES[schedule].usual_stages
     slept, device = Slept(), torch.device("cpu")
     stages = [
         PipelineStage(Sleeping(slept, 0.0), index, RANKS * per_rank, device)
@@ -117,7 +114,7 @@ def measure(schedule: str, rank: int) -> tuple[float, dict[str, list[float]]]:
     ]
     kind = get_schedule_class(schedule.removeprefix("Schedule"))
     runner = kind(
-        stages[0] if schedule in ONE_STAGE else stages,
+        stages[0] if SCHEDULES[schedule].one_stage else stages,
         n_microbatches=MICRO_BATCHES,
         loss_fn=lambda output, target: (output - target).sum(),
         scale_grads=False,
@@ -168,7 +165,7 @@ def compare(schedule: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
     busy = sum(sum(seconds) for rank in slept for seconds in rank.values())
     mean = {kind: statistics.mean(t for rank in slept for t in rank[kind]) for kind in "FIW"}
     times = StageTimes(mean["F"], mean["I"], mean["W"])
-    num_stages = RANKS * default_stages_per_rank(schedule)
+    num_stages = RANKS * SCHEDULES[schedule].usual_stages
     by_stage = [times.as_first(), *[times] * (num_stages - 1)]
     simulated = simulate(schedule, RANKS, MICRO_BATCHES, times=by_stage)
     return {

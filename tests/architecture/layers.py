@@ -7,7 +7,7 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 
 CONFIGURATION = """
 foundation:
-    bounded rule_conditions secret_names source spelling trainer_hooks
+    bounded pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     cache_file errors parallel_sizes shown_secrets
     aliases compatibility launcher_env process_limits redaction
     interrupt rules

@@ -13,8 +13,9 @@ from forgather.ml.losses import loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.pipeline.local_stages import Tied, tied_weights
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
-from forgather.ml.strategy.pipeline.schedules import SCHEDULES, Placement, num_micro_batches, place
+from forgather.ml.strategy.pipeline.schedules import Placement, num_micro_batches, place_stages
 from forgather.ml.types import PaddingBatch
+from forgather.pipeline_schedules import SCHEDULES
 from tests.ml.distributed.gang import RankFailed, import_compiler, run_ranks
 from tests.ml.distributed.pipeline_runs import (
     MODELS,
@@ -38,15 +39,15 @@ EXACT = 1e-10
 
 
 def test_stages_lie_in_loops_or_in_a_v():
-    loops, v = place("ScheduleLoopedBFS", 3, stages_per_rank=2, num_stages=None), Placement(3, 2, v_shaped=True)
+    loops, v = place_stages("ScheduleLoopedBFS", 3, stages_per_rank=2, num_stages=None), Placement(3, 2, v_shaped=True)
     assert [(0, 3), (1, 4), (2, 5)] == [loops.stages_of(rank) for rank in range(3)]
     assert [(0, 5), (1, 4), (2, 3)] == [v.stages_of(rank) for rank in range(3)]
     assert (2, 0) == (loops.last_rank, v.last_rank)
 
 
 def test_stages_per_rank_follow_from_the_cuts_or_the_schedule():
-    assert 1 == place("Schedule1F1B", 4, stages_per_rank=None, num_stages=None).stages_per_rank
-    assert 3 == place("ScheduleInterleaved1F1B", 2, stages_per_rank=None, num_stages=6).stages_per_rank
+    assert 1 == place_stages("Schedule1F1B", 4, stages_per_rank=None, num_stages=None).stages_per_rank
+    assert 3 == place_stages("ScheduleInterleaved1F1B", 2, stages_per_rank=None, num_stages=6).stages_per_rank
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_stages_per_rank_follow_from_the_cuts_or_the_schedule():
 )
 def test_stages_that_do_not_fit_the_schedule_are_refused(schedule, ranks, per_rank, stages, words):
     with pytest.raises(DistributedError, match=words) as caught:
-        place(schedule, ranks, stages_per_rank=per_rank, num_stages=stages)
+        place_stages(schedule, ranks, stages_per_rank=per_rank, num_stages=stages)
     assert caught.value.code == "FG760"
 
 
@@ -74,14 +75,14 @@ def test_stages_that_do_not_fit_the_schedule_are_refused(schedule, ranks, per_ra
     ],
 )
 def test_micro_batches_that_cannot_run_are_refused(schedule, rows, chunks, words):
-    placement = place(schedule, 4, stages_per_rank=None, num_stages=None)
+    placement = place_stages(schedule, 4, stages_per_rank=None, num_stages=None)
     with pytest.raises(DistributedError, match=words) as caught:
         num_micro_batches(schedule, placement, rows, chunks)
     assert caught.value.code == "FG761"
 
 
 def test_there_are_as_many_micro_batches_as_stages_where_the_rows_allow_it():
-    placement = place("ScheduleGPipe", 4, stages_per_rank=None, num_stages=None)
+    placement = place_stages("ScheduleGPipe", 4, stages_per_rank=None, num_stages=None)
     assert [4, 6, 2, 4] == [num_micro_batches("ScheduleGPipe", placement, rows, None) for rows in (8, 6, 2, 4)]
 
 

@@ -6,15 +6,12 @@ import pytest
 
 from forgather.errors import TrainingError
 from forgather.ml.strategy.pipeline.bubble_simulation import (
-    LOOPED,
-    ONE_STAGE,
-    SCHEDULES,
-    V_SCHEDULES,
     StageTimes,
     actions_of,
     idle_formula,
     simulate,
 )
+from forgather.pipeline_schedules import SCHEDULES, schedules_with
 
 SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 16), (8, 16), (8, 32)]
 # Idle shares and micro-batches in flight for equal times: GPipe, 1F1B, Interleaved1F1B, LoopedBFS,
@@ -44,7 +41,7 @@ def test_idle_shares_are_those_of_theory(schedule, sizes):
 
 
 @pytest.mark.parametrize("times", UNEQUAL, ids=str)
-@pytest.mark.parametrize("schedule", [*ONE_STAGE, *LOOPED])
+@pytest.mark.parametrize("schedule", schedules_with("not v_shaped"))
 def test_unequal_times_follow_theory_too(schedule, times):
     simulated = simulate(schedule, 4, 8, times=times).idle_share
     assert simulated == pytest.approx(idle_formula(schedule, 4, 8, times=times), abs=0.002)
@@ -67,7 +64,7 @@ def test_v_schedules_with_unequal_times_are_simulated():
     times = StageTimes(1, 1.2, 0.8)
     assert 0.070 == round(simulate("ScheduleZBVZeroBubble", 4, 8, times=times).idle_share, 3)
     assert 0.080 == round(simulate("ScheduleInterleavedZeroBubble", 4, 8, times=times).idle_share, 3)
-    for schedule in V_SCHEDULES:
+    for schedule in schedules_with("v_shaped"):
         with pytest.raises(ValueError, match="equal times only"):
             idle_formula(schedule, 4, 8, times=times)
 

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from forgather.errors import TrainingError, nearest
-
-V_SCHEDULES = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-"""Two stages a rank, the second ones in reverse: the last stage lies with the first."""
-
-ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
-LOOPED = ("ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble")
-SCHEDULES = (*ONE_STAGE, *LOOPED, *V_SCHEDULES)
+from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +95,14 @@ class Simulation:
         return 1 - sum(self.busy) / (self.step_time * len(self.busy))
 
 
-def default_stages_per_rank(schedule: str) -> int:
-    """Returns one stage a rank for schedules that take no more, two for the others."""
-    return 1 if schedule in ONE_STAGE else 2
+def _known(schedule: str) -> ScheduleFacts:
+    if schedule not in SCHEDULES:
+        raise TrainingError(
+            f"no schedule {schedule!r}",
+            code="FG756",
+            hint=nearest(schedule, list(SCHEDULES)) or "one of: " + ", ".join(SCHEDULES),
+        )
+    return SCHEDULES[schedule]
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,12 +114,7 @@ def actions_of(
     Raises:
         TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
     """
-    if schedule not in SCHEDULES:
-        raise TrainingError(
-            f"no schedule {schedule!r}",
-            code="FG756",
-            hint=nearest(schedule, SCHEDULES) or "one of: " + ", ".join(SCHEDULES),
-        )
+    _known(schedule)
     try:
         order = get_schedule_ops(schedule.removeprefix("Schedule"), num_ranks, num_micro_batches, stages_per_rank)
     except (ValueError, AssertionError) as error:
@@ -176,7 +170,7 @@ def simulate(
     Raises:
         TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
     """
-    per_rank = stages_per_rank or default_stages_per_rank(schedule)
+    per_rank = stages_per_rank or _known(schedule).usual_stages
     num_stages = per_rank * num_ranks
     stage_times = [times] * num_stages if isinstance(times, StageTimes) else list(times)
     if len(stage_times) != num_stages:
@@ -260,19 +254,21 @@ def idle_formula(
         times: of one stage.
 
     Raises:
+        TrainingError: FG756 for a schedule that is not known.
         ValueError: for a V schedule with unequal times, which follows no formula: simulate it.
 
     Source:
         GPipe and 1F1B (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1), Narayanan et al. 2021, 2.2; zero bubble, Qi et al.
         2023, 2.3. torch's V schedules are not without idle time in a synchronous step: the fill stays.
     """
-    v = stages_per_rank or default_stages_per_rank(schedule)
+    facts = _known(schedule)
+    v = stages_per_rank or facts.usual_stages
     p, m = num_ranks, num_micro_batches
-    if schedule in ONE_STAGE:
+    if facts.one_stage:
         return (p - 1) / (m + p - 1)
-    if schedule in ("ScheduleInterleaved1F1B", "ScheduleLoopedBFS"):
+    if not facts.splits_backward:
         return (p - 1) / (v * m + p - 1)
-    if schedule in V_SCHEDULES and not times.forward == times.backward_input == times.backward_weight:
+    if facts.v_shaped and not times.forward == times.backward_input == times.backward_weight:
         raise ValueError(f"{schedule} has a formula for equal times only; simulate it")
     fill = (p - 1) * (times.forward + max(0.0, times.backward_input - times.backward_weight))
     return fill / (fill + v * m * times.total)

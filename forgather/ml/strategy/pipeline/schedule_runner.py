@@ -105,7 +105,7 @@ class Steps:
             _Stage(module, index, self.placement.num_stages, self.device, group=self.group)
             for index, module in sorted(self.stages.items())
         ]
-        held = stages[0] if facts_of(self.schedule).single else stages
+        held = stages[0] if facts_of(self.schedule).one_stage else stages
         kind = get_schedule_class(self.schedule.removeprefix("Schedule"))
         return kind(held, self.parts, loss_fn=self._loss_of, scale_grads=False)
 

@@ -1,7 +1,7 @@
-"""What each schedule of torch asks for: where stages lie, how many a rank holds, into how many parts a batch may go.
+"""The placement of stages on ranks, and the number of micro-batches, as a schedule allows them.
 
-Takes names and numbers; gives a `Placement` and a number of micro-batches. Keeps true: plain numbers, no process
-group, so that what torch would refuse on one rank (and leave the others waiting) is refused on every rank before
+Takes the name of a schedule and sizes; gives a `Placement` and a number of micro-batches. Keeps true: no process group
+is needed, and sizes that torch would refuse on one rank, while the others wait, are refused on every rank before
 anything runs.
 """
 
@@ -10,37 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forgather.errors import DistributedError, nearest
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleFacts:
-    """What holds for a schedule.
-
-    Args:
-        single: a rank holds one stage, no more.
-        v_shaped: a rank holds two stages, the first on the way down and the second on the way up.
-        splits_backward: gradients of weights are computed apart from those of activations.
-        needs_chunk_per_stage: fewer micro-batches than stages do not run.
-        rounds: micro-batches must split evenly into rounds of about as many as there are ranks.
-    """
-
-    single: bool = False
-    v_shaped: bool = False
-    splits_backward: bool = False
-    needs_chunk_per_stage: bool = False
-    rounds: bool = False
-
-
-SCHEDULES = {
-    "ScheduleGPipe": ScheduleFacts(single=True),
-    "Schedule1F1B": ScheduleFacts(single=True, needs_chunk_per_stage=True),
-    "ScheduleLoopedBFS": ScheduleFacts(),
-    "ScheduleInterleaved1F1B": ScheduleFacts(rounds=True),
-    "ScheduleInterleavedZeroBubble": ScheduleFacts(splits_backward=True, rounds=True),
-    "ScheduleZBVZeroBubble": ScheduleFacts(v_shaped=True, splits_backward=True),
-    "ScheduleDualPipeV": ScheduleFacts(v_shaped=True, splits_backward=True, needs_chunk_per_stage=True),
-}
-"""The schedules that torch ships."""
+from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
 
 def facts_of(name: str) -> ScheduleFacts:
@@ -92,8 +62,8 @@ class Placement:
         return self.rank_of(self.num_stages - 1)
 
 
-def place(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages: int | None) -> Placement:
-    """Returns where the stages lie.
+def place_stages(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages: int | None) -> Placement:
+    """Returns which rank holds which stages.
 
     Args:
         name: the schedule.
@@ -114,14 +84,14 @@ def place(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages:
                 )
             stages_per_rank = num_stages // num_ranks
         else:
-            stages_per_rank = 1 if facts.single else 2
+            stages_per_rank = facts.usual_stages
     elif num_stages is not None and num_stages != num_ranks * stages_per_rank:
         raise _no_fit(
             f"the model is cut into {num_stages} stages, and {num_ranks} ranks with stages_per_rank "
             f"{stages_per_rank} hold {num_ranks * stages_per_rank}",
             f"give a split_spec with {num_ranks * stages_per_rank - 1} cuts, or change stages_per_rank",
         )
-    if facts.single and stages_per_rank != 1:
+    if facts.one_stage and stages_per_rank != 1:
         raise _no_fit(
             f"{name} runs one stage on each rank, and there are {stages_per_rank}",
             f"use ScheduleInterleaved1F1B, or cut the model into {num_ranks} stages",
@@ -177,7 +147,7 @@ def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | 
     facts = facts_of(name)
     if rows % chunks:
         return f"{rows} rows (per_device_train_batch_size) cannot be split evenly into {chunks} micro-batches"
-    if facts.needs_chunk_per_stage and chunks < placement.num_stages:
+    if facts.chunk_per_stage and chunks < placement.num_stages:
         return f"{name} needs as many micro-batches as stages ({placement.num_stages}), and there are {chunks}"
     if facts.rounds and chunks % (rounds := max(1, chunks // placement.num_ranks)):
         return (

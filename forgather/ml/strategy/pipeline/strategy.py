@@ -45,7 +45,7 @@ from forgather.ml.strategy.pipeline.local_stages import (
 )
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedule_runner import StageRandomness, Steps, draws_random_numbers
-from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place
+from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place_stages
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, present_blocks
 from forgather.ml.strategy.state import held_optimizer, held_state, restore_weights
@@ -100,7 +100,7 @@ class Pipeline(ModelStrategy):
         # Gathered anew within a step, schedules that split the backward pass lose gradients without saying so.
         self._sharding = None if sharding is None else dataclasses.replace(sharding, reshard_after_forward=False)
         self._tp_plan = tp_plan
-        self.placement = place(
+        self.placement = place_stages(
             schedule_class,
             layout.pipeline_parallel_size,
             stages_per_rank=stages_per_rank,
