@@ -26,13 +26,10 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import num_rows
 from forgather.ml.model_inputs import inputs_of
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
-from forgather.ml.strategy.data_parallel import DataParallel
-from forgather.ml.strategy.deepspeed import DeepSpeedZero
-from forgather.ml.strategy.describe import axes_of, layout_of
+from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import shapes_only
 from forgather.ml.strategy.meta_model import skeleton
 from forgather.ml.strategy.pipeline.microbatch_split import part_of
-from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.trainer import Trainer
 
 
@@ -113,7 +110,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
                     code="FG745",
                     hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
                 )
-            layout = layout_of(trainer.strategy)
+            layout = trainer.strategy.layout
             first = _held(trainer.strategy, layout, 0)
             step, problem = _step(trainer, recipes[0])
         holdings = [first]
@@ -148,20 +145,19 @@ def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.Ab
 
 
 def _build(strategy: Strategy, recipe: Recipe) -> None:
-    if isinstance(strategy, DataParallel | DeepSpeedZero | SingleDevice):
-        # Their engines copy weights that exist: the model alone says what lies where.
+    if strategy.builds_on_meta:
+        strategy.build(recipe)
+    else:
+        # Its engine copies weights that exist. The model alone says which rank holds what.
         strategy.model = strategy.view = skeleton(recipe.make_model)
         strategy.rule = recipe.make_rule(strategy.model)
-    else:
-        strategy.build(recipe)
 
 
 def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     # What callbacks see of a pipeline computes over all stages, and holds those of this rank.
     model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
-    share = layout.data_parallel_size if isinstance(strategy, DeepSpeedZero) and strategy.config.stage == 3 else 1
-    kept = [_here(weight, share) for weight in weights.values()]
+    kept = [_here(weight, strategy.slices_per_weight) for weight in weights.values()]
     ranks = layout.data_parallel_size * layout.tensor_parallel_size
     placement = getattr(strategy, "placement", None)
     return Holding(
@@ -176,10 +172,10 @@ def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     )
 
 
-def _here(weight: Tensor, share: int) -> int:
+def _here(weight: Tensor, slices: int) -> int:
     if isinstance(weight, DTensor):
         return weight.to_local().numel()
-    return -(-weight.numel() // share)
+    return -(-weight.numel() // slices)
 
 
 def _count(model: nn.Module) -> int:

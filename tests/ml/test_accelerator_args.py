@@ -15,10 +15,11 @@ from accelerate.utils import (
 from forgather.errors import DistributedError
 from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, libraries_see
+from forgather.ml.strategy.registry import entry_of
 from forgather.ml.trainer.accel import ddp_settings, group_told
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.parallel_arguments import accelerator_settings
-from forgather.ml.trainer.run_start import engine_of, refuse_another_engine
+from forgather.ml.trainer.run_start import refuse_another_engine
 
 
 def arguments(folder, accelerator_args, **settings):
@@ -187,9 +188,9 @@ def test_another_engine_of_the_launcher_stops_the_run(tmp_path):
         assert caught.value.code == "FG724"
     refuse_another_engine(args, {"USE_FSDP": "false"})
     sharded = args.replace(fsdp=True)
-    assert "FSDP2" == engine_of(sharded)
+    assert "FSDP2" == entry_of(sharded).engine
     refuse_another_engine(sharded, {"USE_FSDP": "true"})
-    assert "DistributedDataParallel" == engine_of(args.replace(fsdp="NO_SHARD"))
+    assert "DistributedDataParallel" == entry_of(args.replace(fsdp="NO_SHARD")).engine
 
 
 def test_libraries_see_the_facts_and_no_wishes(monkeypatch):

@@ -70,7 +70,7 @@ def zero(world, stage):
         deepspeed={"zero_optimization": {"stage": stage}},
         max_grad_norm=0.5,
     )
-    return _built(deepspeed_strategy(args, environment(), Layout.of(world)))
+    return _built(deepspeed_strategy(environment(), args))
 
 
 # Processes, and what makes the strategy.

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
+from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import LossRule
 from forgather.ml.types import Topology, Update, Window
 
@@ -50,17 +51,33 @@ class Recipe:
 class Strategy(Protocol):
     """How one update is computed.
 
-    The attributes, valid after `build` (the optimizer after `build_optimizer`): `topology` says who this process is,
-    `model` is the model or the part of it that lies here, `rule` counts and sums losses, `optimizer` holds the
-    parameters that lie here. `view` is what callbacks see as the model: called on every process at once, it computes
-    as the whole model does, and has its `config`.
+    These attributes are valid after `build` (the optimizer after `build_optimizer`): `topology` is the place of this
+    process, `layout` has the sizes of the axes, `model` is the model or the part of it on this process, `rule` counts
+    and sums losses, `optimizer` has the parameters of this process. `view` is what callbacks see as the model: called
+    on every process at once, it computes as the whole model does, and has its `config`.
     """
 
     topology: Topology
+    layout: Layout
     model: nn.Module
     view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None
+
+    @property
+    def title(self) -> str:
+        """The name of the strategy for people; "" for one process."""
+        ...
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """True where `build` makes the model on the meta device first, so that a dry run can call it."""
+        ...
+
+    @property
+    def slices_per_weight(self) -> int:
+        """Over how many processes each weight is split, beside what a DTensor says of itself."""
+        ...
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, places and prepares it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,11 +75,17 @@ class DataParallel(ModelStrategy):
         self._settings = settings or DataParallelSettings()
         self._scaling = self._settings.scaling
         device = environment.start(use_cpu=use_cpu)
+        self.layout = layout
         self.mesh = Mesh.of(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         with libraries_see(self._facts):
             self._accelerator = make_accelerator(device, environment.world_size, self._settings.ddp)
+
+    @property
+    def title(self) -> str:
+        """The name of the strategy for people."""
+        return "DDP"
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule; places, prepares and wraps it."""
@@ -117,6 +123,31 @@ class DataParallel(ModelStrategy):
     def _backward(self, loss: Tensor) -> None:
         # DDP's own way takes the mean over processes, which undoes this factor.
         super()._backward(loss if self._sums else loss * self.topology.dp_size)
+
+
+def data_parallel_strategy(
+    environment: DistributedEnvironment,
+    args: Any,
+    *,
+    scaling: Mapping[str, Any],
+    sync_each_batch: bool,
+    ddp: Callable[[], DistributedDataParallelKwargs],
+) -> DataParallel:
+    """Returns the strategy of arguments that ask for whole copies of the model.
+
+    Args:
+        environment: the rank of this process, and the process group.
+        args: the training arguments.
+        scaling: settings of the loss scale of float16.
+        sync_each_batch: add gradients with every micro-batch.
+        ddp: gives the settings of DistributedDataParallel.
+
+    Raises:
+        DistributedError: FG704 for sizes that do not make the processes, FG722 for another engine of Accelerate.
+    """
+    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+    settings = DataParallelSettings(ddp=ddp(), scaling=scaling, sync_each_batch=sync_each_batch)
+    return DataParallel(environment, layout, settings=settings, use_cpu=args.use_cpu)
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:

@@ -83,13 +83,14 @@ def import_deepspeed(device_type: str) -> Any:
     return module
 
 
-def deepspeed_strategy(args: Any, environment: DistributedEnvironment, layout: Layout) -> DeepSpeedZero:
+def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **accelerator: Any) -> DeepSpeedZero:
     """Returns the strategy that the training arguments ask for by `deepspeed`.
 
     Raises:
         TrainingError: FG741 to FG744 for a config that cannot be used.
         DistributedError: FG740 where deepspeed is not installed.
     """
+    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     if layout.pipeline_parallel_size * layout.tensor_parallel_size > 1:
         raise TrainingError(
             f"deepspeed shares out weights among replicas, and the layout has pipeline_parallel_size "
@@ -145,6 +146,21 @@ class DeepSpeedZero:
         self._engine: Any = None
         self._state: EngineState | None = None
         self._initial: InitialWeights | None = None
+
+    @property
+    def title(self) -> str:
+        """The name of the strategy for people."""
+        return "DeepSpeed"
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """False: below stage 3 the model is made with values."""
+        return False
+
+    @property
+    def slices_per_weight(self) -> int:
+        """All processes at stage 3, where DeepSpeed splits weights by itself."""
+        return self.topology.dp_size if self.config.stage == 3 else 1
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule and prepares it; at stage 3 weights get values where the engine starts."""

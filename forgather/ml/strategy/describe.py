@@ -1,33 +1,19 @@
-"""Who holds what, in a line or two for people.
+"""The layout of a run, in lines for people.
 
 Takes a strategy that is built; gives the sizes of its axes and the lines that a run begins with. Keeps true: nothing is
-sent, and a strategy that was built for a dry run is told of in the same words.
+sent, and a dry run describes its strategy in the same words.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.base import Strategy
-
-_WORDS = {
-    "DataParallel": "DDP",
-    "DeepSpeedZero": "DeepSpeed",
-    "Sharded": "FSDP2",
-}
-
-
-def layout_of(strategy: Strategy) -> Layout:
-    """Returns the sizes of a strategy; those of one process where it has none."""
-    mesh = getattr(strategy, "mesh", None)
-    found = mesh.layout if mesh is not None else getattr(strategy, "layout", None)
-    return found if isinstance(found, Layout) else Layout()
 
 
 def axes_of(strategy: Strategy) -> dict[str, int]:
     """Returns the sizes of the axes by name."""
-    layout = layout_of(strategy)
+    layout = strategy.layout
     return {
         "pipeline": layout.pipeline_parallel_size,
         "replicate": layout.data_parallel_size // layout.shard_size,
@@ -45,15 +31,12 @@ def description(strategy: Strategy) -> list[str]:
         return []
     axes = axes_of(strategy)
     sizes = " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
-    name = type(strategy).__name__
-    kind = "tensor parallel" if name == "Sharded" and axes["shard"] == 1 else _WORDS.get(name, "")
-    kind = getattr(strategy, "schedule", kind)
-    lines = [f"layout     {sizes}" + (f"  ({kind})" if kind else "")]
+    lines = [f"layout     {sizes}" + (f"  ({strategy.title})" if strategy.title else "")]
     return lines + (_stages(strategy) if hasattr(strategy, "placement") else [])
 
 
 def _stages(strategy: Any) -> list[str]:
-    layout = layout_of(strategy)
+    layout = strategy.layout
     ranks = range(layout.pipeline_parallel_size)
     holders = {stage: rank for rank in ranks for stage in strategy.placement.stages_of(rank)}
     of = "of each pipeline" if layout.data_parallel_size > 1 else "of the pipeline"

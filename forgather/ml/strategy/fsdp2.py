@@ -72,12 +72,23 @@ class Sharded(ModelStrategy):
                 hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
             )
         device = environment.start(use_cpu=use_cpu)
+        self.layout = layout
         self.mesh = Mesh.of(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
         self._sharding = shared
         self._tp_plan = tp_plan
         self._scaling = scaling
+
+    @property
+    def title(self) -> str:
+        """The name of the strategy for people."""
+        return "tensor parallel" if self.layout.shard_size == 1 else "FSDP2"
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """True: the initial weights come after the model was cut."""
+        return True
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
@@ -170,13 +181,16 @@ class Sharded(ModelStrategy):
         yield from whole_model_state(self.model)
 
 
-def sharded(environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None) -> Sharded:
+def sharded(
+    environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None, **accelerator: Any
+) -> Sharded:
     """Returns the strategy that `ParallelArguments` ask for: `fsdp`, `tensor_parallel_size`, or both.
 
     Args:
         environment: who this process is.
         args: the arguments.
         scaling: settings of the loss scale of float16.
+        **accelerator: settings of other strategies.
 
     Raises:
         DistributedError: FG704 for sizes that do not make the processes, FG734 for settings that are not known.

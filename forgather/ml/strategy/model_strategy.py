@@ -33,12 +33,13 @@ from forgather.ml.types import PaddingBatch, Topology, Update, Window
 class ModelStrategy:
     """The base class of strategies that call `backward` themselves.
 
-    A subclass sets `topology` (and `mesh`, if there are several processes) when it is made. It extends or replaces
-    `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
+    A subclass sets `topology` (and `layout` and `mesh`, if there are several processes) when it is made. It extends or
+    replaces `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
     `_clip_gradients` where its gradients need more than those of one process.
     """
 
     topology: Topology
+    layout = Layout()
     mesh: Mesh
     model: nn.Module
     view: nn.Module
@@ -50,6 +51,21 @@ class ModelStrategy:
     _recipe: Recipe
     _scaling: Mapping[str, Any] | None = None
     _parameters: list[nn.Parameter]
+
+    @property
+    def title(self) -> str:
+        """The name of the strategy for people; "" for one process."""
+        return ""
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """True where `build` makes the model on the meta device first, so that a dry run can call it."""
+        return False
+
+    @property
+    def slices_per_weight(self) -> int:
+        """Over how many processes each weight is split, beside what a DTensor says of itself."""
+        return 1
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, places and prepares it."""

@@ -6,6 +6,8 @@ device, and an update equals the one a plain torch loop would make, bit for bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from forgather.errors import DistributedError
@@ -35,3 +37,8 @@ class SingleDevice(ModelStrategy):
             )
         device = torch.device("cpu") if use_cpu else environment.device
         self.topology = Topology(rank=environment.rank, world_size=1, device=device, is_writer=True)
+
+
+def single_strategy(environment: DistributedEnvironment, args: Any) -> SingleDevice:
+    """Returns the strategy of `TrainingArguments`."""
+    return SingleDevice(environment, use_cpu=args.use_cpu)

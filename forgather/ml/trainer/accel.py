@@ -7,17 +7,14 @@ chooses a strategy; the arguments alone decide which one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from accelerate.utils import DistributedDataParallelKwargs
 
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.strategy.data_parallel import DataParallel, DataParallelSettings
-from forgather.ml.strategy.deepspeed import deepspeed_strategy
-from forgather.ml.strategy.fsdp2 import sharded
-from forgather.ml.strategy.fsdp_config import shares_weights
+from forgather.ml.strategy.registry import make_strategy
 from forgather.ml.trainer import argument_checks as door
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.parallel_arguments import AcceleratorSettings, AccelTrainingArguments, accelerator_settings
@@ -51,17 +48,8 @@ class AccelTrainer(Trainer):
         args = self.args
         told = accelerator_settings(args.accelerator_args)
         environment = group_told(environment, told, use_cpu=args.use_cpu)
-        layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
-        # DeepSpeed comes first: its engine does its own sharding, so `fsdp` settings never reach it.
-        if args.deepspeed is not None:
-            return deepspeed_strategy(args, environment, layout)
-        if args.tensor_parallel_size > 1 or shares_weights(args.fsdp, args.fsdp_config):
-            return sharded(environment, args, scaling=told.scaling)
-        # DDP is what remains, also for a single process, where it wraps nothing.
-        settings = DataParallelSettings(
-            ddp=ddp_settings(args, told.ddp), scaling=told.scaling, sync_each_batch=told.sync_each_batch
-        )
-        return DataParallel(environment, layout, settings=settings, use_cpu=args.use_cpu)
+        ddp = functools.partial(ddp_settings, args, told.ddp)
+        return make_strategy(environment, args, scaling=told.scaling, sync_each_batch=told.sync_each_batch, ddp=ddp)
 
 
 def group_told(

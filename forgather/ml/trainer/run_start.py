@@ -17,32 +17,20 @@ from forgather import launcher_env
 from forgather.errors import DistributedError
 from forgather.ml.distributed.env import count_of, who_started
 from forgather.ml.log import get_logger
+from forgather.ml.strategy.registry import STRATEGIES, entry_of
 from forgather.ml.trainer import argument_checks as door
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.rule_conditions import SOMETHING
 from forgather.rules import Rules
 
-DDP, FSDP, DEEPSPEED, PIPELINE = "DistributedDataParallel", "FSDP2", "DeepSpeed", "a pipeline"
-
 _ENGINES = {
-    "USE_DEEPSPEED": (DEEPSPEED, "set deepspeed in trainer_args (trainers/accel_trainer.yaml)"),
-    "USE_FSDP": (FSDP, "set fsdp: true in trainer_args (trainers/accel_trainer.yaml)"),
+    **{entry.launcher_variable: (entry.engine, entry.hint) for entry in STRATEGIES if entry.launcher_variable},
     "USE_MEGATRON_LM": ("Megatron-LM", "no trainer here uses it"),
     "USE_PARALLELISM_CONFIG": (
         "its parallelism config",
         "set data_parallel_size and tensor_parallel_size in trainer_args",
     ),
 }
-
-
-def engine_of(args: Any) -> str:
-    """Returns the engine that the arguments choose."""
-    if hasattr(args, "schedule_class"):
-        return PIPELINE
-    if getattr(args, "deepspeed", None):
-        return DEEPSPEED
-    fsdp = getattr(args, "fsdp", None)
-    return FSDP if fsdp and str(fsdp).lower() != "no_shard" else DDP
 
 
 def refuse_another_engine(args: Any, variables: Mapping[str, str]) -> None:
@@ -55,9 +43,8 @@ def refuse_another_engine(args: Any, variables: Mapping[str, str]) -> None:
     Raises:
         DistributedError: FG724.
     """
-    engine = engine_of(args)
     for name, (asked, hint) in _ENGINES.items():
-        if _is_on(variables.get(name)) and asked != engine:
+        if _is_on(variables.get(name)) and asked != (engine := entry_of(args).engine):
             raise DistributedError(
                 f"accelerate launch, or its config file, asks for {asked}, and the config trains with {engine}",
                 code="FG724",

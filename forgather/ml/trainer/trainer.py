@@ -30,7 +30,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.model_fingerprint import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import description
-from forgather.ml.strategy.single import SingleDevice
+from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
 from forgather.ml.trainer import argument_checks as door
@@ -144,7 +144,7 @@ class Trainer(WithOwnLoss):
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that does the optimizer steps; the only method in which trainers differ."""
-        return SingleDevice(environment, use_cpu=self.args.use_cpu)
+        return single_strategy(environment, self.args)
 
     @property
     def layout(self) -> list[str]:

@@ -13,9 +13,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import DistributedError, TrainingError
+from forgather.launcher_env import ProcessFacts
 from forgather.ml.callbacks.summary import model_facts
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed import deepspeed_strategy, import_deepspeed
@@ -108,11 +108,8 @@ def whole(strategy):
 
 
 def trained(stage, model, optimizer, accumulation, clip, settings=None):
-    strategy = deepspeed_strategy(
-        arguments(accumulation, max_grad_norm=clip, deepspeed={"zero_stage": stage, **(settings or {})}),
-        environment(),
-        Layout.of(environment().world_size),
-    )
+    args = arguments(accumulation, max_grad_norm=clip, deepspeed={"zero_stage": stage, **(settings or {})})
+    strategy = deepspeed_strategy(environment(), args)
     strategy.build(recipe(model, optimizer))
     strategy.build_optimizer()
     return steps(strategy, accumulation, clip), whole(strategy)
@@ -166,7 +163,7 @@ def test_offloaded_states_equal_those_of_one_process(stage, settings):
 
 
 def built(args, recipe):
-    strategy = deepspeed_strategy(args, environment(), Layout.of(environment().world_size))
+    strategy = deepspeed_strategy(environment(), args)
     strategy.build(recipe)
     return strategy
 
@@ -340,8 +337,11 @@ def test_weights_in_double_precision_and_other_axes_are_refused():
     ((code, message, hint),) = run_ranks(1, _refused, arguments(), made)
     assert ("FG744", "make the model in float32, or leave deepspeed out") == (code, hint)
     assert "is float64, and DeepSpeed keeps weights in float32" in message
+    sliced, of_two = arguments(), environment()
+    sliced.__dict__["tensor_parallel_size"] = 2  # which the arguments refuse by themselves
+    of_two.__dict__["facts"] = ProcessFacts(world_size=2)
     with pytest.raises(TrainingError, match="tensor_parallel_size 2") as caught:
-        deepspeed_strategy(arguments(), environment(), Layout(tensor_parallel_size=2))
+        deepspeed_strategy(of_two, sliced)
     assert "FG744" == caught.value.code
 
 

@@ -108,6 +108,7 @@ class Pipeline(ModelStrategy):
         )
         self.parts = num_micro_batches(schedule_class, self.placement, rows, pipeline_chunks)
         device = environment.start(use_cpu=use_cpu)
+        self.layout = layout
         self.mesh = Mesh.of(layout, device.type)
         position = self.mesh.position
         self._share_group = self.mesh.stages_and_replicas()
@@ -119,6 +120,16 @@ class Pipeline(ModelStrategy):
             pp_rank=position.pipeline,
             fixed_rows=True,
         )
+
+    @property
+    def title(self) -> str:
+        """The schedule, for people."""
+        return self.schedule
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """True: the initial weights come after the model was cut."""
+        return True
 
     # -- build ---------------------------------------------------------------------------------------------------------
 
@@ -321,6 +332,38 @@ class Pipeline(ModelStrategy):
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the whole model by name, each weight whole, one at a time; every process iterates."""
         yield from whole_state(self._local, self._state_names, group=self.mesh.pp_group, device=self.topology.device)
+
+
+def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipeline:
+    """Returns the strategy of `PipelineTrainingArguments`.
+
+    Raises:
+        DistributedError: FG704 for sizes that do not make the processes, FG760 and FG761 for stages and micro-batches
+            that do not fit the schedule.
+    """
+    sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
+    layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
+    sharding = Sharding.of(args.fsdp, args.fsdp_config) if args.fsdp else None
+    if sharding is not None and sharding.strategy != "NO_SHARD":
+        replicas = environment.local_world_size // args.tensor_parallel_size
+        sharded = sharding.shared_by(layout.data_parallel_size, replicas)
+        # Made twice: the shard size follows from the data-parallel size, which the first layout computed.
+        layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
+    else:
+        sharding = None
+    return Pipeline(
+        environment,
+        layout,
+        rows=args.per_device_train_batch_size,
+        schedule_class=args.schedule_class,
+        split_spec=args.split_spec,
+        pipeline_chunks=args.pipeline_chunks,
+        stages_per_rank=args.stages_per_rank,
+        checkpoint_sequential=args.checkpoint_sequential,
+        sharding=sharding,
+        tp_plan=args.tp_plan,
+        use_cpu=args.use_cpu,
+    )
 
 
 def _stages_asked(split_spec: Any) -> int | None:
