@@ -28,7 +28,7 @@ from forgather.ml.model_inputs import inputs_of
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import shapes_only
-from forgather.ml.strategy.meta_model import skeleton
+from forgather.ml.strategy.meta_model import meta_model
 from forgather.ml.strategy.pipeline.microbatch_split import part_of
 from forgather.ml.trainer.trainer import Trainer
 
@@ -130,7 +130,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         world_size=world_size,
         strategy=type(trainer.strategy).__name__,
         mesh=axes_of(trainer.strategy),
-        parameters=_count(skeleton(recipes[0].make_model)),
+        parameters=_count(meta_model(recipes[0].make_model)),
         rows_per_update=rows,
         holdings=tuple(holdings),
         step=step,
@@ -149,7 +149,7 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
         strategy.build(recipe)
     else:
         # Its engine copies weights that exist. The model alone says which rank holds what.
-        strategy.model = strategy.view = skeleton(recipe.make_model)
+        strategy.model = strategy.view = meta_model(recipe.make_model)
         strategy.rule = recipe.make_rule(strategy.model)
 
 

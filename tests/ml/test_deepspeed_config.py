@@ -7,7 +7,7 @@ import pytest
 
 from forgather.errors import TrainingError
 from forgather.ml.strategy.deepspeed_config import zero_config
-from forgather.ml.strategy.deepspeed_settings import optimizer_knobs, refuse_differences
+from forgather.ml.strategy.deepspeed_settings import optimizer_settings, refuse_differences
 from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments
 
 FILE = """{
@@ -205,14 +205,14 @@ def test_every_difference_is_told_with_both_places(tmp_path):
 def test_the_optimizer_of_a_file_may_repeat_the_trainers_but_not_differ(tmp_path):
     config = filled(without(FILE, "scheduler", "fp16", "train_batch_size"), arguments(tmp_path))
     same = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
-    refuse_differences(config, list(optimizer_knobs("AdamW", same)), "the trainer")
+    refuse_differences(config, list(optimizer_settings("AdamW", same)), "the trainer")
     with pytest.raises(
         TrainingError, match=r"optimizer.params.lr is 0.0001 .* and lr of the optimizer is 0.001"
     ) as caught:
-        refuse_differences(config, list(optimizer_knobs("AdamW", {**same, "lr": 1e-3})), "the trainer")
+        refuse_differences(config, list(optimizer_settings("AdamW", {**same, "lr": 1e-3})), "the trainer")
     assert "FG742" == caught.value.code
     with pytest.raises(TrainingError, match='optimizer.type is "AdamW" .* and the optimizer is "SGD"'):
-        refuse_differences(config, list(optimizer_knobs("SGD", {"lr": 1e-4})), "the trainer")
+        refuse_differences(config, list(optimizer_settings("SGD", {"lr": 1e-4})), "the trainer")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.gradients import added
+from forgather.ml.strategy.gradients import sum_bucket_async
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 
@@ -109,7 +109,9 @@ class DataParallel(ModelStrategy):
         if not isinstance(engine, DistributedDataParallel):
             raise _became(f"a {type(engine).__name__}", "DistributedDataParallel")
         if self._sums:
-            engine.register_comm_hook(engine.process_group, lambda group, bucket: added(bucket.buffer(), group))
+            engine.register_comm_hook(
+                engine.process_group, lambda group, bucket: sum_bucket_async(bucket.buffer(), group)
+            )
         return engine
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:

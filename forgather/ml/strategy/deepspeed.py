@@ -31,12 +31,12 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed_config import zero_config
-from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_knobs, refuse_differences
-from forgather.ml.strategy.deepspeed_state import EngineState, take_over
-from forgather.ml.strategy.gradients import summed
-from forgather.ml.strategy.initial_weights import InitialWeights, initial_state
+from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_settings, refuse_differences
+from forgather.ml.strategy.deepspeed_state import EngineState, fill_stage_3
+from forgather.ml.strategy.gradients import sum_over_group
+from forgather.ml.strategy.initial_weights import InitialWeights, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device, topology_of
-from forgather.ml.strategy.state import held_state, on_host
+from forgather.ml.strategy.state import local_state, on_host
 from forgather.ml.types import Update, Window
 from forgather.redaction import hidden
 
@@ -166,7 +166,7 @@ class DeepSpeedZero:
         """Makes the model and its loss rule and prepares it; at stage 3 weights get values where the engine starts."""
         self._recipe = recipe
         if self.config.stage == 3:
-            self._initial = initial_state(recipe, self.topology)
+            self._initial = make_initial_weights(recipe, self.topology)
             self.model = self._initial.on_meta()
             self._refuse_double()
         else:
@@ -202,7 +202,7 @@ class DeepSpeedZero:
     def _start_engine(self) -> None:
         ours = self._recipe.make_optimizer(self.model)
         _refuse_whole_tensor_optimizer(ours)
-        knobs = list(optimizer_knobs(type(ours).__name__, ours.defaults))
+        knobs = list(optimizer_settings(type(ours).__name__, ours.defaults))
         refuse_differences(self.config, knobs, "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
         settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
@@ -215,7 +215,7 @@ class DeepSpeedZero:
             with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 if self._initial is not None:
-                    take_over(self.model, self._initial, self._deepspeed, settings, self.topology.device)
+                    fill_stage_3(self.model, self._initial, self._deepspeed, settings, self.topology.device)
                     self._initial = None
                 self._engine, *_ = self._deepspeed.initialize(
                     model=self.model, optimizer=ours, config=settings, dist_init_required=False
@@ -245,7 +245,7 @@ class DeepSpeedZero:
             raise TrainingError(
                 what if unknown else f"zero_optimization.{name} is {first.get('input')!r:.80}: {first['msg']}",
                 code="FG741",
-                span=self.config.place("zero_optimization", *map(str, first["loc"])),
+                span=self.config.line_of("zero_optimization", *map(str, first["loc"])),
                 hint=nearest(name, known) if unknown else None,
             ).about("args.deepspeed") from None
 
@@ -314,14 +314,14 @@ class DeepSpeedZero:
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over all processes."""
-        return summed(value, None, self.topology.device) if self.topology.dp_size > 1 else value
+        return sum_over_group(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
     def capture(self) -> LocalState:
         """Returns the state, gathered weight by weight, on the process that writes, and nothing elsewhere."""
         keep = self.topology.is_writer
         state = on_host(self.export(), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
-        return held_state(state, optimizer if keep else None)
+        return local_state(state, optimizer if keep else None)
 
     def restore(self, saved: CheckpointReader) -> None:
         """Goes on with the weights of a checkpoint; every process reads all of them, one by one.

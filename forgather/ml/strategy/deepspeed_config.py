@@ -22,11 +22,11 @@ from forgather.ml.strategy.deepspeed_settings import (
     ZERO,
     UnknownKey,
     ZeroConfig,
-    knobs_of,
-    put,
     refuse_differences,
+    set_value,
+    shared_settings,
     unknown_keys,
-    written_in,
+    value_of,
 )
 from forgather.source import Span
 
@@ -72,7 +72,7 @@ def zero_config(
     _refuse_unknown(found)
     _refuse_elsewhere(found, args, on_cpu=on_cpu)
     found = _filled(found, args, processes, on_cpu=on_cpu)
-    refuse_differences(found, list(knobs_of(args, processes)), where)
+    refuse_differences(found, list(shared_settings(args, processes)), where)
     return found
 
 
@@ -161,7 +161,7 @@ def _present(found: ZeroConfig) -> ZeroConfig:
         raise TrainingError(
             f"zero_optimization is {zero!r:.80}",
             code="FG741",
-            span=found.place(ZERO),
+            span=found.line_of(ZERO),
             hint="give a mapping with a stage of 1, 2 or 3",
         )
     zero = dict(zero)
@@ -218,7 +218,7 @@ def _refuse_unknown(found: ZeroConfig) -> None:
             raise TrainingError(
                 f"{key} is {section!r:.80}",
                 code="FG741",
-                span=found.place(key),
+                span=found.line_of(key),
                 hint="give a mapping, as DeepSpeed does",
             )
     stage = found.config[ZERO]["stage"]
@@ -226,7 +226,7 @@ def _refuse_unknown(found: ZeroConfig) -> None:
         raise TrainingError(
             f"the ZeRO stage is {stage!r}",
             code="FG741",
-            span=found.place(ZERO, "stage"),
+            span=found.line_of(ZERO, "stage"),
             hint="give 1 (optimizer state), 2 (gradients too) or 3 (weights too)",
         )
 
@@ -237,7 +237,7 @@ def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:
     return Diagnostic(
         code="FG741",
         message=f"DeepSpeed has no setting {key!r}{inside}",
-        span=found.place(*unknown.keys),
+        span=found.line_of(*unknown.keys),
         hint=unknown.hint,
     )
 
@@ -249,31 +249,33 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
         if isinstance(section, Mapping) and section.get("enabled") is False:
             del config[key]
         elif section:
-            raise _not_done(f"{key} of DeepSpeed", instead, found.place(key))
+            raise _not_done(f"{key} of DeepSpeed", instead, found.line_of(key))
     if config.get("scheduler"):
         raise _second_schedule(found, args)
     if zero["stage"] == 0:
         raise _not_done(
-            "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.place(ZERO, "stage")
+            "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.line_of(ZERO, "stage")
         )
     if zero["stage"] < 3 and offloads(config, "param"):
         raise _not_done(
             f"offload_param at ZeRO stage {zero['stage']}",
             "set stage: 3, or leave offload_param out",
-            found.place("offload_param"),
+            found.line_of("offload_param"),
         )
     for name in ("zenflow", "super_offload"):
         if zero.get(name):
-            raise _not_done(f"{name} of zero_optimization", "leave it out", found.place(name))
+            raise _not_done(f"{name} of zero_optimization", "leave it out", found.line_of(name))
     if config.get("gradient_allreduce_op", "mean") != "mean":
-        raise _not_done("another gradient_allreduce_op than mean", "leave it out", found.place("gradient_allreduce_op"))
+        raise _not_done(
+            "another gradient_allreduce_op than mean", "leave it out", found.line_of("gradient_allreduce_op")
+        )
     section = config.get("fp16")
     written = section.get("enabled") if isinstance(section, Mapping) else None
     if on_cpu and (written is True or getattr(args, "fp16", False)):
         raise _not_done(
             "fp16 on the CPU",
             "set bf16: true, or leave both out",
-            None if written is not True else found.place("fp16"),
+            None if written is not True else found.line_of("fp16"),
         )
 
 
@@ -296,7 +298,7 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
         f"scheduler {kind!r} of DeepSpeed stands beside the trainer's own (lr_scheduler_type: "
         f"{getattr(args, 'lr_scheduler_type', 'linear')}), and one learning rate cannot have two",
         code="FG743",
-        span=found.place("scheduler"),
+        span=found.line_of("scheduler"),
         hint="leave it out of DeepSpeed's config"
         + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once an update"),
     )
@@ -305,12 +307,12 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
 def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> ZeroConfig:
     """Returns the config with what is absent or "auto" filled from the arguments."""
     config, notes = copy.deepcopy(found.config), list(found.notes)
-    for knob in knobs_of(args, processes):
+    for knob in shared_settings(args, processes):
         for depth in range(1, len(knob.keys)):
-            if written_in(config, knob.keys[:depth]) == AUTO:
-                put(config, knob.keys[:depth], {})
-        if written_in(config, knob.keys) in (ABSENT, AUTO):
-            put(config, knob.keys, knob.value)
+            if value_of(config, knob.keys[:depth]) == AUTO:
+                set_value(config, knob.keys[:depth], {})
+        if value_of(config, knob.keys) in (ABSENT, AUTO):
+            set_value(config, knob.keys, knob.value)
     # The trainer's optimizer steps partitions like any tensors, and where they were offloaded to.
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)

@@ -49,7 +49,7 @@ class ZeroConfig:
         """Returns a section of the config, empty where it has none."""
         return dict(self.config.get(name) or {})
 
-    def place(self, *keys: str) -> Span | None:
+    def line_of(self, *keys: str) -> Span | None:
         """Returns the line of the file that a key stands on."""
         if self.text is None:
             return None
@@ -74,7 +74,7 @@ class ZeroConfig:
 
 
 @dataclass(frozen=True)
-class Knob:
+class SharedSetting:
     """A setting that DeepSpeed's config and the training arguments both have.
 
     Args:
@@ -88,36 +88,36 @@ class Knob:
     value: Any
 
 
-def knobs_of(args: Any, processes: int) -> Iterator[Knob]:
+def shared_settings(args: Any, processes: int) -> Iterator[SharedSetting]:
     """Yields the settings that the training arguments own, for so many processes."""
     rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    yield Knob(("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", rows)
-    yield Knob(("gradient_accumulation_steps",), "gradient_accumulation_steps", steps)
+    yield SharedSetting(("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", rows)
+    yield SharedSetting(("gradient_accumulation_steps",), "gradient_accumulation_steps", steps)
     product = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {steps} x {processes} processes"
-    yield Knob(("train_batch_size",), product, rows * steps * processes)
-    yield Knob(("gradient_clipping",), "max_grad_norm", float(args.max_grad_norm))
-    yield Knob(("bf16", "enabled"), "bf16", bool(args.bf16))
-    yield Knob(("fp16", "enabled"), "fp16", bool(getattr(args, "fp16", False)))
-    yield Knob(("managed_gradient_accumulation",), "the trainer's accumulation", True)
+    yield SharedSetting(("train_batch_size",), product, rows * steps * processes)
+    yield SharedSetting(("gradient_clipping",), "max_grad_norm", float(args.max_grad_norm))
+    yield SharedSetting(("bf16", "enabled"), "bf16", bool(args.bf16))
+    yield SharedSetting(("fp16", "enabled"), "fp16", bool(getattr(args, "fp16", False)))
+    yield SharedSetting(("managed_gradient_accumulation",), "the trainer's accumulation", True)
 
 
-def optimizer_knobs(kind: str, settings: Mapping[str, Any]) -> Iterator[Knob]:
+def optimizer_settings(kind: str, settings: Mapping[str, Any]) -> Iterator[SharedSetting]:
     """Yields the settings of the optimizer that the trainer made.
 
     Args:
         kind: name of its class.
         settings: its defaults (lr, betas, ...).
     """
-    yield Knob(("optimizer", "type"), "the optimizer", kind)
+    yield SharedSetting(("optimizer", "type"), "the optimizer", kind)
     for name in ("lr", "betas", "eps", "weight_decay", "momentum"):
         if name in settings:
-            yield Knob(("optimizer", "params", name), f"{name} of the optimizer", settings[name])
+            yield SharedSetting(("optimizer", "params", name), f"{name} of the optimizer", settings[name])
 
 
 ABSENT = object()
 
 
-def written_in(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+def value_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     """Returns what a config says under a key, or `ABSENT`."""
     value: Any = config
     for key in keys:
@@ -127,7 +127,7 @@ def written_in(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return value
 
 
-def put(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
     """Sets a value under a key, and makes the sections that it needs."""
     for key in keys[:-1]:
         held = config.get(key)
@@ -136,7 +136,7 @@ def put(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
     config[keys[-1]] = value
 
 
-def refuse_differences(found: ZeroConfig, knobs: list[Knob], where: str) -> None:
+def refuse_differences(found: ZeroConfig, knobs: list[SharedSetting], where: str) -> None:
     """Raises where DeepSpeed's config says something else than the arguments; names both places of each.
 
     Raises:
@@ -145,13 +145,13 @@ def refuse_differences(found: ZeroConfig, knobs: list[Knob], where: str) -> None
     differences = [
         (knob, written)
         for knob in knobs
-        if (written := written_in(found.config, knob.keys)) not in (ABSENT, AUTO) and not _same(written, knob.value)
+        if (written := value_of(found.config, knob.keys)) not in (ABSENT, AUTO) and not _same(written, knob.value)
     ]
     if not differences:
         return
     findings = []
     for knob, written in differences:
-        name, span = ".".join(knob.keys), found.place(*knob.keys)
+        name, span = ".".join(knob.keys), found.line_of(*knob.keys)
         source = "" if span else f" in {found.source}"
         findings.append(
             Diagnostic(

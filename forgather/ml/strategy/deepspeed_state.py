@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from forgather.ml.checkpoint.reader import CheckpointReader, Stored
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.initial_weights import InitialWeights
-from forgather.ml.strategy.meta_model import put, tensors_of
+from forgather.ml.strategy.meta_model import set_tensor, tensors_of
 from forgather.ml.strategy.state import (
-    OF_THE_LAYOUT,
+    LAYOUT_KEYS,
     refuse_other_groups,
     refuse_other_model,
     refuse_other_parameters,
@@ -99,7 +99,7 @@ class EngineState:
     def weights(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, whole; a weight of several names is gathered once."""
         gathered: dict[int, Tensor] = {}
-        shared = _shared_weights(self._model)
+        shared = _tied_weights(self._model)
         for name, value in self._model.state_dict(keep_vars=True).items():
             if not isinstance(value, nn.Parameter):
                 yield name, value.detach() if isinstance(value, Tensor) else value
@@ -195,7 +195,7 @@ class EngineState:
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def _read(self, weight: nn.Parameter, key: str, value: Any, flat: nn.Parameter) -> Any:
-        if not _lies_along(value, flat):
+        if not _has_slice_shape(value, flat):
             return value.clone() if isinstance(value, Tensor) else value
         return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach().cpu()
 
@@ -213,7 +213,7 @@ class EngineState:
         collectives.run_collectively(lambda: refuse_other_groups(kind, self._groups, tree))
         group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
         for group, own in zip(self._settings, self._groups, strict=True):
-            group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *OF_THE_LAYOUT)}
+            group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *LAYOUT_KEYS)}
         names = {id(weight): name for name, weight in self._model.named_parameters()}
         state = tree["state"]
         for weights, flat in self._slices():
@@ -226,7 +226,7 @@ class EngineState:
         for weights, flat in self._slices():
             for weight in weights:
                 for key, value in state.get(names[id(weight)], {}).items():
-                    if _lies_along(self._zero.optimizer.state[flat].get(key), flat):
+                    if _has_slice_shape(self._zero.optimizer.state[flat].get(key), flat):
                         self._put_slice(weight, saved.whole(value), key)
 
 
@@ -242,7 +242,7 @@ def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Pa
     return room
 
 
-def _lies_along(value: Any, flat: Tensor) -> bool:
+def _has_slice_shape(value: Any, flat: Tensor) -> bool:
     """Tells whether an item of an optimizer's state has one number for each of the slice."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == flat.numel()
 
@@ -255,7 +255,7 @@ def _slice_of(weight: Any, value: Tensor, rank: int) -> Tensor:
     return nn.functional.pad(part, (0, size - part.numel()))
 
 
-def _shared_weights(model: nn.Module) -> set[int]:
+def _tied_weights(model: nn.Module) -> set[int]:
     seen: set[int] = set()
     shared: set[int] = set()
     for _, weight in model.named_parameters(remove_duplicate=False):
@@ -263,7 +263,7 @@ def _shared_weights(model: nn.Module) -> set[int]:
     return shared
 
 
-def take_over(
+def fill_stage_3(
     model: nn.Module, initial: InitialWeights, deepspeed: Any, settings: Mapping[str, Any], device: torch.device
 ) -> None:
     """Gives every weight its value and slices it, one after the other, and every buffer its value; collective.
@@ -287,7 +287,7 @@ def take_over(
         if not isinstance(tensor, nn.Parameter):
             if id(tensor) not in buffers:
                 buffers[id(tensor)] = (tensor, initial.read(fqn).to(device, copy=True))
-            put(owner, name, buffers[id(tensor)][1])
+            set_tensor(owner, name, buffers[id(tensor)][1])
         elif not hasattr(tensor, "ds_id"):
             kind = dtype if tensor.is_floating_point() else None
             value = nn.Parameter(initial.read(fqn).to(device, kind, copy=True), requires_grad=tensor.requires_grad)

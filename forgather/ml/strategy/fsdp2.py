@@ -30,14 +30,14 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
-from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients
-from forgather.ml.strategy.initial_weights import initial_state
+from forgather.ml.strategy.fsdp_units import checkpoint_activations, move_buffers, shard, units_of
+from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
+from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 from forgather.ml.strategy.state import (
     whole_model_state,
 )
-from forgather.ml.strategy.tensor_parallel import cut
+from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 
 
 class Sharded(ModelStrategy):
@@ -93,15 +93,15 @@ class Sharded(ModelStrategy):
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
         self._recipe = recipe
-        weights = initial_state(recipe, self.topology)
+        weights = make_initial_weights(recipe, self.topology)
         self.model = self.view = self.engine = weights.on_meta()
         self.rule = recipe.make_rule(self.model)
         autocast = recipe.autocast
         if self._sharding is not None:
-            self._sharding, autocast = self._sharding.under(autocast, takes_tokens=is_causal_lm(self.model))
+            self._sharding, autocast = self._sharding.with_precision_of(autocast, takes_tokens=is_causal_lm(self.model))
         cut_modules: list[nn.Module] = []
         if self.mesh.layout.tensor_parallel_size > 1:
-            cut_modules = cut(self.model, self.mesh.tp, self._tp_plan)
+            cut_modules = apply_tensor_parallel(self.model, self.mesh.tp, self._tp_plan)
             # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
             # fully_shard warns of cannot happen.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -122,7 +122,7 @@ class Sharded(ModelStrategy):
 
     def _recompute(self, units: list[nn.Module]) -> None:
         if self._sharding is not None and self._sharding.recompute != "none":
-            recompute(units or [self.model], self._sharding)
+            checkpoint_activations(units or [self.model], self._sharding.recompute)
 
     def _refuse_double_recomputation(self) -> None:
         asked = self._sharding is not None and self._sharding.recompute != "none"
@@ -150,10 +150,10 @@ class Sharded(ModelStrategy):
         sum_gradients(used, self.mesh.tp_group, self.topology.device)
 
     def _grad_norm(self) -> Tensor:
-        return norm_of(self._parameters)
+        return grad_norm(self._parameters)
 
     def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
-        clip(self._parameters, norm, max_norm)
+        clip_grads(self._parameters, norm, max_norm)
 
     def _reshard(self) -> None:
         """Frees gathered weights: a forward pass without a backward pass leaves those of the root in place."""
@@ -195,11 +195,11 @@ def sharded(
     Raises:
         DistributedError: FG704 for sizes that do not make the processes, FG734 for settings that are not known.
     """
-    sharding = Sharding.of(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
+    sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=tensor)
     if sharding is not None:
-        shared = sharding.shared_by(layout.data_parallel_size, environment.local_world_size // tensor)
+        shared = sharding.shard_size_among(layout.data_parallel_size, environment.local_world_size // tensor)
         layout = Layout.of(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
     settings: dict[str, Any] = {"sharding": sharding, "tp_plan": args.tp_plan, "scaling": scaling}
     return Sharded(environment, layout, use_cpu=args.use_cpu, **settings)

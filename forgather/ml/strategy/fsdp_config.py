@@ -51,7 +51,7 @@ _KEYS = (
     "limit_all_gathers",
 )
 # Settings of FSDP1 and of its wrappers that FSDP2 has no place for: what it does instead.
-_GONE = {
+_IGNORED = {
     "use_orig_params": "FSDP2 always trains the original parameters",
     "sync_module_states": "every rank reads its part of the weights that the first process made",
     "cpu_ram_efficient_loading": "every rank reads its part of the weights that the first process made",
@@ -60,7 +60,7 @@ _GONE = {
 }
 
 
-def shares_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
+def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
     """Tells whether the arguments ask for shared weights: NO_SHARD asks for whole copies.
 
     Example:
@@ -68,7 +68,7 @@ def shares_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) ->
         (False, True)
     """
     wanted = bool(fsdp) or (fsdp is None and bool(config))
-    return wanted and Sharding.of(fsdp, config).strategy != "NO_SHARD"
+    return wanted and Sharding.from_arguments(fsdp, config).strategy != "NO_SHARD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Sharding:
         backward_prefetch: the same in the backward pass; None for torch's own, which is the next one.
 
     Example:
-        >>> Sharding.of("SHARD_GRAD_OP", None).reshard_after_forward
+        >>> Sharding.from_arguments("SHARD_GRAD_OP", None).reshard_after_forward
         False
     """
 
@@ -129,7 +129,7 @@ class Sharding:
     backward_prefetch: int | None = None
 
     @classmethod
-    def of(cls, fsdp: bool | str | None, config: Mapping[str, Any] | None) -> Sharding:
+    def from_arguments(cls, fsdp: bool | str | None, config: Mapping[str, Any] | None) -> Sharding:
         """Returns the settings that the arguments ask for.
 
         Args:
@@ -141,7 +141,7 @@ class Sharding:
         """
         config = _known_keys(config or {})
         strategy = _strategy(fsdp, config)
-        _say_what_moved(config)
+        _warn_of_ignored(config)
         wrap, layers = _wrapping(config)
         reshard = config.get("reshard_after_forward")
         return cls(
@@ -154,11 +154,13 @@ class Sharding:
             precision=_precision(config.get("mixed_precision")),
             recompute=_recompute(config.get("activation_checkpointing")),
             shard_size=_count(config, "shard_size", 0) or None,
-            forward_prefetch=_ahead(config, "forward_prefetch") or 0,
-            backward_prefetch=_ahead(config, "backward_prefetch"),
+            forward_prefetch=_prefetch_count(config, "forward_prefetch") or 0,
+            backward_prefetch=_prefetch_count(config, "backward_prefetch"),
         )
 
-    def under(self, dtype: torch.dtype | None, *, takes_tokens: bool) -> tuple[Sharding, torch.dtype | None]:
+    def with_precision_of(
+        self, dtype: torch.dtype | None, *, takes_tokens: bool
+    ) -> tuple[Sharding, torch.dtype | None]:
         """Returns the settings of a run in a precision, and the type of autocast that it still needs.
 
         Under bfloat16 FSDP2 gathers the weights in that type and adds gradients in float32. Autocast would gather them
@@ -176,7 +178,7 @@ class Sharding:
         needs_none = half and precision.param_dtype is torch.bfloat16
         return replace(self, precision=precision), None if needs_none else dtype
 
-    def shared_by(self, replicas: int, replicas_of_a_machine: int) -> int:
+    def shard_size_among(self, replicas: int, replicas_of_a_machine: int) -> int:
         """Returns how many of the replicas share one copy of the weights.
 
         Args:
@@ -209,8 +211,8 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         name = str(key).removeprefix("fsdp_")
         # Accelerate's word.
         name = "cpu_offload" if name == "offload_params" else name
-        if name not in _KEYS and name not in _GONE:
-            hint = nearest(name, [*_KEYS, *_GONE]) or "one of: " + ", ".join(_KEYS)
+        if name not in _KEYS and name not in _IGNORED:
+            hint = nearest(name, [*_KEYS, *_IGNORED]) or "one of: " + ", ".join(_KEYS)
             raise _refused(f"fsdp_config has no setting {str(key)!r}", hint, "fsdp_config")
         if name in known:
             raise _refused(f"fsdp_config gives {name!r} twice", "remove one of them", "fsdp_config")
@@ -290,7 +292,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
-def _ahead(config: Mapping[str, Any], name: str) -> int | None:
+def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
     """Returns how many units a prefetch looks ahead; None for words of FSDP1, which have no number."""
     value = config.get(name)
     if isinstance(value, int) and value >= 0:
@@ -356,7 +358,7 @@ def _dtype(value: Any, name: str) -> torch.dtype | None:
     return _DTYPES[word]
 
 
-def _say_what_moved(config: Mapping[str, Any]) -> None:
+def _warn_of_ignored(config: Mapping[str, Any]) -> None:
     prefetch = config.get("backward_prefetch")
     if prefetch is False or (isinstance(prefetch, str) and prefetch.upper() != "BACKWARD_PRE"):
         if str(prefetch).upper() not in ("BACKWARD_POST", "NO_PREFETCH", "NONE", "FALSE"):
@@ -373,6 +375,6 @@ def _say_what_moved(config: Mapping[str, Any]) -> None:
         _log.warning("limit_all_gathers: false has no effect: FSDP2 never gathers further ahead than it has room for")
     elif config.get("limit_all_gathers") is not None:
         _flag(config, name="limit_all_gathers")
-    for name, instead in _GONE.items():
+    for name, instead in _IGNORED.items():
         if name in config:
             _log.warning("fsdp_config.%s has no effect: %s", name, instead)

@@ -8,7 +8,7 @@ a class that the model does not have is answered with those that it has.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
+from forgather.ml.strategy.fsdp_config import MixedPrecision, Recompute, Sharding
 
 _log = get_logger(__name__)
 
@@ -85,12 +85,12 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
-def recompute(units: list[nn.Module], sharding: Sharding) -> None:
-    """Has the backward pass compute the units anew; gradients stay the same, memory shrinks."""
+def checkpoint_activations(modules: Iterable[nn.Module], recompute: Recompute) -> None:
+    """Makes the backward pass compute modules again, one after the other: same gradients, less memory."""
     settings: dict[str, Any] = {"use_reentrant": False}
-    if sharding.recompute == "selective":
+    if recompute == "selective":
         settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
-    for unit in units:
+    for unit in modules:
         unit.forward = _recomputed(unit, unit.forward, settings)
 
 

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 
 
 @torch.no_grad()
-def norm_of(
+def grad_norm(
     parameters: Iterable[nn.Parameter], *, pp_group: Any = None, weights_counted_once: Collection[nn.Parameter] = ()
 ) -> Tensor:
     """Returns the 2-norm of the gradients; collective over the ranks that share the parameters.
@@ -54,7 +54,7 @@ def norm_of(
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+def clip_grads(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
     """Scales the gradients so that a norm above `max_norm` becomes `max_norm`, as `clip_grads_with_norm_` does."""
     if math.isinf(max_norm):
         return
@@ -88,7 +88,7 @@ def _device_of(parameter: nn.Parameter) -> torch.device:
 _BUCKET_BYTES = 64 * 2**20
 
 
-def summed(value: Any, group: Any, device: torch.device) -> Any:
+def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
     """Returns the sum of a number or tensor over a group, of the type that it has.
 
     A number comes back as a number from the CPU; from an accelerator as a tensor, so that nobody waits for it.
@@ -105,7 +105,7 @@ def summed(value: Any, group: Any, device: torch.device) -> Any:
     return total if whole else total.float()
 
 
-def added(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
+def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
     """Adds gradients over a group, meanwhile; torch's own way takes their mean.
 
     A mean that is multiplied again rounds, wherever the number of processes is no power of two.

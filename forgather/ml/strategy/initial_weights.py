@@ -37,8 +37,8 @@ from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
 from forgather.ml.number_format import size
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.meta_model import emptied, is_plain, put, skeleton, tensors_of, without_memory
-from forgather.ml.strategy.state import like_local
+from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
+from forgather.ml.strategy.state import local_slice
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
@@ -104,21 +104,21 @@ def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
     """
     key = recipe.model_key() if recipe.model_key is not None else None
     if key is not None:
-        kept = _kept(recipe, key)
+        kept = _from_cache(recipe, key)
         if kept is not None:
             return kept
-    model = _made(recipe)
-    rng = _random()
+    model = _make_model(recipe)
+    rng = _rng_state()
     folder = Path(tempfile.mkdtemp(prefix="forgather-initial-"))
     try:
-        _write(folder, model)
+        _write_weights(folder, model)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return SeedCheckpoint(folder, model, rng, is_kept=False)
 
 
-def _kept(recipe: Recipe, key: str) -> SeedCheckpoint | None:
+def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
     """Returns the first weights out of the cache, made where they are missing; None where it cannot hold them."""
     made: list[nn.Module] = []
     is_making = False
@@ -127,15 +127,15 @@ def _kept(recipe: Recipe, key: str) -> SeedCheckpoint | None:
     def build(folder: Path) -> None:
         nonlocal is_making
         is_making = True
-        made.append(_made(recipe, max_bytes=MAX_BYTES))
+        made.append(_make_model(recipe, max_bytes=MAX_BYTES))
         is_making = False
-        write_state(Draft(LocalStorage(), folder), _RNG, _random())
-        _write(folder, made[0])
+        write_state(Draft(LocalStorage(), folder), _RNG, _rng_state())
+        _write_weights(folder, made[0])
 
     try:
         folder = cached_folder(KIND, key, build)
         rng = read_state(folder, _RNG)
-        model = made[0] if made else skeleton(recipe.make_model)
+        model = made[0] if made else meta_model(recipe.make_model)
         if not SeedWeights(folder).fits(model):
             raise ValueError("they are of another model")
     except _TooLarge:
@@ -154,8 +154,8 @@ class _TooLarge(Exception):  # noqa: N818 - no error: the model is made, and not
     """A model that the cache does not hold."""
 
 
-def _made(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
-    needed = _bytes_of(recipe.make_model)
+def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
+    needed = _size_of(recipe.make_model)
     if needed is not None:
         _refuse_too_large(needed)
         if max_bytes is not None and needed > max_bytes:
@@ -163,17 +163,17 @@ def _made(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
     return recipe.make_model()
 
 
-def _random() -> dict[str, Any]:
+def _rng_state() -> dict[str, Any]:
     return {name: state for name, state in capture_rng().items() if name != "cuda"}
 
 
-def _write(folder: Path, model: nn.Module) -> None:
+def _write_weights(folder: Path, model: nn.Module) -> None:
     """Writes the tensors of a model into a folder, and leaves the model without them."""
-    tensors, aliases, _ = split_tensors(emptied(model))
+    tensors, aliases, _ = split_tensors(move_to_meta(model))
     write_tensors(Draft(LocalStorage(), folder), _WEIGHTS, tensors, {_ALIAS + name: of for name, of in aliases.items()})
 
 
-def _bytes_of(make_model: Callable[[], nn.Module]) -> int | None:
+def _size_of(make_model: Callable[[], nn.Module]) -> int | None:
     """Returns what a model takes; None where only making it tells. Random numbers stay as they were."""
     before = capture_rng()
     model = without_memory(make_model)
@@ -264,7 +264,7 @@ class InitialWeights:
                 done[id(old)] = (old, self._filled(fqn, old, target))
             new = done[id(old)][1]
             if new is not old:
-                put(owner, name, new)
+                set_tensor(owner, name, new)
 
     def whole(self) -> nn.Module:
         """Returns the model with its weights, on the CPU; one that exists already as it is."""
@@ -283,7 +283,7 @@ class InitialWeights:
                 code="FG731",
                 hint="the model must be the same on every rank: nothing in it may depend on the rank",
             )
-        local = like_local(value, old)
+        local = local_slice(value, old)
         if not old.is_meta:
             (old.to_local() if isinstance(old, DTensor) else old).copy_(local)
             return old
@@ -298,7 +298,7 @@ class InitialWeights:
         return new
 
 
-def initial_state(recipe: Recipe, topology: Topology) -> InitialWeights:
+def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
     """Returns the weights of a recipe, the same on every process; every process calls this.
 
     Raises:
@@ -330,7 +330,7 @@ class _Shapes(InitialWeights):
     """The model of a recipe, and no values."""
 
     def __init__(self, recipe: Recipe, topology: Topology) -> None:
-        model = skeleton(recipe.make_model)
+        model = meta_model(recipe.make_model)
         names = [fqn for fqn, *_ in tensors_of(model)]
         super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
 
@@ -372,7 +372,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
         shutil.rmtree(mine["folder"], ignore_errors=True)
 
     def make_skeleton() -> nn.Module:
-        return made.pop() if made else _unpickled(mine["skeleton"]) or skeleton(recipe.make_model)
+        return made.pop() if made else _unpickled(mine["skeleton"]) or meta_model(recipe.make_model)
 
     return InitialWeights(weights.find, weights.names, make_skeleton, topology.device)
 
@@ -417,7 +417,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     taken: dict[str, Tensor] = {}
 
     def make_skeleton() -> nn.Module:
-        taken.update(emptied(model))
+        taken.update(move_to_meta(model))
         return model
 
     def find(fqn: str) -> Tensor:

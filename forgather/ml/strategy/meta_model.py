@@ -22,7 +22,7 @@ _PLAIN = (nn.Parameter, nn.Buffer, Tensor)
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-def skeleton(make_model: Callable[[], nn.Module]) -> nn.Module:
+def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
     """Returns what `make_model` makes with every tensor on the meta device; random numbers stay as they were.
 
     A model whose construction looks at values (and so cannot be made without them) is made whole and emptied.
@@ -30,7 +30,7 @@ def skeleton(make_model: Callable[[], nn.Module]) -> nn.Module:
     before = capture_rng()
     try:
         model = without_memory(make_model) or make_model()
-        emptied(model)
+        move_to_meta(model)
     finally:
         restore_rng(before)
     return model
@@ -58,7 +58,7 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]
                     yield fqn, owner, name, value
 
 
-def put(owner: nn.Module, name: str, value: Tensor) -> None:
+def set_tensor(owner: nn.Module, name: str, value: Tensor) -> None:
     """Sets a parameter, a buffer or a tensor attribute of a module."""
     for kind in (owner._parameters, owner._buffers):
         if name in kind:
@@ -72,7 +72,7 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
 
 
-def emptied(model: nn.Module) -> dict[str, Tensor]:
+def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
     """Moves every tensor to the meta device; returns what they were, by each of their names."""
     values: dict[str, Tensor] = {}
     done: dict[int, tuple[Tensor, Tensor]] = {}
@@ -86,5 +86,5 @@ def emptied(model: nn.Module) -> dict[str, Tensor]:
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
                 new.__dict__.update(vars(old) if not isinstance(old, FakeTensor) else {})
             done[id(old)] = (old, new)
-        put(owner, name, done[id(old)][1])
+        set_tensor(owner, name, done[id(old)][1])
     return values

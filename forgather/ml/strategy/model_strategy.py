@@ -24,9 +24,9 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.gradients import summed
+from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
+from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
 from forgather.ml.types import PaddingBatch, Topology, Update, Window
 
 
@@ -187,14 +187,14 @@ class ModelStrategy:
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over the replicas, on every process."""
-        return summed(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
+        return sum_over_group(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> LocalState:
         """Returns the local state: weights of this process, buffers of the first replica alone."""
-        optimizer = held_optimizer(self.model, self.optimizer, self.precision)
-        return held_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
+        optimizer = local_optimizer_state(self.model, self.optimizer, self.precision)
+        return local_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: CheckpointReader) -> None:
         """Continues with the weights of a checkpoint; this process reads its own part of each.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.strategy.fsdp_config import shares_weights
+from forgather.ml.strategy.fsdp_config import shards_weights
 
 DDP, FSDP = "DistributedDataParallel", "FSDP2"
 
@@ -51,7 +51,7 @@ STRATEGIES = (
     StrategyEntry(
         "fsdp2:sharded",
         FSDP,
-        lambda args: shares_weights(args.fsdp, args.fsdp_config),
+        lambda args: shards_weights(args.fsdp, args.fsdp_config),
         "USE_FSDP",
         "set fsdp: true in trainer_args (trainers/accel_trainer.yaml)",
     ),

@@ -41,7 +41,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return whole
 
 
-def like_local(whole: Tensor, like: Tensor) -> Tensor:
+def local_slice(whole: Tensor, like: Tensor) -> Tensor:
     """Returns the part of a whole tensor that lies here, in the shape in which `like` (perhaps a DTensor) lies."""
     if not isinstance(like, DTensor):
         return whole
@@ -87,7 +87,7 @@ def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]
     return kept
 
 
-def held_state(
+def local_state(
     state: Mapping[str, Any],
     optimizer: Mapping[str, Any] | None,
     *,
@@ -98,7 +98,7 @@ def held_state(
 
     Args:
         state: the model's or a part's, by names of the whole model, its tensors as they lie here (`keep_vars`).
-        optimizer: as `held_optimizer` gives it; None where there is none.
+        optimizer: as `local_optimizer_state` gives it; None where there is none.
         is_first: whether this is the first replica: buffers, which may differ between replicas, are its own.
         aliases: further names of weights that `state` has under their first name alone.
     """
@@ -183,7 +183,7 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
             module.load_state_dict(others, strict=False)
 
 
-OF_THE_LAYOUT = ("fused", "foreach")
+LAYOUT_KEYS = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -191,7 +191,7 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def held_optimizer(
+def local_optimizer_state(
     model: nn.Module, optimizer: Optimizer | None, precision: Precision | None = None
 ) -> dict[str, Any] | None:
     """Returns {"state": {name: {...}}, "param_groups": [{"params": names, ...}]} of what lies here.
@@ -285,7 +285,7 @@ def refuse_other_groups(kind: str, groups: Iterable[Sequence[str]], tree: Mappin
         CheckpointError: FG605.
     """
     settings_of = {
-        name: {key: value for key, value in group.items() if key not in ("params", *OF_THE_LAYOUT)}
+        name: {key: value for key, value in group.items() if key not in ("params", *LAYOUT_KEYS)}
         for group in tree["param_groups"]
         for name in group["params"]
     }
@@ -312,7 +312,7 @@ def _read_optimizer(
     groups: list[dict[str, Any]] = []
     for group, numbers in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         here = [names[id(parameter)] for parameter in group["params"]]
-        own = {name: numbers[name] for name in ("params", *OF_THE_LAYOUT) if name in numbers}
+        own = {name: numbers[name] for name in ("params", *LAYOUT_KEYS) if name in numbers}
         groups.append({**numbers, **(groups_of[here[0]] if here else {}), **own})
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
             if name in tree["state"]:

@@ -34,11 +34,11 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
 # Whole on every rank: seen by one slice of the heads each, so that its gradient is the sum over ranks.
-_SUMMED = "replicated_with_grad_allreduce"
-_WORDS = (*_STYLES, _SUMMED, "replicate")
+_GRAD_ALL_REDUCE = "replicated_with_grad_allreduce"
+_WORDS = (*_STYLES, _GRAD_ALL_REDUCE, "replicate")
 
 
-def cut(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None) -> list[nn.Module]:
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None) -> list[nn.Module]:
     """Cuts the layers of a model, in place; returns the modules whose gradients must be added over the axis.
 
     Args:
@@ -54,7 +54,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     styles = _by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
-    _keep_shared_whole(model, styles)
+    _keep_tied_whole(model, styles)
     modules = dict(model.named_modules())
     for name, style in styles.items():
         _refuse_uneven(name, modules[name], style, mesh.size())
@@ -63,7 +63,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None
             parallelize_module(modules[name], mesh, _STYLES[style](), src_data_rank=None)
         elif isinstance(style, ParallelStyle):
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
-    return [modules[name] for name, style in styles.items() if style == _SUMMED]
+    return [modules[name] for name, style in styles.items() if style == _GRAD_ALL_REDUCE]
 
 
 def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ def _refuse_uneven(name: str, module: nn.Module, style: Any, size: int) -> None:
         ).about("tensor_parallel_size")
 
 
-def _keep_shared_whole(model: nn.Module, styles: dict[str, Any]) -> None:
+def _keep_tied_whole(model: nn.Module, styles: dict[str, Any]) -> None:
     """Takes from the plan the modules whose weight a module beside the plan shares: cut, it would be two weights."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():

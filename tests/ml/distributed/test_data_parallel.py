@@ -19,9 +19,9 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.data_parallel import (
     DataParallel,
     DataParallelSettings,
-    added,
     check_engine,
     make_accelerator,
+    sum_bucket_async,
 )
 from forgather.ml.strategy.single import SingleDevice
 from forgather.ml.trainer.model_setup import recompute_activations
@@ -276,9 +276,9 @@ def _counts_reductions(accumulation):
 
     def count(gradients, group):
         handed.append(len(seen))
-        return added(gradients, group)
+        return sum_bucket_async(gradients, group)
 
-    data_parallel.added = count  # in this process alone, which ends with the test
+    data_parallel.sum_bucket_async = count  # in this process alone, which ends with the test
     strategy = parallel()
     strategy.build(Recipe(make_model=tiny_llama, make_rule=loss_rule, make_optimizer=None))
     window = next(windows(strategy.rule, 0, 2, accumulation))

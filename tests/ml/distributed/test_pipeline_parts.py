@@ -274,7 +274,7 @@ def test_dropout_is_the_same_after_a_resume_and_leaves_shared_random_numbers_ali
 def _masks():
     strategy = pipeline(recipe(functools.partial(make_gpt2, dropout=0.3)), world=4, data=2, rows=2)
     torch.manual_seed(7)
-    with strategy._randomness.own():
+    with strategy._rng.isolated():
         return torch.rand(3).tolist()
 
 

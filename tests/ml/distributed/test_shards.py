@@ -20,7 +20,7 @@ from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.save_plan import LocalState, Planning, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer, restore_weights
+from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
 from forgather.ml.trainer.checkpoint_writer import Checkpoints
 from forgather.ml.trainer.snapshot import Snapshot
 from tests.ml.distributed.gang import run_ranks
@@ -97,7 +97,7 @@ def _writes_one(folder, placements):
 
 def _copies(folder):
     model = tiny_llama(tie_word_embeddings=True)
-    write(held_state(model.state_dict(keep_vars=True), None), folder)
+    write(local_state(model.state_dict(keep_vars=True), None), folder)
     if dist.get_rank() == 0:
         model.config.save_pretrained(folder)
 
@@ -125,7 +125,7 @@ class Averages(nn.Module):
 def _buffers(folder):
     model = Averages()
     first = collectives.rank() == 0
-    write(held_state(model.state_dict(keep_vars=True), None, is_first=first), folder)
+    write(local_state(model.state_dict(keep_vars=True), None, is_first=first), folder)
 
 
 def test_buffers_are_those_of_the_first_replica(tmp_path):
@@ -145,7 +145,7 @@ def _half_summed(folder):
         "count": torch.tensor(3.0),
         "history": [torch.ones(2), {"deep": torch.tensor(7)}],
     }
-    write(held_state(model.state_dict(keep_vars=True), held_optimizer(model, optimizer)), folder)
+    write(local_state(model.state_dict(keep_vars=True), local_optimizer_state(model, optimizer)), folder)
     fresh = torch.optim.SGD(model.parameters(), lr=0.5)
     with CheckpointReader(folder) as saved:
         restore_optimizer(model, fresh, saved)
@@ -288,7 +288,7 @@ def test_weights_that_fit_one_rank_alone_change_none(tmp_path):
 
 
 def _writes_model(folder, model, optimizer=None):
-    write(held_state(model.state_dict(keep_vars=True), optimizer), folder)
+    write(local_state(model.state_dict(keep_vars=True), optimizer), folder)
 
 
 class Two(nn.Module):
@@ -316,7 +316,7 @@ def test_names_and_shapes_of_another_model_are_told(other, said, tmp_path):
 def test_the_optimizer_state_of_other_parameters_is_told(tmp_path):
     model = Two()
     optimizer = torch.optim.AdamW(model.parameters())
-    _writes_model(tmp_path, model, held_optimizer(model, optimizer))
+    _writes_model(tmp_path, model, local_optimizer_state(model, optimizer))
     model.b.requires_grad_(False)
     frozen = torch.optim.AdamW([model.a])
     with CheckpointReader(tmp_path) as saved:

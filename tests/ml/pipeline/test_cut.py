@@ -11,10 +11,11 @@ from torch import nn
 from transformers import LlamaConfig, MixtralConfig, T5Config, T5ForConditionalGeneration
 
 from forgather.errors import TrainingError
+from forgather.ml.strategy.fsdp_units import checkpoint_activations
 from forgather.ml.strategy.pipeline.blocks import find_blocks
 from forgather.ml.strategy.pipeline.local_stages import tied_parameters
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
-from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, infer_output, present_blocks
+from forgather.ml.strategy.pipeline.stage import infer_output, make_stage, present_blocks
 from forgather.ml.strategy.pipeline.trace import on_meta_device
 from tests.ml.pipeline.models import (
     TRANSFORMERS,
@@ -28,8 +29,12 @@ from tests.ml.pipeline.models import (
 )
 
 
+def checkpointed(stage):
+    checkpoint_activations(present_blocks(stage).values(), "full")
+
+
 def stages_of(model, plan):
-    return [cut(model, plan, index) for index in range(plan.num_stages)]
+    return [make_stage(model, plan, index) for index in range(plan.num_stages)]
 
 
 def in_training(model, inputs, **keywords):
@@ -133,7 +138,7 @@ def test_recomputed_blocks_give_the_same_gradients(kind):
     block = model.get_submodule(plan.blocks.block_name(1))
     norm = next(module for name, module in block.named_modules() if "norm" in name or name.startswith("ln"))
     norm.register_forward_hook(lambda *_: calls.append(1))
-    assert_equal(*whole_and_chained(model, IDS, plan, prepare=checkpoint_blocks, position_ids=PACKED))
+    assert_equal(*whole_and_chained(model, IDS, plan, prepare=checkpointed, position_ids=PACKED))
     assert 3 == len(calls)  # whole; chained; recomputed
 
 
@@ -152,7 +157,7 @@ def test_plain_blocks_are_recomputed():
     model = Plain().double()
     plan = plan_split(on_meta_device(model), 3)
     inputs = torch.randint(0, 20, (2, 6))
-    assert_equal(*whole_and_chained(model, inputs, plan, prepare=checkpoint_blocks))
+    assert_equal(*whole_and_chained(model, inputs, plan, prepare=checkpointed))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -176,7 +181,7 @@ def test_a_stage_on_meta_is_filled_by_name_and_computes():
     plan = plan_split(on_meta_device(model), "auto", 2)
     states = IDS
     for index in range(2):
-        part = cut(on_meta_device(model), plan, index).to_empty(device="cpu")
+        part = make_stage(on_meta_device(model), plan, index).to_empty(device="cpu")
         part.load_state_dict({name: value for name, value in model.state_dict().items() if plan.holds(index, name)})
         for name, buffer in part.named_buffers():
             buffer.copy_(model.get_buffer(name))
@@ -187,9 +192,9 @@ def test_a_stage_on_meta_is_filled_by_name_and_computes():
 def test_a_stage_infers_its_shapes_on_meta_device():
     model = on_meta_device(transformer("gpt2"))
     plan = plan_split(model, "auto", 2)
-    states = infer_output(cut(model, plan, 0), IDS.to("meta"), position_ids=PACKED.to("meta"))
+    states = infer_output(make_stage(model, plan, 0), IDS.to("meta"), position_ids=PACKED.to("meta"))
     assert ((3, 12, 16), torch.float64) == (tuple(states.shape), states.dtype)
-    assert (3, 12, 48) == tuple(infer_output(cut(model, plan, 1), states).shape)
+    assert (3, 12, 48) == tuple(infer_output(make_stage(model, plan, 1), states).shape)
 
 
 def test_tied_ends_are_named_on_both_stages():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from forgather.ml.strategy.gradients import clip, norm_of
+from forgather.ml.strategy.gradients import clip_grads, grad_norm
 from tests.ml.distributed.gang import run_ranks
 
 
@@ -36,9 +36,9 @@ def measured_over_meshes():
         parameter_with(distribute_tensor(third, mesh, [Replicate(), Shard(1)])),
         parameter_with(fourth),
     ]
-    before = norm_of([*parts, parts[0]])
-    clip(parts, before, 0.5)
-    return before.item(), norm_of(parts).item()
+    before = grad_norm([*parts, parts[0]])
+    clip_grads(parts, before, 0.5)
+    return before.item(), grad_norm(parts).item()
 
 
 def test_the_norm_over_meshes_is_that_of_one_process():
@@ -50,9 +50,9 @@ def measured_over_stages():
     first, second, third, fourth = map(parameter_with, gradients())
     tied = parameter_with(third.grad.clone())
     mine = [first, second, tied] if dist.get_rank() == 0 else [third, fourth]
-    before = norm_of(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied])
-    clip(mine, before, 0.5)
-    return before.item(), norm_of(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied]).item()
+    before = grad_norm(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied])
+    clip_grads(mine, before, 0.5)
+    return before.item(), grad_norm(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied]).item()
 
 
 def test_the_norm_over_stages_counts_copies_once():
@@ -61,13 +61,13 @@ def test_the_norm_over_stages_counts_copies_once():
 
 
 def test_no_gradient_is_a_norm_of_zero():
-    assert norm_of([nn.Parameter(torch.ones(2))]).item() == 0.0
+    assert grad_norm([nn.Parameter(torch.ones(2))]).item() == 0.0
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_clipping_is_that_of_torch_and_leaves_a_norm_below_the_limit(max_norm):
     ours, theirs = ([parameter_with(value.clone()) for value in gradients()] for _ in range(2))
-    clip(ours, norm_of(ours), max_norm)
+    clip_grads(ours, grad_norm(ours), max_norm)
     torch.nn.utils.clip_grad_norm_(theirs, max_norm)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(other.grad, one.grad, rtol=1e-6, atol=0)

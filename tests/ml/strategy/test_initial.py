@@ -13,7 +13,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import loss_rule
 from forgather.ml.strategy import initial_weights
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.initial_weights import initial_state, tensors_of
+from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
 from forgather.ml.types import Topology
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.models import Plain, gpt2, llama
@@ -73,7 +73,7 @@ def whole_and_sharded(name):
     topology = started()
     if topology.rank:
         seed_everything(99 + topology.rank)
-    weights = initial_state(recipe_of(functools.partial(seeded, MAKERS[name])), topology)
+    weights = make_initial_weights(recipe_of(functools.partial(seeded, MAKERS[name])), topology)
     drawn = torch.rand(3).tolist()
     meta = weights.on_meta()
     assert {"meta"} == {tensor.device.type for _, _, _, tensor in tensors_of(meta)}
@@ -96,13 +96,13 @@ def test_every_rank_has_the_weights_and_the_random_numbers_of_one_process(name):
 
 
 def test_a_shared_weight_stays_shared():
-    weights = initial_state(recipe_of(gpt2), alone())
+    weights = make_initial_weights(recipe_of(gpt2), alone())
     model = weights.whole()
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
 def test_a_part_of_a_model_is_filled_by_its_names():
-    weights = initial_state(recipe_of(llama), alone())
+    weights = make_initial_weights(recipe_of(llama), alone())
     part = weights.on_meta()
     part.model.embed_tokens = part.lm_head = None
     part.model.layers = nn.ModuleDict({"1": part.model.layers[1]})
@@ -111,7 +111,7 @@ def test_a_part_of_a_model_is_filled_by_its_names():
 
 
 def test_a_name_that_the_model_lacks_is_told_with_the_nearest():
-    weights = initial_state(recipe_of(llama), alone())
+    weights = make_initial_weights(recipe_of(llama), alone())
     with pytest.raises(DistributedError, match="no 'model.norm.weigth'.*did you mean 'model.norm.weight'") as caught:
         weights.read("model.norm.weigth")
     assert caught.value.code == "FG731"
@@ -120,7 +120,7 @@ def test_a_name_that_the_model_lacks_is_told_with_the_nearest():
 def broadcast_of_the_first():
     topology = started()
     model = llama(seed=topology.rank)
-    weights = initial_state(recipe_of(lambda: model, anew=False), topology)
+    weights = make_initial_weights(recipe_of(lambda: model, anew=False), topology)
     assert weights.whole() is model
     same_tensors(model, llama(seed=0))
     assert weights.on_meta() is model
@@ -137,7 +137,7 @@ def other_model_on_rank_one():
     topology = started()
     model = llama(layers=1 + topology.rank)
     with pytest.raises(DistributedError, match="rank 1 was given another model than rank 0") as caught:
-        initial_state(recipe_of(lambda: model, anew=False), topology)
+        make_initial_weights(recipe_of(lambda: model, anew=False), topology)
     return caught.value.code
 
 
@@ -152,7 +152,7 @@ def second_rank_is_told():
         raise ValueError("a broken constructor")
 
     try:
-        initial_state(recipe_of(broken), topology)
+        make_initial_weights(recipe_of(broken), topology)
     except (ValueError, DistributedError) as error:
         return type(error).__name__, str(error)
 
@@ -168,5 +168,5 @@ def test_the_other_ranks_name_the_rank_that_could_not_make_the_model():
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(monkeypatch):
     monkeypatch.setattr(initial_weights, "available_bytes", lambda: 100_000)
     with pytest.raises(TrainingError, match="takes .*and this machine has 97.7 KiB") as caught:
-        initial_state(recipe_of(llama), alone())
+        make_initial_weights(recipe_of(llama), alone())
     assert caught.value.code == "FG733"

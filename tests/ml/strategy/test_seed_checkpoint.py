@@ -19,7 +19,7 @@ from forgather.ml.model_fingerprint import model_key
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.strategy import initial_weights as ours
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.initial_weights import initial_state, tensors_of
+from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
 from forgather.ml.types import Topology
 from tests.isolation import private_folders  # noqa: F401
 from tests.ml.distributed.gang import run_ranks
@@ -60,7 +60,7 @@ class Run:
 
     def begin(self):
         """Returns the model with its weights and what is drawn after them."""
-        model = initial_state(self.recipe, alone()).whole()
+        model = make_initial_weights(self.recipe, alone()).whole()
         return model, torch.rand(3).tolist()
 
 
@@ -221,7 +221,7 @@ def test_a_model_that_cannot_be_made_is_told_as_it_is():
     recipe = Recipe(make_model=broken, make_rule=loss_rule, make_optimizer=None, model_is_made_anew=True,
                     model_key=lambda: "key")  # fmt: skip
     with pytest.raises(OSError, match="a broken constructor"):
-        initial_state(recipe, alone())
+        make_initial_weights(recipe, alone())
 
 
 def test_a_tokenizer_counts_by_what_the_model_takes_of_it():

@@ -31,7 +31,7 @@ LAYOUTS = {
     "full": (Layout(data_parallel_size=2, shard_size=2), Sharding()),
     "full 3": (Layout(data_parallel_size=3, shard_size=3), Sharding()),
     "full 4": (Layout(data_parallel_size=4, shard_size=4), Sharding()),
-    "grad op": (Layout(data_parallel_size=2, shard_size=2), Sharding.of("SHARD_GRAD_OP", None)),
+    "grad op": (Layout(data_parallel_size=2, shard_size=2), Sharding.from_arguments("SHARD_GRAD_OP", None)),
     "hybrid": (Layout(data_parallel_size=4, shard_size=2), Sharding(strategy="HYBRID_SHARD")),
     "no shard": (Layout(data_parallel_size=2, shard_size=1), Sharding(strategy="NO_SHARD")),
     "offload": (Layout(data_parallel_size=2, shard_size=2), Sharding(cpu_offload=True)),

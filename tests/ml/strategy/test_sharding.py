@@ -44,7 +44,7 @@ from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
     ],
 )
 def test_words_of_configs_are_understood(fsdp, config, expected, caplog):
-    assert expected == Sharding.of(fsdp, config)
+    assert expected == Sharding.from_arguments(fsdp, config)
     assert [] == caplog.records
 
 
@@ -74,7 +74,7 @@ def test_words_of_configs_are_understood(fsdp, config, expected, caplog):
 )
 def test_what_is_not_known_is_refused(fsdp, config, words):
     with pytest.raises(DistributedError) as caught:
-        Sharding.of(fsdp, config)
+        Sharding.from_arguments(fsdp, config)
     assert caught.value.code == "FG734"
     assert words in str(caught.value)
 
@@ -91,18 +91,18 @@ def test_what_is_not_known_is_refused(fsdp, config, words):
 )
 def test_what_has_no_effect_is_said_in_one_line(config, words, caplog):
     with caplog.at_level(logging.WARNING):
-        Sharding.of(True, config)
+        Sharding.from_arguments(True, config)
     assert 1 == len(caplog.records)
     assert words in caplog.text
 
 
 def test_a_hybrid_shares_within_a_machine_by_default():
-    hybrid = Sharding.of("HYBRID_SHARD", None)
+    hybrid = Sharding.from_arguments("HYBRID_SHARD", None)
     assert (8, 4, 16, 1) == (
-        hybrid.shared_by(32, 8),
-        hybrid.shared_by(4, 8),
-        Sharding.of("FULL_SHARD", None).shared_by(16, 8),
-        Sharding.of("NO_SHARD", None).shared_by(16, 8),
+        hybrid.shard_size_among(32, 8),
+        hybrid.shard_size_among(4, 8),
+        Sharding.from_arguments("FULL_SHARD", None).shard_size_among(16, 8),
+        Sharding.from_arguments("NO_SHARD", None).shard_size_among(16, 8),
     )
 
 
@@ -127,5 +127,5 @@ AUTOCAST = MixedPrecision()
 def test_the_precision_of_a_run_decides_what_is_gathered_and_what_is_autocast(
     given, dtype, takes_tokens, precision, autocast
 ):
-    found = Sharding(precision=given).under(dtype, takes_tokens=takes_tokens)
+    found = Sharding(precision=given).with_precision_of(dtype, takes_tokens=takes_tokens)
     assert (Sharding(precision=precision), autocast) == found

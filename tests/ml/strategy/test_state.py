@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from forgather.ml.checkpoint.reader import CheckpointReader
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_optimizer
+from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer
 from tests.ml.distributed.states import write
 
 
@@ -21,7 +21,7 @@ def test_how_a_step_is_computed_is_no_matter_of_what_was_saved(tmp_path):
     model, optimizer = trained(lr=0.5, fused=True)
     other, reader = trained(lr=0.1, fused=False)
 
-    write(held_state(model.state_dict(keep_vars=True), held_optimizer(model, optimizer)), tmp_path)
+    write(local_state(model.state_dict(keep_vars=True), local_optimizer_state(model, optimizer)), tmp_path)
     with CheckpointReader(tmp_path) as saved:
         restore_optimizer(other, reader, saved)
 

@@ -1,6 +1,6 @@
 """A forward pass over the stages without gradients, and the model that callbacks see: it computes over all stages.
 
-Takes inputs; gives the output of the last stage, on its rank (`ForwardPass`) or on every rank (`PipelineView`), and
+Takes inputs; gives the output of the last stage, on its rank (`ForwardPass`) or on every rank (`PipelineModel`), and
 generated text. Keeps true: every placement of stages and every shape of inputs works, no buffer of a schedule changes,
 and sharded weights are sharded again afterwards; a rank continues with its next batch while later stages compute. Text
 is greedy and uses no cache of keys and values, so each token is a pass over the whole text so far.
@@ -86,7 +86,7 @@ class ForwardPass:
             header[start + 2 : start + 2 + tensor.ndim] = torch.tensor(tensor.shape)
         for tensor in (header.to(self.device), *(tensor.detach().contiguous() for tensor in tensors)):
             # The work does not keep the tensor alive on every backend.
-            self._under_way.append(_Sent(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
+            self._under_way.append(_SentTensor(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
 
     def _receive(self, rank: int) -> tuple[Tensor, ...]:
         header = torch.zeros(_HEADER, dtype=torch.int64, device=self.device)
@@ -108,7 +108,7 @@ class ForwardPass:
                     module.reshard()
 
 
-class _Sent:
+class _SentTensor:
     def __init__(self, work: Any, tensor: Tensor) -> None:
         self.work, self.tensor = work, tensor
 
@@ -119,7 +119,7 @@ class _Sent:
 _log = get_logger(__name__)
 
 
-class PipelineView(nn.Module):
+class PipelineModel(nn.Module):
     """The whole model, computed stage by stage.
 
     Args:

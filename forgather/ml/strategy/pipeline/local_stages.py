@@ -82,7 +82,7 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
         device: where tensors pass from rank to rank.
     """
     held = local.named_state()
-    everyone = _gathered({name: _facts(value) for name, value in held.items()}, group)
+    everyone = _gathered({name: _spec(value) for name, value in held.items()}, group)
     shared: dict[str, Any] = {}
     for name in names:
         first = local.aliases.get(name, name)
@@ -90,7 +90,7 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
             owner = next(rank for rank, known in enumerate(everyone) if first in known)
             value = held[first] if owner == dist.get_rank(group) else None
             value = whole_tensor(value) if isinstance(value, Tensor) else value
-            value = _told(value, everyone[owner][first], owner=owner, group=group, device=device)
+            value = _broadcast(value, everyone[owner][first], owner=owner, group=group, device=device)
             if first not in local.aliases.values():
                 yield name, value
                 continue
@@ -99,13 +99,13 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def _facts(value: Any) -> Any:
-    return _Facts(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+def _spec(value: Any) -> Any:
+    return _TensorSpec(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
 def _gathered(value: Any, group: Any) -> list[Any]:
@@ -114,9 +114,9 @@ def _gathered(value: Any, group: Any) -> list[Any]:
     return found
 
 
-def _told(value: Any, facts: Any, *, owner: int, group: Any, device: torch.device) -> Any:
+def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.device) -> Any:
     """Returns what the owner holds, on every rank."""
-    if not isinstance(facts, _Facts):
+    if not isinstance(facts, _TensorSpec):
         return facts
     if value is None:
         there = torch.empty(facts.shape, dtype=facts.dtype, device=device)
@@ -178,7 +178,7 @@ class TiedWeight:
     ranks: tuple[int, ...]
 
 
-def join_local(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> None:
+def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> None:
     """Makes copies of a tied weight that lie on this rank one parameter."""
     for weight in tied:
         here = [(stages[index], name) for index, name in weight.copies if index in stages]
@@ -217,7 +217,7 @@ def tied_weights(
 
 def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -> None:
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, [_lies(copy) for copy in here.values()], group=group)
+    dist.all_gather_object(everyone, [_layout_of(copy) for copy in here.values()], group=group)
     layouts = sorted({layout for layouts in everyone for layout in layouts})
     if len(layouts) > 1:
         raise DistributedError(
@@ -228,7 +228,7 @@ def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -
         )
 
 
-def _lies(parameter: nn.Parameter) -> str:
+def _layout_of(parameter: nn.Parameter) -> str:
     placements = parameter.placements if isinstance(parameter, DTensor) else "whole"
     return f"{tuple(parameter.shape)} {placements}"
 

@@ -27,10 +27,10 @@ from forgather.ml.strategy.pipeline.schedules import Placement, facts_of
 _MAX_SHAPES = 16
 """Shapes whose buffers are kept; the least recently used ones are dropped."""
 
-LossOfPart = Callable[[Any, int], Tensor]
+MicroBatchLoss = Callable[[Any, int], Tensor]
 
 
-class Steps:
+class ScheduleRunner:
     """Forward and backward passes over the stages.
 
     Args:
@@ -59,13 +59,13 @@ class Steps:
         self.group = group
         self.device = device
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._loss: LossOfPart | None = None
+        self._loss: MicroBatchLoss | None = None
         self._sharded = any(isinstance(stage, FSDPModule) for stage in stages.values())
         # What splits the backward pass runs parts of a compiled graph twice, from buffers that must not be given away.
         if facts_of(schedule).splits_backward:
             torch._functorch.config.donated_buffer = False
 
-    def run(self, inputs: StepInputs, loss: LossOfPart) -> Tensor | None:
+    def run(self, inputs: StepInputs, loss: MicroBatchLoss) -> Tensor | None:
         """Adds the gradients of one step; returns the sum of its losses where the last stage lies.
 
         Args:
@@ -74,7 +74,7 @@ class Steps:
         """
         self._loss = loss
         made, is_new = self._schedule_for(inputs)
-        earlier = self._set_aside() if is_new and self._sharded else {}
+        earlier = self._take_gradients() if is_new and self._sharded else {}
         first = inputs.first if 0 in self.stages else ()
         has_loss = self.placement.num_stages - 1 in self.stages
         losses: list[Tensor] = []
@@ -113,7 +113,7 @@ class Steps:
         assert self._loss is not None, "losses are computed within a step"  # noqa: S101
         return self._loss(output, int(number))
 
-    def _set_aside(self) -> dict[nn.Parameter, Tensor]:
+    def _take_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Takes the gradients away; torch drops those of sharded parameters when it makes buffers."""
         found = {}
         for stage in self.stages.values():
@@ -142,7 +142,7 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-class StageRandomness:
+class StageRNG:
     """The random numbers of the passes on one rank.
 
     Args:
@@ -157,7 +157,7 @@ class StageRandomness:
         self.draws = draws
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
+    def isolated(self) -> Iterator[None]:
         """Runs its body with random numbers of this rank; every rank of the pipeline enters as often as the others."""
         if not self.draws:
             yield

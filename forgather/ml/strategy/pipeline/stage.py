@@ -14,7 +14,6 @@ never reaches raises when it is called.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from forgather.errors import TrainingError
 from forgather.ml.model_inputs import NoCache
@@ -40,7 +38,7 @@ class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forwa
         self.states = states
 
 
-class SentBack(torch.autograd.Function):
+class ContiguousGradient(torch.autograd.Function):
     """Hidden states as they are; their gradient in one piece, for gloo sends nothing else."""
 
     @staticmethod
@@ -78,7 +76,7 @@ class Gate:
         self.states = self.like = None
 
 
-class _Absent(nn.Module):
+class _Placeholder(nn.Module):
     """Stands for what another stage holds."""
 
     def __init__(self, name: str, gate: Gate, *, width: int | None = None) -> None:
@@ -89,7 +87,7 @@ class _Absent(nn.Module):
         return f"{self.name!r} lies in another stage"
 
 
-class AbsentBefore(_Absent):
+class PlaceholderBefore(_Placeholder):
     """What lies before the blocks: called on a later stage, where the result is discarded."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +102,7 @@ class AbsentBefore(_Absent):
         return like.detach().new_full((), self.gate.unused).expand(shape)
 
 
-class AbsentAfter(_Absent):
+class PlaceholderAfter(_Placeholder):
     """What lies after the blocks: never reached on an earlier stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +110,7 @@ class AbsentAfter(_Absent):
         raise _used_elsewhere(self.name, "before the last block")
 
 
-class AbsentEarlier(_Absent):
+class PlaceholderEarlier(_Placeholder):
     """A block of an earlier stage: hands through what is discarded."""
 
     def __init__(self, name: str, gate: Gate, *, num_outputs: int | None, enters: bool) -> None:
@@ -127,7 +125,7 @@ class AbsentEarlier(_Absent):
         return (states, *[None] * (self.num_outputs - 1))
 
 
-class AbsentLater(_Absent):
+class PlaceholderLater(_Placeholder):
     """A block of a later stage: what it is called with leaves the stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +235,7 @@ class _StageForward:
         keywords = {**keywords, **self._no_cache.keywords}
         given, name = states, self._input_name
         if not part.is_first:
-            given = _sent_back(states)
+            given = _with_contiguous_gradient(states)
             if part.entry is not Entry.CHAIN:
                 gate.open(given, unused)
                 given, name = _stand_in_input(part.entry, states, unused), "inputs_embeds"
@@ -278,11 +276,11 @@ def _stand_in_input(entry: Entry, states: Tensor, unused: float) -> Tensor:
     return states.detach().new_full((), unused).expand(states.shape)
 
 
-def _sent_back(states: Tensor) -> Tensor:
-    return SentBack.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
+def _with_contiguous_gradient(states: Tensor) -> Tensor:
+    return ContiguousGradient.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
 
 
-def cut(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
+def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
     """Returns the part of the model that stage `index` holds; the model stays whole.
 
     Parameters and buffers are those of the model, under their names: on the meta device, fill the stage afterwards.
@@ -329,15 +327,15 @@ def _stand_ins(
         if unit in held or unit not in modules:
             continue
         module = modules[unit]
-        kind = AbsentBefore if unit in blocks.before else AbsentAfter
+        kind = PlaceholderBefore if unit in blocks.before else PlaceholderAfter
         found[id(module)] = kind(unit, gate, width=getattr(module, "embedding_dim", None))
     for index, name in enumerate(blocks.names):
         if index >= span.stop:
-            found[id(modules[name])] = AbsentLater(name, gate)
+            found[id(modules[name])] = PlaceholderLater(name, gate)
         elif index < span.start:
             # A stage without blocks (norm and head alone) receives the output of the last block.
             enters = not span and index == len(blocks) - 1
-            found[id(modules[name])] = AbsentEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
+            found[id(modules[name])] = PlaceholderEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
     return found
 
 
@@ -387,22 +385,6 @@ def present_blocks(stage: nn.Module) -> dict[str, nn.Module]:
     """Returns the blocks that lie in a stage, by the model's names: the units to compile, shard or recompute."""
     part: Any = stage.pipeline_part
     return {name: stage.get_submodule(name) for name in part.blocks}
-
-
-def checkpoint_blocks(stage: nn.Module) -> None:
-    """Makes the backward pass of a stage recompute the activations of each of its blocks, one after the other."""
-    for block in present_blocks(stage).values():
-        block.forward = _recomputed(block, block.forward)
-
-
-def _recomputed(block: nn.Module, forward: Any) -> Any:
-    @functools.wraps(forward)
-    def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
-        if not (block.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return recomputing_forward
 
 
 def output_tensor(output: Any) -> Tensor:

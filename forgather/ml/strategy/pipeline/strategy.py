@@ -29,27 +29,27 @@ from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import move_buffers, recompute, shard, units_of
-from forgather.ml.strategy.gradients import clip, norm_of, sum_gradients
-from forgather.ml.strategy.initial_weights import initial_state
+from forgather.ml.strategy.fsdp_units import checkpoint_activations, move_buffers, shard, units_of
+from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
+from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
-from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineView
+from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineModel
 from forgather.ml.strategy.pipeline.local_stages import (
     LocalStages,
-    join_local,
     optimizer_of,
     sum_tied,
+    tie_local_copies,
     tied_parameters,
     tied_weights,
     whole_state,
 )
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
-from forgather.ml.strategy.pipeline.schedule_runner import StageRandomness, Steps, draws_random_numbers
+from forgather.ml.strategy.pipeline.schedule_runner import ScheduleRunner, StageRNG, draws_random_numbers
 from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place_stages
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
-from forgather.ml.strategy.pipeline.stage import checkpoint_blocks, cut, present_blocks
-from forgather.ml.strategy.state import held_optimizer, held_state, restore_weights
-from forgather.ml.strategy.tensor_parallel import cut as cut_into_slices
+from forgather.ml.strategy.pipeline.stage import make_stage, present_blocks
+from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
+from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 from forgather.ml.train_mode import modes_kept
 from forgather.ml.types import Window
 
@@ -147,11 +147,11 @@ class Pipeline(ModelStrategy):
                 hint="set bf16: true, which has the range of float32",
             )
         self._recipe = recipe
-        initial = initial_state(recipe, self.topology)
+        initial = make_initial_weights(recipe, self.topology)
         skeleton = initial.on_meta()
         autocast = recipe.autocast
         if self._sharding is not None:
-            self._sharding, autocast = self._sharding.under(autocast, takes_tokens=is_causal_lm(skeleton))
+            self._sharding, autocast = self._sharding.with_precision_of(autocast, takes_tokens=is_causal_lm(skeleton))
         self.rule = recipe.make_rule(skeleton)
         _refuse_loss_of_the_model(skeleton, self.rule)
         plan = plan_split(skeleton, self.split_spec, self.placement.num_stages)
@@ -162,10 +162,10 @@ class Pipeline(ModelStrategy):
         summed: set[str] = set()
         if self.mesh.layout.tensor_parallel_size > 1:
             skeleton = copy.deepcopy(skeleton)
-            summed = self._cut_into_slices(skeleton)
+            summed = self._apply_tensor_parallel(skeleton)
         stages = {}
         for index in self.placement.stages_of(self.topology.pp_rank):
-            stage = stages[index] = cut(skeleton, plan, index)
+            stage = stages[index] = make_stage(skeleton, plan, index)
             self._prepare(stage)
             offloads = self._sharding is not None and self._sharding.cpu_offload
             initial.fill(stage, device="cpu" if offloads else self.topology.device)
@@ -180,19 +180,21 @@ class Pipeline(ModelStrategy):
             for parameter in stage.get_submodule(name).parameters()
             if parameter.requires_grad
         ]
-        self._randomness = StageRandomness(
+        self._rng = StageRNG(
             replica=self.topology.dp_rank,
             position=self.topology.pp_rank,
             draws=draws_random_numbers(skeleton, getattr(skeleton, "config", None)),
         )
         shared: dict[str, Any] = {"placement": self.placement, "group": self.mesh.pp_group}
-        self._steps = Steps(stages, schedule=self.schedule, parts=self.parts, device=self.topology.device, **shared)
+        self._runner = ScheduleRunner(
+            stages, schedule=self.schedule, parts=self.parts, device=self.topology.device, **shared
+        )
         self._forward = ForwardPass(stages, device=self.topology.device, **shared)
-        self.view = PipelineView(self._local, self._forward, skeleton)
+        self.view = PipelineModel(self._local, self._forward, skeleton)
 
-    def _cut_into_slices(self, skeleton: nn.Module) -> set[str]:
+    def _apply_tensor_parallel(self, skeleton: nn.Module) -> set[str]:
         """Cuts layers into slices; returns the names of modules whose gradients must be added over them."""
-        modules = {id(module) for module in cut_into_slices(skeleton, self.mesh.tp, self._tp_plan)}
+        modules = {id(module) for module in apply_tensor_parallel(skeleton, self.mesh.tp, self._tp_plan)}
         # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
         # fully_shard warns of cannot happen.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -202,9 +204,9 @@ class Pipeline(ModelStrategy):
         """Has a stage recompute, compile and share its weights, as far as that is asked for; it is empty still."""
         units = [] if self._sharding is None else units_of(stage, self._sharding)
         if self.checkpoint_sequential:
-            checkpoint_blocks(stage)
+            checkpoint_activations(present_blocks(stage).values(), "full")
         elif self._sharding is not None and self._sharding.recompute != "none":
-            recompute(units or [stage], self._sharding)
+            checkpoint_activations(units or [stage], self._sharding.recompute)
         # Whole, a stage is left by an exception in the middle of its forward pass, which no compiler follows.
         stage.compile = functools.partial(_compile_blocks, stage)  # type: ignore[method-assign]
         for step in self._recipe.prepare:
@@ -215,7 +217,7 @@ class Pipeline(ModelStrategy):
     def _join(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
         tied = tied_parameters(skeleton, plan)
         if self._sharding is None:
-            join_local(stages, tied)
+            tie_local_copies(stages, tied)
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
         for name, parameter in skeleton.named_parameters(remove_duplicate=False):
@@ -269,8 +271,8 @@ class Pipeline(ModelStrategy):
             part = part_of(batch, index, size)
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
-        with self.precision.autocast(), self._randomness.own():
-            return self._steps.run(inputs, loss)
+        with self.precision.autocast(), self._rng.isolated():
+            return self._runner.run(inputs, loss)
 
     def _rows_of_a_part(self, rows: int) -> int:
         size, rest = divmod(rows, self.parts)
@@ -279,10 +281,10 @@ class Pipeline(ModelStrategy):
         return size
 
     def _grad_norm(self) -> Tensor:
-        return norm_of(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
+        return grad_norm(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
 
     def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
-        clip(self._parameters, norm, max_norm)
+        clip_grads(self._parameters, norm, max_norm)
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -313,9 +315,9 @@ class Pipeline(ModelStrategy):
 
     def capture(self) -> LocalState:
         """Returns what of the state lies in the stages of this rank."""
-        return held_state(
+        return local_state(
             self._local.named_state(),
-            held_optimizer(self._local, self.optimizer),
+            local_optimizer_state(self._local, self.optimizer),
             is_first=self.topology.dp_rank == 0,
             aliases=self._local.aliases,
         )
@@ -343,10 +345,10 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
     """
     sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
-    sharding = Sharding.of(args.fsdp, args.fsdp_config) if args.fsdp else None
+    sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp else None
     if sharding is not None and sharding.strategy != "NO_SHARD":
         replicas = environment.local_world_size // args.tensor_parallel_size
-        sharded = sharding.shared_by(layout.data_parallel_size, replicas)
+        sharded = sharding.shard_size_among(layout.data_parallel_size, replicas)
         # Made twice: the shard size follows from the data-parallel size, which the first layout computed.
         layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
     else:
