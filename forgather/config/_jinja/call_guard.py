@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from string import Formatter
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from jinja2.runtime import LoopContext, Macro, Undefined
@@ -101,7 +101,7 @@ def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[
 
 def _is_plain_function(called: Any) -> bool:
     """Says whether a builtin is a function of a module, put among the variables by whoever renders."""
-    return type(called.__self__).__name__ == "module"
+    return type(called.__self__) is ModuleType
 
 
 def traced_result(called: Any, args: tuple[Any, ...], result: Any) -> Any:

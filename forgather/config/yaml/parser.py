@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
@@ -75,10 +75,10 @@ def _parsed(text: str, *, pure: bool) -> Iterator[Event]:
     lines = text.split("\n")
     try:
         for event in YAML(typ="safe", pure=pure).parse(text):
-            kind = _KINDS.get(type(event).__name__)
+            kind = _KINDS.get(type(event))
             if kind is not None:
                 yield _event(kind, event, lines)
-            elif type(event).__name__ == "DocumentStartEvent":
+            elif isinstance(event, events.DocumentStartEvent):
                 documents += 1
                 if documents > 1 or event.version or event.tags:
                     mark = event.start_mark
@@ -90,13 +90,13 @@ def _parsed(text: str, *, pure: bool) -> Iterator[Event]:
         raise _unreadable(text, error) from None
 
 
-_KINDS = {
-    "ScalarEvent": SCALAR,
-    "AliasEvent": ALIAS,
-    "SequenceStartEvent": SEQUENCE,
-    "MappingStartEvent": MAPPING,
-    "SequenceEndEvent": END,
-    "MappingEndEvent": END,
+_KINDS: dict[type, str] = {
+    events.ScalarEvent: SCALAR,
+    events.AliasEvent: ALIAS,
+    events.SequenceStartEvent: SEQUENCE,
+    events.MappingStartEvent: MAPPING,
+    events.SequenceEndEvent: END,
+    events.MappingEndEvent: END,
 }
 
 

@@ -360,7 +360,8 @@ def _total(counts: list[Any]) -> Any:
 
 def is_iterable(dataset: Any) -> bool:
     """Returns whether a data set gives rows only in its own order."""
-    if isinstance(dataset, IterableDataset) or type(dataset).__name__ == "IterableDataset":  # that of `datasets`
+    # That of `datasets` has no length, and is found below.
+    if isinstance(dataset, IterableDataset):
         return True
     return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
 
