@@ -25,6 +25,7 @@ _LAZY = {
 __all__ = sorted(_LAZY)  # noqa: PLE0605
 
 
+# PEP 562: a config without TensorBoard must not need the package.
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,7 @@ class CallbackDispatcher:
             TrainingError: FG815 for an object without the methods of a callback.
         """
         built = callback() if isinstance(callback, type) else callback
+        # Checked when it is added: otherwise a missing method would be found only when its event is sent.
         missing = next((event for event in EVENTS if not callable(getattr(built, event, None))), None)
         if missing is not None:
             raise TrainingError(
@@ -76,6 +77,7 @@ class CallbackDispatcher:
             control: passed from callback to callback; one that returns a control replaces it.
             **details: further keyword arguments of the event.
         """
+        # Cached per event: events of every micro-batch would otherwise look up a method of each callback.
         listeners = self._listeners.get(event)
         if listeners is None:
             listeners = self._listeners[event] = [
@@ -86,6 +88,7 @@ class CallbackDispatcher:
                 answer = listener(args, state, control, **self.scene, **details)
             except Exception as error:
                 owner = type(getattr(listener, "__self__", listener)).__name__
+                # The exception itself is raised unchanged, so that its type can be caught.
                 error.add_note(f"in the callback {owner}.{event}, step {state.global_step}")
                 raise
             control = control if answer is None else answer
@@ -93,6 +96,7 @@ class CallbackDispatcher:
 
 
 def _remedy(found: object) -> str:
+    # A config can name a callback without its tag; the text then arrives here as it is.
     if isinstance(found, str):
         named = found if ":" in found else "callbacks.py:MyCallback"
         return f"a callback is an object, and this is the text {found[:60]!r}: write !singleton:{named[:60]}"

@@ -25,9 +25,11 @@ def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) ->
         schedule: the LR schedule; None before there is one.
     """
     found = {"arguments": args.to_dict(), "optimizer": optimizer_facts(optimizer), "schedule": schedule_facts(schedule)}
+    # Without an optimizer the arguments decide, so they are kept then.
     idle = set(_OF_OPTIMIZER if found["optimizer"] else ()) | set(_OF_SCHEDULE if found["schedule"] else ())
     arguments: Mapping[str, Any] = found["arguments"]
     if "max_steps" in arguments:
+        # Only one of the two decides the length of training.
         idle.add("num_train_epochs" if arguments["max_steps"] > 0 else "max_steps")
     for kind in ("logging", "eval", "save"):
         if str(arguments.get(f"{kind}_strategy", "steps")) == "no":
@@ -79,6 +81,7 @@ def schedule_facts(schedule: Any) -> dict[str, Any]:
         facts["plan"] = name.removeprefix("_get_").removesuffix("_lr_lambda")
     settings = {**schedule.state_dict(), **(getattr(plan, "keywords", None) or {})}
     for name, value in settings.items():
+        # State that changes during training (`last_epoch`, for example) is not a setting.
         if not name.startswith("_") and name not in _MOVING and _says_something(shown := _plain(value)):
             facts[name] = shown
     return facts

@@ -58,6 +58,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         if self.path is None:
             told = [_told(step, line) for step, line in lines]
             records[_beside(file)] = [record for record in told if record is not None]
+        # A run that starts from the beginning appends to an existing file and leaves earlier lines alone.
         goes_on = state.global_step > 0
         self._begins = {
             str(path): go_on(path, found, self._begins.get(str(path)), name=self.name if path == file else None)
@@ -68,6 +69,7 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Truncates the files to the step of the checkpoint that the run went back to."""
+        # Not decorated itself, since `on_train_begin` is.
         self.on_train_begin(args, state, control, **kwargs)
 
     @cosmetic
@@ -79,6 +81,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         if self._writer is None:
             self._writer = LineWriter(self._file(args))
             if self.path is None:
+                # One warning about an unwritable folder is enough, and the other writer logs it.
                 self._repeatable = LineWriter(_beside(self._file(args)), warns=False)
         told = _told(state.global_step, logs)
         if self._repeatable is not None and told is not None:
@@ -103,6 +106,7 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     def _file(self, args: Any) -> Path:
         file = Path(self.path) if self.path is not None else run_folder(args, self.run_dir) / METRICS_FILE
+        # With a single writing rank the file keeps its plain name, whichever rank that is.
         several = not isinstance(self.rank_filter, int)
         rank = int(args.process_index) if several else 0
         return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file

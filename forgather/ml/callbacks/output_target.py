@@ -24,6 +24,7 @@ def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path
         args: the training arguments.
         run_dir: a folder that the callback was given.
     """
+    # `getattr`, because the arguments of transformers do not have a `logging_dir` in every version.
     chosen = run_dir or getattr(args, "logging_dir", None)
     return Path(chosen) if chosen else Path(args.output_dir) / "runs"
 
@@ -43,6 +44,7 @@ def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
 
 def terminal() -> Console:
     """Returns the shared rich console on standard output: lines that are printed through it appear above a live bar."""
+    # Shared: lines of a second console would be printed into the live bars of the first.
     return get_console()
 
 

@@ -69,6 +69,7 @@ class ProgressCallback(TrainerCallback):
         if self._bars is None or self._train is None:
             return
         now = time.monotonic()
+        # Fast steps would otherwise spend a noticeable share of their time on drawing.
         if now - self._shown_at >= _REFRESH_SECONDS or state.global_step >= state.max_steps:
             self._shown_at = now
             self._bars.update(self._train, completed=state.global_step)
@@ -82,6 +83,7 @@ class ProgressCallback(TrainerCallback):
         if not facts:
             return
         if self._bars is not None and self._train is not None and "loss" in logs:
+            # The bar and the facts share one line, which rich would cut at the width of the terminal.
             facts = shown(logs, room=_room_beside_bar((self.console or terminal()).width, state.max_steps))
             self._bars.update(self._train, facts=facts, completed=state.global_step)
         else:
@@ -98,6 +100,7 @@ class ProgressCallback(TrainerCallback):
         if self._bars is None:
             return
         if self._evaluation is None:
+            # A stream has no length; the bar then counts without an end.
             total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
             self._evaluation = self._bars.add_task("evaluating", total=total, facts="")
         self._bars.advance(self._evaluation)
@@ -151,6 +154,7 @@ class ProgressCallback(TrainerCallback):
         if self._bars is not None and self._evaluation is not None:
             self._bars.remove_task(self._evaluation)
             self._evaluation = None
+        # An evaluation outside of training has no training bar that keeps the display alive.
         if self._train is None:
             self._stop_bars()
 
@@ -178,6 +182,7 @@ def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
         value = logs.get(name)
         if isinstance(value, int | float) and label not in parts:
             parts[label] = f"{label} {text(value)}"
+    # Both measure the same speed, and tokens are the finer unit.
     if "tok/s" in parts:
         parts.pop("samples/s", None)
     for label in _SPARED:

@@ -72,10 +72,12 @@ class RunSummaryCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
+        # `train` may be called twice on one trainer.
         self._last, self._steps, self._speeds = {}, {}, {}
         for line in state.log_history if state.global_step else ():
             values = {name: value for name, value in repeatable(line).items() if name not in ("step", "epoch")}
             self._remember(values, line["step"])
+        # The output folder may contain a model of an earlier run, which is not a result of this one.
         self._model_before, self._checkpoint = written_model(args), None
         self._summary = {
             "name": self.name,
@@ -154,6 +156,7 @@ class RunSummaryCallback(TrainerCallback):
             "samples": folder / SAMPLES_FILE,
         }
         if found["model"] is not None:
+            # The final model is the result; a checkpoint is listed only when the run has not saved a model.
             found.pop("checkpoint")
         places = {name: str(place) for name, place in found.items() if place is not None and place.exists()}
         return places | ({"report": str(folder / REPORT_FILE)} if self.report else {})
@@ -240,6 +243,7 @@ def _extent(summary: Mapping[str, Any]) -> str:
 def written_model(args: Any) -> tuple[int, int] | None:
     """Returns a value that changes when a model is written into the output folder; None without a model."""
     try:
+        # inode and time change with every save, even when the content is equal.
         facts = (Path(args.output_dir) / "config.json").stat()
     except OSError:
         return None

@@ -91,6 +91,7 @@ class TBLogger(TrainerCallback):
 
     def _write(self, writer: Any, logs: Mapping[str, Any], step: int) -> None:
         for name, value in logs.items():
+            # A user's callback may have logged tensors or NumPy scalars.
             number = value.item() if callable(getattr(value, "item", None)) else value
             if isinstance(number, int | float):
                 writer.add_scalar(_tag(name), number, step)
@@ -100,6 +101,7 @@ class TBLogger(TrainerCallback):
             make = self.summary_writer or SummaryWriter
             given = getattr(make, "keywords", {})
             folder = Path(given.get("log_dir") or run_folder(args, self.run_dir))
+            # Without event files, the steps before the checkpoint were written into another folder, or never.
             self._is_elsewhere = not any(folder.glob("events.out.tfevents.*"))
             settings: dict[str, Any] = {"log_dir": str(folder)}
             if goes_on_after and not self._is_elsewhere and "purge_step" not in given:

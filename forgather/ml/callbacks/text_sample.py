@@ -124,6 +124,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             self._writer.close()
 
     def _sample(self, args: Any, state: Any, scene: dict[str, Any]) -> None:
+        # An evaluation at the last step and the end of training would give the same sample twice.
         if self._last_step == state.global_step or not self._samples_at_all(state, scene):
             return
         tokenizer = self.tokenizer or scene.get("processing_class")
@@ -173,6 +174,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             **self.drawing,
         )
+        # A mask of ones, because transformers otherwise guesses it from the padding id, which may be a real token here.
         written = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
         return str(tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True))
 
@@ -189,6 +191,7 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
     """Returns why a model cannot continue a text; None when it can."""
     model = unwrapped(model)
     whole = getattr(model, "stands_for", model)
+    # `can_generate` is False for models whose head is not a language model.
     can = getattr(whole, "can_generate", None)
     config: Any = getattr(whole, "config", None)
     writes = callable(getattr(whole, "generate", None)) and (can is None or can())
@@ -207,6 +210,7 @@ def quoted(text: str) -> str:
 
 def unwrapped(model: Any) -> Any:
     """Returns the model without the wrappers of `torch.compile` and data parallelism."""
+    # Wrappers can be nested, for example a compiled model in DDP.
     while (inner := getattr(model, "_orig_mod", None) or _module(model)) is not None:
         model = inner
     return model
@@ -232,6 +236,7 @@ def resting(model: nn.Module, seed: int) -> Iterator[None]:
         model: the model without wrappers.
         seed: of the generators of the CPU and of the model's CUDA devices.
     """
+    # Devices by name: by default `fork_rng` saves the state of every visible device.
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
     with modes_kept(model), torch.random.fork_rng(devices=devices), torch.no_grad():
         model.eval()

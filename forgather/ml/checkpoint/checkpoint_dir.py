@@ -121,6 +121,7 @@ class _Hashed:
 
     def _pieces(self) -> Iterator[Bytes]:
         for chunk in self._chunks:
+            # `cast` because `len` of a memoryview counts elements, not bytes.
             whole = memoryview(chunk).cast("B")
             for start in range(0, len(whole), _PIECE):
                 yield whole[start : start + _PIECE]
@@ -143,6 +144,7 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
     """
     tidy(storage, output_dir)
     make_folders(storage, output_dir)
+    # Refused before the draft is written: minutes of work would otherwise end in a rename that fails.
     final = checkpoint_folder(output_dir, step)
     if os.path.lexists(final) and not final.is_dir():
         raise FileExistsError(errno.EEXIST, "a file has that name")  # a user's file is never removed
@@ -175,12 +177,14 @@ def finish_draft(
     check_complete(folder)  # network storage can lose data without reporting an error
     final = checkpoint_folder(folder.parent, step)
     _put_in_place(storage, folder, final)
+    # Readers recognize a checkpoint by its manifest; a storage that only pretends to rename is found here.
     if not is_regular(final / MANIFEST):
         raise FileNotFoundError(errno.ENOENT, "the storage has not put it in place")
     return final
 
 
 def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
+    # Without a manifest it is not one of our checkpoints, for example a folder that a user has copied there.
     if final.exists() and not os.path.lexists(final / MANIFEST):
         _put_aside(storage, final)
     if not final.exists():
@@ -203,6 +207,7 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
 
 def _put_aside(storage: Storage, folder: Path) -> None:
     """Renames a folder that has a checkpoint's name and no manifest: a user put it there, so it is not removed."""
+    # An earlier run may have used the first name already.
     names = (folder.with_name(f"{folder.name}.aside{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not os.path.lexists(name))
     storage.rename(folder, aside)
@@ -305,6 +310,7 @@ def bring_back(storage: Storage, output_dir: Path) -> None:
 def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
     """Returns (current folder, original folder) of each checkpoint whose replacement was interrupted by a crash."""
     found = _leftovers(output_dir, still_seconds=_STILL_SECONDS)
+    # Only folders whose owner has been inactive for a minute: the owner may be between its two renames.
     replaced = [(folder, output_dir / match[2]) for folder, match in found if match[1] == "replaced"]
     return [(folder, final) for folder, final in replaced if not final.exists()]
 
@@ -338,6 +344,7 @@ def is_left(folder: Path, mark: str, *, still_seconds: float = _A_DAY) -> bool:
         still_seconds: for a process of another host, the folder must not have changed for so long. Whether that process
             is alive cannot be found out on a shared file system.
     """
+    # Marks of older versions have no host; they are taken for marks of this one.
     host = mark.split(".", 2)[2] if mark.count(".") > 1 else _own_host()
     if host == _own_host():
         return not is_running(mark)
@@ -352,6 +359,7 @@ def is_running(mark: str) -> bool:
     """Returns True when the process that made a mark on this host is running, and is not this process."""
     number, _, rest = mark.partition(".")
     started = rest.partition(".")[0]
+    # A mark with the own id is a leftover: an earlier process, often in a container, had the same id.
     if not number.isdecimal() or int(number) == os.getpid():
         return False
     process = int(number)

@@ -143,6 +143,7 @@ def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[s
 
 
 def _bytes_of(size: str | int) -> int:
+    # Powers of 1000, as huggingface_hub reads the same notation.
     found = re.fullmatch(r"([0-9]{1,12}(?:[.][0-9]{1,12})?) *([KMGT])B", str(size).strip().upper())
     number = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2]))) if found else size
     if not isinstance(number, int) or number < 1:
@@ -155,6 +156,7 @@ def _bytes_of(size: str | int) -> int:
 
 
 def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> Layout:
+    # A checkpoint of a peft model has base weights and adapters under peft's names, which no class can load.
     if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
         raise _not_of_a_class(
             source,
@@ -192,6 +194,7 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
     """
     try:
         facts = json.loads(small_file(source / CONFIG))
+        # `auto_map` names code in the folder; a quantized model renames its weights when it is loaded.
         if "auto_map" in facts or "quantization_config" in facts:
             return None
         name = str((facts.get("architectures") or ["no class that its configuration names"])[0])
@@ -224,6 +227,7 @@ def _refuse_layers(facts: Mapping[str, Any], count: int) -> None:
 def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     state, kind = model.state_dict(), class_name(model)
     with CheckpointReader(source, sections=(MODEL, EXTRA_STATE)) as saved:
+        # `weights` has lost the prefix of torch.compile by now; the reader's names still have it.
         known = {*weights, *(name.removeprefix(_COMPILED) for name in (*saved.aliases, *saved.extra))}
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     # A tied weight may be stored under one of its names only.
@@ -231,6 +235,7 @@ def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, T
     if reason := other_names(kind, expected, sorted(known)):
         raise _not_of_a_class(source, f"its weights are not as its configuration says: {reason}", _GO_ON)
     for name, tensor in weights.items():
+        # `from_pretrained` would replace a weight of another shape by random numbers, with a warning only.
         if tensor.shape != state[name].shape:
             what = f"{name!r:.80} has shape {tuple(tensor.shape)}, and that of {kind} has {tuple(state[name].shape)}"
             raise _not_of_a_class(source, what, _GO_ON)
@@ -246,6 +251,7 @@ def _not_of_a_class(source: Path, what: str, hint: str) -> CheckpointError:
 
 def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:
     if dtype is not None:
+        # The configuration names the type of the weights, so it changes with them.
         facts = json.loads(file.read_bytes())
         yield (json.dumps({**facts, "dtype": dtype}, indent=2, sort_keys=True) + "\n").encode()
         return

@@ -42,6 +42,7 @@ def parts_in(name: str) -> tuple[str, ...]:
     """Returns the parts of the training state in a checkpoint file; empty for a file that a resume always needs."""
     if name == TRAINER_STATE:
         return (PROGRESS,)
+    # With the dot, so that `training_state.json` and `training_state.safetensors` match and nothing else.
     if name.startswith(f"{TRAINING_STATE}."):
         return IN_TRAINING_STATE
     return (OPTIMIZER,) if name.startswith(OPTIMIZER) else ()

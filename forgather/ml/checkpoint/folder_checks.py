@@ -38,6 +38,7 @@ def refuse_no_folder(folder: Path) -> None:
             os.listdir(folder)
             return
         problem = f"{str(folder)!r} is a file, and a checkpoint is a folder"
+        # The usual mistake: a file of torch.save in place of a folder.
         if folder.suffix in _PICKLES:
             problem += "; what torch.save wrote is never loaded: it could run code"
     except FileNotFoundError:
@@ -71,6 +72,7 @@ def not_ours(folder: Path, manifest: str) -> CheckpointError:
             code="FG671",
             hint="go on with the program that wrote it, or begin a new run from its weights",
         )
+    # A folder with our optimizer state is an incomplete checkpoint, not a model that was saved for others.
     if _has(names, _MODEL) and not set(_OURS) & set(names) and not inside:
         return CheckpointError(
             f"{str(folder)!r} is a model, without what a run needs to go on",

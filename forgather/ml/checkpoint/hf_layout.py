@@ -64,6 +64,7 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
     Source:
         `transformers.PreTrainedModel.save_pretrained`, without the writing and without support for offloaded models.
     """
+    # A copy, because names are removed from it below.
     state, metadata = dict(weights), {}
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
@@ -78,6 +79,7 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
     state = remove_tied_weights_from_state_dict(state, model)
+    # Adapters have names of peft, which transformers does not convert.
     if not has_adapter:
         state = revert_weight_conversion(model, state)
     return split(

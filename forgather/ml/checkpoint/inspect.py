@@ -34,6 +34,7 @@ from forgather.ml.checkpoint.manifest import (
     read_manifest,
 )
 
+# Keyed by the names of the format, so that torch is not needed.
 BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I64": 64, "I32": 32, "I16": 16, "I8": 8,
     "U8": 8, "U16": 16, "U32": 32, "U64": 64, "BOOL": 8, "C64": 64,
@@ -81,6 +82,8 @@ def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
             header: dict[str, Any] = json.loads(stream.read(length))
         texts = header.pop("__metadata__", {})
         found = [(fact["data_offsets"], _fact(name, fact)) for name, fact in header.items()]
+        # By offset: the order of the names in a header is arbitrary. Empty tensors share an offset, so the name
+        # decides.
         ordered = [fact for _, fact in sorted(found, key=lambda item: (item[0], item[1].name))]
         return ordered, {str(name): str(text) for name, text in texts.items()}
     except FileNotFoundError:
@@ -91,6 +94,7 @@ def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
 
 def _fact(name: str, fact: dict[str, Any]) -> TensorFact:
     shape = tuple(fact["shape"])
+    # A shape with a float or a negative number would give nonsense sizes.
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"no shape: {shape}")
     return TensorFact(name, str(fact["dtype"]), shape)
@@ -201,6 +205,7 @@ def survey(output_dir: Path) -> Survey:
 
 def _by_step_where_unknown(found: list[Surveyed]) -> list[Surveyed]:
     """Returns checkpoints in the order of writing; one without a readable manifest is put after the step before it."""
+    # Their place in the order of writing is unknown; the step in the folder name is the best estimate.
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
     ordered = [one for one in found if one not in lost]
     for one in lost:
@@ -215,6 +220,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
     try:
         manifest = read_manifest(folder)
         size = manifest.size
+        # No part next to the weights is listed at all. A single missing file is an incomplete checkpoint instead.
         is_model_alone = not any(set(parts_in(name)) & set(BESIDE_A_MODEL) for name in manifest.files)
         problem = next(changes(folder, manifest, read=False), None)
     except CheckpointError as error:
@@ -225,6 +231,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
 def progress_of(folder: Path) -> Progress:
     """Returns the progress of a checkpoint's run; default values where its files do not have it."""
     state, args = _json(folder / TRAINER_STATE), _json(folder / TRAINING_ARGS)
+    # Every value is checked for its type: the file is meant for people, who may have edited it.
     step = said if isinstance(said := state.get("global_step"), int) else -1
     name = args.get("metric_for_best_model")
     # transformers' argument accepts the metric with and without this prefix; the log has it with the prefix.
@@ -232,6 +239,7 @@ def progress_of(folder: Path) -> Progress:
     loss, loss_step = None, -1
     value: float | None = None
     lines = state.get("log_history")
+    # From the end: the last loss, and of a step that was evaluated several times the last metric.
     for line in reversed(lines if isinstance(lines, list) else []):
         if not isinstance(line, dict):
             continue
@@ -261,6 +269,7 @@ def _is_number(value: Any) -> bool:
 def _json(file: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; empty when the file cannot be read."""
     try:
+        # Opening a pipe blocks until somebody writes into it.
         if not is_regular(file) or file.stat().st_size > _MAX_JSON_BYTES:
             return {}
         found = json.loads(file.read_bytes())

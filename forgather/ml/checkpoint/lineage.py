@@ -70,6 +70,7 @@ def origin_of(folder: Path) -> Origin:
     try:
         facts = read_manifest(folder).facts["run"]
         written = float(facts["written"])
+        # Shown to people as a date; a damaged value must not make the whole checkpoint unreadable.
         if not 0 <= written < _LAST_SECOND:
             written = 0.0
         return Origin(str(facts["run"]), int(facts["max_steps"]), int(facts["serial"]), written)
@@ -83,6 +84,8 @@ def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
     last: dict[str, int] = {}
     for _, _, origin in found:
         last[origin.run] = max(origin.serial, last.get(origin.run, 0))
+    # All checkpoints of the run that wrote last come last, even if their steps are smaller than those of an earlier
+    # run.
     found.sort(key=lambda item: (last[item[2].run], item[2].serial, item[0]))
     return [(folder, origin) for _, folder, origin in found]
 
@@ -93,6 +96,7 @@ def last_written(output_dir: Path) -> tuple[int, int]:
     A checkpoint whose replacement was interrupted by a crash counts too; it keeps its temporary name.
     """
     found = [(origin_of(folder).serial, step) for step, folder in list_checkpoints(output_dir)]
+    # Otherwise the next checkpoint could get the serial number of the one that is restored later.
     found += [(origin_of(folder).serial, step_of(final)) for folder, final in half_replaced(output_dir)]
     return max(found, default=(0, 0))
 

@@ -92,6 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise corrupt_file(file, "it is not the text that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt_file(file, f"it cannot be read ({_why(error)})") from None
+    # A renamed or copied folder would be resumed at another step than its name says.
     if folder.name.startswith("checkpoint-") and folder.name != f"checkpoint-{manifest.step}":
         raise corrupt_file(file, f"it is that of step {manifest.step}, and the folder has the name of another")
     return manifest
@@ -124,6 +125,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _refuse_other_format(folder: Path, found: Any) -> None:
+    # Anything else is reported as a corrupt manifest, not as another version.
     if type(found) is not int or found == FORMAT:
         return
     if found > FORMAT:
@@ -153,6 +155,7 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
                 hint="no checkpoint of ours names such a file: ask where the folder comes from, and go on from another",
             )
         size, digest = fact["bytes"], fact["xxh3"]
+        # `type(...) is int`, since JSON's `true` would pass `isinstance`.
         if type(size) is not int or size < 0 or type(digest) is not str:
             raise corrupt_file(file, f"size and digest of {name!r} are none")
         files[name] = FileFact(size, digest)
@@ -282,6 +285,7 @@ def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
 def digest_of_file(file: Path) -> str:
     """Returns the XXH3 digest of a file's content, as hexadecimal digits."""
     hasher = xxhash.xxh3_128()
+    # Unbuffered: the blocks are larger than a buffer, which would only copy them once more.
     with file.open("rb", buffering=0) as stream:
         while block := stream.read(1 << 22):
             hasher.update(block)
@@ -289,6 +293,7 @@ def digest_of_file(file: Path) -> str:
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:
+    # Sorted keys: the digest must not depend on the order in which facts were collected.
     return xxhash.xxh3_128(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -37,6 +37,7 @@ def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int
             hint="give --keep-last N for the newest; a run with metric_for_best_model among its trainer's arguments, "
             "and an evaluation at the steps that are saved, writes checkpoints that have one",
         )
+    # An incomplete checkpoint must not take the place of one that can be resumed.
     complete = {found.step: found for found in survey.checkpoints if found.problem is None}
     for_ever = Retention(every=every)
     kept = set(list(complete)[-(last or 1) :]) | set(survey.ranked[: best or 1])

@@ -66,6 +66,7 @@ def fault_of(shape: Any, boxes: Sequence[Box]) -> str | None:
         >>> fault_of([4], [Box([0], [2]), Box([1], [2])])
         'its pieces overlap, or leave a gap'
     """
+    # An index may come from elsewhere; without the limit, torch would overflow on the number of elements.
     if not _are_sizes(shape) or math.prod(shape) >= _MOST:
         return f"its shape is {shape!r:.60}"
     for box in boxes:
@@ -93,6 +94,7 @@ def _fill_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     def weight(offsets: Sequence[int], sizes: Sequence[int]) -> int:
         product = 1
         for known, begin, size in zip(weights, offsets, sizes, strict=True):
+            # One random number per distinct coordinate, so that adjacent boxes cancel at their common border.
             ends = [known.setdefault(end, secrets.randbelow(_PRIME)) for end in (begin, begin + size)]
             product = product * (ends[1] - ends[0]) % _PRIME
         return product
@@ -138,6 +140,7 @@ class CheckpointReader:
 
     def __init__(self, folder: Path, *, sections: Collection[str] = (MODEL, EXTRA_STATE, OPTIMIZER)) -> None:
         self.folder = folder
+        # Only files that the manifest lists are opened: others were not verified.
         self._listed = read_manifest(folder).files
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
@@ -158,6 +161,8 @@ class CheckpointReader:
         index = self._json(INDEX)
         try:
             for section, tensors in index["tensors"].items():
+                # A missing optimizer file is allowed here; `--allow-missing` decides later whether the run may go on
+                # without it.
                 if section not in sections or (section == OPTIMIZER and not self._is_there(section, tensors)):
                     continue
                 self._stored[section] = {}
@@ -165,6 +170,7 @@ class CheckpointReader:
                     self._add(section, name, facts)
             self.aliases: dict[str, str] = index["aliases"]
             first = self._stored[MODEL]
+            # An alias that hides a weight would silently replace its values.
             if both := first.keys() & self.aliases.keys():
                 raise ValueError(f"{min(both)!r} is a weight, and a further name of one")
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
@@ -215,6 +221,7 @@ class CheckpointReader:
             self._used.add((file, key))
             found = self._file(file)
             try:
+                # Type and shape come from the header of the file; no values are read.
                 there = found.get_slice(key)
             except SafetensorError:
                 raise unlike_a_run(self.folder / file, f"it does not hold {key!r:.80}") from None

@@ -57,6 +57,7 @@ class Retention:
             return []
         counted = [step for step in steps if not self.keeps_for_ever(step)]
         best = [step for step in ranked if step in steps][: self.best]
+        # The last in the order of writing, not the highest step: a resumed run may have gone back.
         kept = {*best, *steps[-1:]}
         return [step for step in counted if step not in kept][: max(0, len(counted) - self.last)]
 

@@ -150,6 +150,7 @@ def _taken_apart(held: LocalState) -> tuple[_Planner, SavePlan, bytes]:
     """
     tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
     trees: dict[str, Any] = {}
+    # Non-tensor entries are packed per section; their tensors join the weights in one plan.
     for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
         if tree:
             trees[section], found = packed(tree, section)
@@ -171,6 +172,7 @@ def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int
         # Chunks of weights under the name model.safetensors would look loadable to `from_pretrained`.
         stem = SLICES if section == MODEL and not _is_whole(metadata) else section
         for number, rank in enumerate(ranks, 1):
+            # The names of Hugging Face shards, so that whole weights in several files need no conversion.
             suffix = f"-{number:05d}-of-{len(ranks):05d}" if len(ranks) > 1 else ""
             names[rank, section] = f"{stem}{suffix}.safetensors"
     return names
@@ -214,6 +216,7 @@ def _texts(
     # Without indentation: the index of a large model that is sharded over many ranks has hundreds of thousands of
     # chunks.
     texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
+    # A single file of whole weights needs no index for `from_pretrained`.
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
         texts[WEIGHTS_INDEX] = as_json(_hf_index(index[MODEL], plans))
         assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
@@ -231,6 +234,7 @@ def _hf_index(weights: Mapping[str, Any], plans: Sequence[SavePlan]) -> dict[str
 
 
 def _merged_extra(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # Reversed, so that the lowest rank wins where several have an entry.
     return {name: value for tree in reversed(trees) for name, value in tree.items()}
 
 

@@ -172,6 +172,7 @@ def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
         return [unpacked(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
+    # A mark is the only key of its dict; `_pack_mapping` never writes a user's dict of that form.
     if len(value) == 1:
         ((mark, content),) = value.items()
         if mark == _TENSOR:

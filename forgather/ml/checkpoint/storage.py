@@ -157,6 +157,7 @@ def make_folders(storage: Storage, folder: Path) -> None:
     """
     if folder.is_dir():
         return
+    # Parents first, so that each new name is synced in a parent that is durable itself.
     make_folders(storage, folder.parent)
     try:
         storage.make_folder(folder)

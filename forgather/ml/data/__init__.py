@@ -30,6 +30,7 @@ _LAZY = {
 __all__ = list(_LAZY)  # noqa: PLE0604
 
 
+# PEP 562: `datasets` and `tokenizers` take seconds to import, and not every name needs them.
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,9 +59,11 @@ def cached_folder(
     root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     try:
         (root / kind).mkdir(parents=True, exist_ok=True)
+        # The lock file is next to the folder and not in it, since the folder is replaced as a whole.
         lock = FileLock(root / kind / f"{key}.lock")
         lock.acquire()
     except OSError as error:
+        # A folder that the user has named must not be replaced silently by another one.
         if cache_dir is not None:
             raise
         logger.warning("cache folder %s cannot be used (%s); prepared data is not kept", root, error)
@@ -70,6 +72,7 @@ def cached_folder(
         return folder
     try:
         folder = root / kind / key
+        # Under the lock: another process may have built the folder while this one was waiting.
         if _is_whole(folder):
             with suppress(OSError):
                 # `prune` removes the folders with the oldest manifest, so a use is recorded as its modification time.
@@ -99,11 +102,13 @@ def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.Pa
         with suppress(OSError):
             size = sum(file.stat().st_size for file in manifest.parent.iterdir())
             found.append((manifest.stat().st_mtime, size, manifest.parent))
+    # The most recently used come first and are kept while they fit.
     found.sort(reverse=True)
     total = 0
     for position, (used, size, folder) in enumerate(found):
         total += size
         if (total > max_bytes or position >= max_folders) and time.time() - used > _LATELY_SECONDS:
+            # No waiting: a folder that is locked is in use.
             with suppress(Timeout, OSError), FileLock(folder.parent / f"{folder.name}.lock", timeout=0):
                 shutil.rmtree(folder)
 
@@ -124,6 +129,7 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _build(aside, build)
+        # The manifest is written last, so that a folder without one is never complete.
         files = {file.name: _facts(file) for file in sorted(aside.iterdir())}
         (aside / _MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
         os.replace(aside, folder)
@@ -135,6 +141,7 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
 def _is_whole(folder: Path) -> bool:
     try:
         expected = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        # An empty manifest would make an empty folder complete.
         return bool(expected) and all(_facts(folder / name) == facts for name, facts in expected.items())
     except (OSError, ValueError, AttributeError):
         return False

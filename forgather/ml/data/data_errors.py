@@ -26,6 +26,7 @@ class DataFileError(TrainingError, OSError):
     __reduce__ = ForgatherError.__reduce__
 
 
+# Pairs of column names in common instruction data sets.
 _EXAMPLES = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -82,6 +83,7 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
 
 
 def _another(name: str, columns: Sequence[str], argument: str) -> str:
+    # A near match is a likely typo; otherwise the list of columns is the better hint.
     near = nearest(name, list(columns)) or ""
     return near if near.startswith("did you mean") else f"give {argument} one of the columns: {', '.join(columns)}"
 

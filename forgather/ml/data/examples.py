@@ -65,6 +65,7 @@ def tokenize_examples(
     named = {"prompt_column": prompt_column, "completion_column": completion_column}
     check_inputs(dataset, tokenizer, named, max_length=max_length)
     columns = [column for column in named.values() if column is not None]
+    # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
     key = content_key(format=1, **facts, **options)
 
@@ -88,6 +89,7 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], batch: dict[str, list[Any]]
 ) -> dict[str, list[list[list[int]]]]:
     parts = [encode_texts(tokenizer, column, batch)["input_ids"] for column in columns]
+    # `encoded` expects one list per row, so prompt and completion travel as a pair.
     return {"input_ids": [list(texts) for texts in zip(*parts, strict=True)]}
 
 
@@ -97,10 +99,12 @@ def _write_examples(folder: Path, batches: Any, max_length: int, eos_token_id: i
     with rows_writer(folder, schema) as writer:
         for batch in batches:
             rows: dict[str, list[list[int]]] = {name: [] for name in _COLUMNS}
+            # The prompt is optional: `prompt` is an empty list or a list with one element.
             for *prompt, completion in batch:
                 prompt_ids = prompt[0] if prompt else []
                 # Prompt and completion are tokenized separately: the mask then ends exactly at the border between them.
                 full = [*prompt_ids, *completion, eos_token_id]
+                # A prompt that fills the row leaves no token with a loss.
                 if not completion or len(prompt_ids) >= max_length:
                     stats["num_dropped"] += 1
                     continue

@@ -133,9 +133,11 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
     ids_N, starts_N = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for batch in documents:
         lengths = np.fromiter((len(ids) + 1 for ids in batch), dtype=np.int64, count=len(batch))
+        # `fromiter` fills the array directly; a list of Python ints would need several times the memory.
         new_N = np.fromiter(chain.from_iterable((*ids, eos_token_id) for ids in batch), np.int32, lengths.sum())
         begins_N = np.zeros(len(new_N), dtype=bool)
         begins_N[lengths.cumsum() - lengths] = True
+        # The tail of the batch before comes first, so that no token is lost between batches.
         ids_N, starts_N = np.concatenate([ids_N, new_N]), np.concatenate([starts_N, begins_N])
         used = len(ids_N) - len(ids_N) % block_size
         blocks = ids_N[:used].reshape(-1, block_size), starts_N[:used].reshape(-1, block_size)
@@ -168,6 +170,7 @@ def encode_texts(
         column: the column with the text.
         batch: rows by column; None counts as an empty text.
     """
+    # A missing text is an empty document, so that the number of rows stays right.
     texts = [text or "" for text in batch[column]]
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
     return {"input_ids": tokenizer(texts, add_special_tokens=False, **options)["input_ids"]}
@@ -218,6 +221,7 @@ def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]
     if not document_boundaries:
         return {"input_ids": packed.ids_BT, "labels": packed.ids_BT}
     positions_BT = positions_of(packed.starts_BT)
+    # The first token of a document would otherwise be predicted from the end of the document before.
     labels_BT = np.where(positions_BT == 0, np.int32(_IGNORED), packed.ids_BT)
     return {"input_ids": packed.ids_BT, "labels": labels_BT, "position_ids": positions_BT}
 
@@ -225,6 +229,7 @@ def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]
 def _write_blocks(
     folder: Path, documents: Iterable[list[Any]], block_size: int, eos_token_id: int, document_boundaries: bool
 ) -> dict[str, int]:
+    # int32 halves the size on disk; ids are widened to int64 when they are read.
     kind = pa.list_(pa.int32(), block_size)
     schema = pa.schema(dict.fromkeys(_ROW[: 3 if document_boundaries else 2], kind))
     counts = {"num_documents": 0, "num_tokens": 0, "num_blocks": 0, "tail_tokens": 0}
@@ -237,9 +242,11 @@ def _write_blocks(
     with rows_writer(folder, schema) as writer:
         for packed in pack(counted(), block_size, eos_token_id):
             columns = [pa.array(column.reshape(-1)) for column in _columns(packed, document_boundaries).values()]
+            # Fixed-size lists store no offsets, and are read as one (B, T) array.
             fixed = [pa.FixedSizeListArray.from_arrays(column, block_size) for column in columns]
             writer.write_batch(pa.record_batch(fixed, schema=schema))
             counts["num_blocks"] += len(packed.ids_BT)
+            # Overwritten for each batch: only the tail of the last one is left over.
             counts["tail_tokens"] = len(packed.tail_N)
     counts["num_tokens"] = counts["num_blocks"] * block_size + counts["tail_tokens"]
     if not counts["num_blocks"]:

@@ -87,6 +87,7 @@ class PaddingCollator:
     def _joined(self, name: str, values: list[Tensor], tokens: list[int], length: int) -> Tensor:
         """Returns (B, T) for a column with one value per token, otherwise the rows stacked."""
         shapes = [tuple(value.shape) for value in values]
+        # By shape and not by name, so that columns of the user's own are padded too.
         by_token = bool(tokens) and shapes == [(count,) for count in tokens]
         if not by_token and name == _LABELS and len({*shapes}) > 1 and all(value.ndim == 1 for value in values):
             length = max(count for (count,) in shapes)  # labels of a decoder have their own length
@@ -96,6 +97,8 @@ class PaddingCollator:
             for row_T, value in zip(batch_BT, values, strict=True):
                 row_T[: len(value)] = value
             return batch_BT
+        # Rows of equal length are refused too when `input_ids` are padded further: the column would be shorter than
+        # they are.
         if len({*shapes}) > 1 or (by_token and shapes[0] != (length,)):
             hint = f"give it a value in pad_values ({name}: 0), or remove the column"
             raise _refused(name, "has rows of different length, and nothing says what to pad them with", hint)
@@ -145,12 +148,14 @@ class CausalLMCollator(PaddingCollator):
 
 
 def _name(name: str, row: Mapping[str, Any]) -> str:
+    # As transformers' default collator does: its models take `labels`.
     return _LABELS if name in _OTHER_LABELS and _LABELS not in row else name
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the columns of rows, without those that are None in every row."""
     for row in rows:
+        # Checked before anything is padded: a KeyError for a late row would not name the column.
         if different := sorted({*rows[0]}.symmetric_difference(row)):
             raise _refused(different[0], "is in some rows and not in others", "give every row the same columns")
     return [name for name in rows[0] if any(row[name] is not None for row in rows)]
@@ -162,6 +167,7 @@ def _tensors(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     except (TypeError, ValueError, RuntimeError):
         kind = type(next(row[name] for row in rows if row[name] is not None)).__name__
         raise _refused(name, f"holds values that are no numbers ({kind})", "remove the column") from None
+    # The loss and embeddings of torch need int64; packed rows on disk are int32.
     return [tensor.long() if tensor.dtype in _WHOLE else tensor for tensor in tensors]
 
 

@@ -25,6 +25,7 @@ def advance(batches: Iterable[T], *, total: int, what: str, logger: logging.Logg
     begin = time.monotonic()
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Transient: the bar disappears at the end, and the log line stays.
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         for batch in batches:

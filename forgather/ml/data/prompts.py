@@ -31,6 +31,7 @@ def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8
     found: dict[str, None] = {}
     for tokens in _documents(dataset, tokenizer, num_tokens):
         text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+        # A dict keeps the order and drops duplicates; a prompt of blanks only would show nothing.
         if text.strip():
             found[text] = None
         if len(found) == count:

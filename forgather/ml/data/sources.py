@@ -68,6 +68,7 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
     for name, text in _python_files(root, skipped):
         # A source may contain lone surrogates, which plain UTF-8 cannot encode.
         size = len(text.encode("utf-8", "surrogatepass"))
+        # Stops at the first file that does not fit, so that a larger limit only appends files.
         if max_bytes is not None and used + size > max_bytes:
             break
         used += size
@@ -198,6 +199,7 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
         raise DataFileError("the list of data files is empty", code="FG830", hint="name at least one file").about(
             "paths"
         )
+    # A file that two entries match would otherwise be read twice.
     return list(dict.fromkeys(file for entry in entries for file in _expand(Path(entry).expanduser(), suffixes)))
 
 
@@ -219,12 +221,14 @@ def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
 
 
 def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, str]]:
+    # `os.walk` returns files in the order of the file system, which differs between machines.
     for name in sorted(_python_names(root, skipped)):
         file = root / name
         try:
             # `tokenize.open` honours the encoding declaration of a source file.
             with tokenize.open(file) as stream:
                 text = stream.read()
+        # Some packages ship files with a broken encoding on purpose, as test data.
         except (SyntaxError, UnicodeDecodeError) as error:
             logger.warning("left out %s: %s", file, _first_line(error))
             continue
@@ -234,6 +238,7 @@ def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, st
 
 def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
     for folder, subfolders, files in os.walk(root):
+        # In place: this is how `os.walk` is told not to descend.
         subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
         for file in files:
             if file.endswith(".py"):
@@ -249,6 +254,7 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
         with _without_progress_bars():
             return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
     except (DatasetGenerationError, OSError, ValueError) as error:
+        # `datasets` wraps the error of the parser in one that says only that generation failed.
         cause = error.__cause__ or error
         raise DataFileError(
             f"{_listed(files)} cannot be read: {_first_line(cause)}",
@@ -259,6 +265,7 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
+    # The setting is global to `datasets`; a caller's choice has to come back.
     shown = not are_progress_bars_disabled()
     disable_progress_bars()
     try:
@@ -300,6 +307,7 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
             f"column {column!r} holds {kind}, not text", code="FG833", hint="name a column of strings"
         ).about("text_column")
     kept = dataset.select_columns([column])
+    # Read in batches: the whole column as a Python list would need the memory of all text.
     filled = [row for row, text in enumerate(_column(kept, column)) if text]
     if len(filled) < len(kept):
         logger.warning("%d of %d rows hold no text and were left out", len(kept) - len(filled), len(kept))

@@ -75,6 +75,7 @@ def train_bpe(
     def build(folder: Path) -> None:
         _train(rows, text_column, **settings).save(str(folder / _FILE))
 
+    # With the version of the library: a newer one may train other merges.
     key = content_key(rows=rows._fingerprint, text_column=text_column, library=tokenizers.__version__, **settings)
     folder = cached_folder("tokenizer", key, build, cache_dir)
     backend = Tokenizer.from_file(str(folder / _FILE))
@@ -109,6 +110,7 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
         raise _not_loaded(name, reason) from error
+    # Padding needs some token; mask and labels hide it, whichever it is.
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -139,6 +141,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _check_room(vocab_size: int, num_special: int) -> None:
+    # Every byte is a token of its own, so that any text can be encoded.
     if vocab_size < _NUM_BYTES + num_special:
         raise DataError(
             f"vocab_size {vocab_size} is smaller than {_NUM_BYTES} bytes and {num_special} special tokens",

@@ -31,6 +31,7 @@ def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> Data
             code="FG835",
             hint="more rows (text_files with sample_by: paragraph), or no eval set",
         )
+    # Rounding could leave one part of a small data set empty.
     num_eval = min(max(round(len(dataset) * eval_fraction), 1), len(dataset) - 1)
     parts = dataset.train_test_split(test_size=num_eval, seed=seed)
     return DatasetDict({"train": parts["train"], "eval": parts["test"]})

@@ -87,6 +87,7 @@ def gathered(value: T) -> list[T]:
     if not several():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
+    # Over gloo: with NCCL the pickled bytes would be copied through the GPU.
     dist.all_gather_object(values, value, group=_hosts())
     return values
 
@@ -110,7 +111,9 @@ def run_on_main(act: Callable[[], T]) -> T:
             outcome[0] = act()
         except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
             failure = error
+            # Only our errors are certain to be picklable; any other exception is described in one of ours.
             outcome[1] = error if isinstance(error, ForgatherError) else _of_writer(error)
+    # Rank 0 broadcasts even after an exception: the other ranks are waiting for exactly this call.
     dist.broadcast_object_list(outcome, src=0, group=_hosts())
     if failure is not None:
         raise failure
@@ -228,6 +231,7 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
     """
     if not several():
         return list(switches)
+    # A tensor, since pickling would cost more than the broadcast itself.
     values = torch.tensor(list(switches))
     dist.broadcast(values, src=0, group=_hosts())
     return values.tolist()
@@ -270,6 +274,7 @@ def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
     if rank is None:
         return
     first, other = every[0], every[rank]
+    # `min` of the lengths: one list can be a prefix of the other.
     place = next((n for n, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
     shown = [
         f"{one[place][0]} of shape {list(one[place][1])}" if place < len(one) else "none" for one in (first, other)
@@ -296,6 +301,7 @@ def in_step(items: Iterator[T]) -> Iterator[T]:
     nothing: Any = object()
     for number in range(1 << 62):
         item = next(items, nothing)
+        # One sum per item tells each rank how many ranks have one; all of them then take the same branch.
         present = int(total(float(item is not nothing)))
         if 0 < present < dist.get_world_size():
             raise DistributedError(

@@ -55,6 +55,7 @@ def count_of(asked: int | str) -> int:
     """
     if isinstance(asked, int):
         return asked
+    # "gpu" counts as one process without a GPU, so that the same config runs on the CPU.
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     return devices or (1 if asked in ("gpu", "xpu") else os.cpu_count() or 1)
 
@@ -125,6 +126,7 @@ def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     Args:
         environ: environment variables; those of the process by default.
     """
+    # torchrun gives each process a folder of its own for its error file.
     file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")
     return Path(file).parent if file and Path(file).parent.is_dir() else None
 
@@ -159,6 +161,7 @@ class DistributedEnvironment:
             )
         for name in ("timeout_seconds", "start_timeout_seconds"):
             value = getattr(self, name)
+            # `True` is an int in Python, and "timeout_seconds: yes" is a likely mistake in YAML.
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise DistributedError(f"{name} is {value!r}", code="FG702", hint="give a number above zero")
         if self.init_method != "env://" and not self.init_method.startswith(("tcp://", "file://")):
@@ -227,6 +230,7 @@ class DistributedEnvironment:
                 do not appear in time.
         """
         device = torch.device("cpu") if use_cpu else self.device
+        # A warning and no error: a config for GPUs can be tried out on a machine without any.
         if device.type == "cpu" and self.backend in ("nccl", "xccl") and self.rank == 0:
             _log.warning("backend %r needs an accelerator, and this run is on the CPU: gloo is used", self.backend)
         if device.type == "cuda":
@@ -250,6 +254,7 @@ class DistributedEnvironment:
 
     def on_cpu(self) -> DistributedEnvironment:
         """Returns the same environment with a backend that can communicate CPU tensors."""
+        # NCCL and XCCL cannot communicate CPU tensors.
         return dataclasses.replace(self, backend="gloo") if self.backend in ("auto", "nccl", "xccl") else self
 
     def shutdown(self) -> None:
@@ -301,6 +306,7 @@ def libraries_see(facts: ProcessFacts) -> Iterator[None]:
     try:
         yield
     finally:
+        # The caller's values come back afterwards, and variables that did not exist are removed again.
         for name in position:
             os.environ.pop(name, None)
         os.environ.update(kept)

@@ -57,6 +57,7 @@ def start(settings: GroupSettings, device: torch.device) -> None:
     """
     global _training_timeout
     if dist.is_initialized():
+        # A group of the same size is used as it is: several environments in one process share it.
         if dist.get_world_size() != settings.world_size:
             raise DistributedError(
                 f"the process group has {dist.get_world_size()} processes, and the environment says "
@@ -127,6 +128,7 @@ def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | Non
             host,
             port,
             facts.world_size,
+            # torchrun's agent may host the store already; otherwise rank 0 does.
             facts.rank == 0 and not facts.agent_hosts_store,
             datetime.timedelta(seconds=timeout_seconds),
             wait_for_workers=False,
@@ -156,6 +158,7 @@ def _meeting(settings: GroupSettings) -> dict[str, Any]:
 def _not_met(settings: GroupSettings, error: Exception) -> DistributedError:
     master = settings.facts.master
     where = settings.init_method if master is None else "{}:{}".format(*master)
+    # torch's messages have a C++ backtrace after the first line.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return DistributedError(
         f"rank {settings.rank} of {settings.world_size} did not meet the others at {where}: {reason[:200]}",
@@ -180,6 +183,7 @@ def start_pretended(rank: int, world_size: int) -> None:
             code="FG701",
             hint="start the dry run without a launcher",
         )
+    # By name: the module belongs to torch's tests, and only a dry run needs it.
     store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
 

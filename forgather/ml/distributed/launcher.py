@@ -93,6 +93,7 @@ def launch(
         DistributedError: FG463 for arguments that torchrun does not accept, FG464 when it cannot start.
     """
     arguments = _parsed([*words, "-m", module, *arguments_of_module])
+    # A word without dashes among torchrun's arguments would otherwise be started in place of the run.
     if arguments.training_script != module:
         raise DistributedError(
             f"torchrun takes {arguments.training_script!r} for the program to start",
@@ -146,6 +147,7 @@ def _quiet() -> None:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    # argparse prints its usage and exits; only its last line is the reason.
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
@@ -220,6 +222,7 @@ def _in_place_of(module: ModuleType, name: str, value: object) -> Iterator[None]
 def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
     """Context manager in which torchrun's agent calls `attempts` before a restart; torchrun has no hook for it."""
 
+    # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
@@ -262,6 +265,7 @@ def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failu
 def _folder_of(log_dir: str, local_rank: int) -> Path | None:
     """Returns the folder of a process in the latest attempt; None when there is none."""
     attempts = Path(log_dir).glob(f"*/attempt_*/{local_rank}")
+    # By time: torchrun's folder names contain a random run id.
     return max(attempts, key=lambda folder: folder.stat().st_mtime_ns, default=None)
 
 
@@ -271,6 +275,7 @@ def _order(failure: Failure) -> tuple[int, float]:
     if record is None:
         # The agent ends the remaining processes with SIGTERM, and some of them take it for a request to stop and save.
         return (4 if failure.status in (-signal.SIGTERM, STATUS) else 1, 0.0)
+    # The process that has printed its error is the cause for the user, whatever its kind.
     if record.told:
         return 0, record.instant
     return _ORDER[record.kind], record.instant
@@ -298,6 +303,7 @@ def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None
         world_size: number of processes; None when unknown.
     """
     first = next(iter(ended.failures), None)
+    # A launcher that was stopped by a signal has stopped its processes itself: nothing failed.
     if first is None or ended.stopped_by is not None:
         return None
     record = first.record

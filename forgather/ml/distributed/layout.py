@@ -48,6 +48,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size", "shard_size"):
             value = getattr(self, name)
+            # `True` is an int in Python, and would count as 1.
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise DistributedError(f"{name} is {value!r}", code="FG704", hint="give a whole number of at least 1")
         if self.data_parallel_size % self.shard_size:
@@ -84,6 +85,7 @@ class Layout:
             pipeline = world_size // (data * tensor) if world_size % (data * tensor) == 0 else 0
         if data is None:
             data = world_size // (pipeline * tensor) if world_size % (pipeline * tensor) == 0 else 0
+        # A size that could not be inferred is 0 here, so it fails this test too.
         if data * pipeline * tensor != world_size:
             asked = {"data_parallel_size": data, "pipeline_parallel_size": pipeline, "tensor_parallel_size": tensor}
             shown = " x ".join(f"{name} {size}" for name, size in asked.items() if size)
@@ -109,6 +111,7 @@ class Layout:
 
     def position(self, rank: int) -> Position:
         """Returns the coordinates of a rank."""
+        # Must agree with the order of axes in `Mesh.of`, where the last axis varies fastest.
         rest, tensor = divmod(rank, self.tensor_parallel_size)
         pipeline, data = divmod(rest, self.data_parallel_size)
         return Position(pipeline=pipeline, data=data, tensor=tensor)

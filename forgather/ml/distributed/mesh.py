@@ -42,6 +42,7 @@ class Mesh:
             device_type: as in `init_device_mesh`.
         """
         replicate = layout.data_parallel_size // layout.shard_size
+        # "tp" is last and varies fastest: its ranks exchange activations within each layer and should share a machine.
         sizes = (layout.pipeline_parallel_size, replicate, layout.shard_size, layout.tensor_parallel_size)
         whole = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
         # torch creates the groups of a mesh with its own default timeout.

@@ -336,6 +336,7 @@ def _kill_in_a_second(process: int) -> None:
     Args:
         process: its process id.
     """
+    # A new session, so that the signal which ends this process group does not end the shell as well.
     nowhere = subprocess.DEVNULL
     words = ["/bin/sh", "-c", f"sleep 1; kill -KILL {process}"]
     with suppress(OSError):

@@ -73,6 +73,7 @@ def read_from(folder: Path) -> RunPhase:
         text = (folder / FILE).read_bytes().decode(errors="replace")
     except OSError:
         return RunPhase()
+    # The file is padded with blanks and may be read while it is written; a broken number counts as no step.
     step, _, phase = text.rstrip("\n ").partition("\t")
     return RunPhase(phase, int(step) if step.isdigit() else None)
 

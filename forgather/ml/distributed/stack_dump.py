@@ -55,6 +55,7 @@ def last_collective() -> Collective | None:
         return None
     if not entries:
         return None
+    # The recorder has the oldest entry first.
     last = entries[-1]
     name = str(last.get("profiling_name", "")).rpartition(":")[2]
     group = (last.get("process_group") or ["", ""])[-1]
@@ -63,6 +64,7 @@ def last_collective() -> Collective | None:
 
 def stack_of_main() -> list[str]:
     """Returns the stack of the main thread, outermost frame first, as lines "FILE:LINE in FUNCTION"."""
+    # From the watchdog thread: the main thread is blocked in the collective that hangs.
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return [f"{one.filename}:{one.lineno} in {one.name}" for one in traceback.extract_stack(frame)] if frame else []
 
@@ -107,6 +109,7 @@ def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
     """
     missing = missing_ranks(states)
     different = different_exchanges(states)
+    # All ranks have started as many collectives, but not the same ones: the program differs between ranks.
     if not missing and different:
         each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
         return f"the ranks wait in different exchanges, since one of them made one more or less: {each}"

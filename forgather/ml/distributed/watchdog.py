@@ -64,6 +64,7 @@ class Guard:
 
     def start(self) -> None:
         """Publishes the host and process id of this process, and starts the thread."""
+        # With the process id, peers on the same machine can see by themselves whether this process is alive.
         place = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store.set(f"place/{self._facts.rank}", json.dumps(place))
         # Peers are looked up early: when rank 0 dies and hosted the store, nobody can be asked any more.
