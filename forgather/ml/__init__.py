@@ -1,7 +1,6 @@
-"""The ML tower: what a config names when it trains a model.
+"""The ML tower: trainers and their arguments, under the names that configs use.
 
-Takes nothing at import: torch enters with the first name that is asked for. Gives trainers and
-their arguments. Keeps true: no module below imports the config tower.
+Importing it does not import torch; the first access to a name does. No module below imports the config tower.
 """
 
 from __future__ import annotations

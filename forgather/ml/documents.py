@@ -1,10 +1,11 @@
-"""Where documents begin in the rows of a batch, and which models keep them apart.
+"""Document boundaries in packed rows, and which models keep the documents of a row apart.
 
-Takes positions on the host, and models; gives `Documents`, and why a model mixes the documents of a row. Keeps
-true: nothing here waits for a device, and what nobody asks for is not computed; a family of models counts as keeping
-documents apart only where that was measured (`packing_models.json`).
+`Documents` computes boundaries from `position_ids` on the host, only when they are used, and never waits for a device.
+`why_mixed` tells why a model lets tokens attend across documents. A family of models counts as safe only if it was
+measured (`packing_models.json`).
 
-Letters of shapes: B rows, T positions, D documents.
+Shapes:
+    B rows, T positions, D documents.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 MIXED = "FG848"
-"""The code of the warning that a model mixes the documents of packed rows."""
+"""Code of the warning that a model mixes the documents of packed rows."""
 TOO_LONG = "FG864"
-"""The code of the warning that rows have more tokens than their model has positions."""
+"""Code of the warning that rows have more tokens than the model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
 _TOLD: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
@@ -38,8 +39,11 @@ class Documents:
     """The documents in the rows of a batch; a row without positions, or with a mask, is one document.
 
     Args:
-        positions_BT: the position of each token in its document, on the host; they grow by one within a document.
-        shape: rows and positions of the batch.
+        positions_BT: position of each token in its document, on the host; grows by one within a document.
+        shape: (B, T) of the batch.
+
+    Shapes:
+        positions_BT: (B, T), or (1, T) for all rows; `starts_BT`: (B, T); `lengths`: (D,).
     """
 
     def __init__(self, positions_BT: Tensor | None, shape: tuple[int, int]) -> None:
@@ -47,7 +51,7 @@ class Documents:
         self.rows, self.row_length = shape
 
     def __getitem__(self, rows: slice) -> Documents:
-        """The documents of some of the rows."""
+        """Returns the documents of some of the rows."""
         number = len(range(*rows.indices(self.rows)))
         positions_BT = self.positions_BT
         # One row of positions may stand for all rows.
@@ -57,7 +61,7 @@ class Documents:
 
     @functools.cached_property
     def starts_BT(self) -> Tensor:
-        """True where a document starts; the first token of a row always starts one."""
+        """True at the first token of each document; the first token of a row always starts one."""
         if self.positions_BT is None:
             starts_BT = torch.zeros(self.rows, self.row_length, dtype=torch.bool)
             starts_BT[:, :1] = True
@@ -66,7 +70,7 @@ class Documents:
 
     @functools.cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each document (D), row by row; padding counts."""
+        """Tokens of each document, row by row, including padding."""
         starts = self.starts_BT.flatten().nonzero().flatten()
         return torch.diff(starts, append=starts.new_tensor([self.rows * self.row_length]))
 
@@ -77,21 +81,21 @@ class Documents:
 
     @functools.cached_property
     def are_packed(self) -> bool:
-        """True where a row holds several documents."""
+        """True if a row holds several documents."""
         return self.positions_BT is not None and int(self.starts_BT.sum()) > self.rows
 
 
 @functools.cache
 def measured_families() -> dict[str, tuple[str, ...]]:
-    """Returns the families of transformers whose models keep documents apart, and those that mix them."""
+    """Returns transformers' model families by measured behaviour: those that keep documents "apart", those that mix."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     return {"apart": tuple(table["apart"]), "mixed": tuple(table["mixed"])}
 
 
 def why_mixed(model: nn.Module) -> str | None:
-    """Returns why the documents of a packed row are not kept apart by `model`; None where they are.
+    """Returns the reason why a model mixes the documents of a packed row; None if it keeps them apart.
 
-    A model of transformers is judged by its family, another one by whether it takes `position_ids`.
+    A model of transformers is judged by its family, any other by whether it takes `position_ids`.
     """
     if not takes(model, "position_ids"):
         return "its forward has no parameter position_ids"
@@ -109,9 +113,10 @@ def why_mixed(model: nn.Module) -> str | None:
 
 
 def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the families of transformers that parts of a model belong to, with the names of their classes."""
+    """Yields (family, class name) for each part of a model that is of transformers."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
+            # By the base classes too: a subclass of the user has its module elsewhere.
             modules = (kind.__module__ for kind in type(part).__mro__)
             found = next((name for name in modules if name.startswith("transformers.models.")), None)
             if found is not None:
@@ -119,28 +124,35 @@ def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Tells whether the forward of a model names a parameter, or takes everything by `**`."""
+    """Returns whether a model's forward names a parameter, or takes any by `**`."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def any_packed(positions: Iterable[Any]) -> bool:
-    """Tells whether the positions of a row restart: it holds several documents."""
+    """Returns whether the positions of a row restart, which means that it holds several documents.
+
+    Args:
+        positions: one sequence per row.
+
+    Shapes:
+        positions: each (T,); others are ignored.
+    """
     rows = (torch.as_tensor(row) for row in positions)
     return any(row.ndim == 1 and bool((row.diff() != 1).any()) for row in rows)
 
 
 def builds_masks(model: nn.Module) -> bool:
-    """Tells whether the attention of every part of transformers makes masks for rows of several documents.
+    """Returns whether the attention of all parts from transformers builds masks from `position_ids`.
 
-    Flash attention reads documents from positions in batches of a single row, and not at all in larger ones.
+    Flash attention reads documents from positions only in batches of a single row.
     """
     configs = (getattr(part, "config", None) for part in model.modules() if isinstance(part, PreTrainedModel))
     return all(getattr(config, "_attn_implementation", None) in (None, *_MASKED) for config in configs)
 
 
 def tell_mixed(model: nn.Module, reason: str) -> None:
-    """Warns, once for a model, that its documents are mixed."""
+    """Warns, once per model, that it mixes documents."""
     if model not in _TOLD[MIXED]:
         _TOLD[MIXED].add(model)
         _log.warning(
@@ -154,7 +166,13 @@ def tell_mixed(model: nn.Module, reason: str) -> None:
 
 
 def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
-    """Warns, once for a model, of rows with more tokens than it has positions."""
+    """Warns, once per model, of rows with more tokens than it has positions.
+
+    Args:
+        model: named in the message.
+        length: tokens of a row.
+        limit: positions of the model.
+    """
     if model not in _TOLD[TOO_LONG]:
         _TOLD[TOO_LONG].add(model)
         _log.warning(

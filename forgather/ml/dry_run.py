@@ -1,9 +1,8 @@
-"""What each of many processes would hold and compute, found in one process and without weights.
+"""Dry run of a multi-process training: mesh, parameters per rank, and shapes of one step, without weights.
 
-Takes a function that makes a trainer, and a number of processes; gives `DryRun`: the mesh, who holds what, and the
-shapes of one step. Keeps true: torch's fake process group stands in for the other processes, so nothing is sent and
-nobody is waited for; every rank that holds other layers is built as that rank, by the strategy itself, so that what
-it refuses is refused here; weights have shapes and no memory.
+Takes a function that makes a trainer, and a number of processes; gives a `DryRun`. torch's fake process group stands
+for the other processes, so nothing is sent and nothing waits. Each rank with other layers is built by the strategy
+itself, so its errors appear here too. Weights have shapes and no memory.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class Holding:
     Args:
         ranks: first and last of them.
         stages: numbers of the pipeline stages; empty without a pipeline.
-        modules: what lies there, in short.
-        parameters: numbers that one rank keeps; the ranks of a shard may keep fewer.
-        parameter_bytes: memory of these.
-        of: numbers of the whole modules that it keeps a part of.
+        modules: names of modules, blocks as ranges.
+        parameters: number of elements that one rank keeps; the last ranks of a shard may keep fewer.
+        parameter_bytes: their memory in bytes.
+        of: number of elements of the complete modules.
     """
 
     ranks: tuple[int, int]
@@ -56,17 +55,17 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run in several processes would be.
+    """The layout and the sizes of a run on several processes.
 
     Args:
         world_size: number of processes.
-        strategy: class that computes updates.
+        strategy: name of the strategy class.
         mesh: sizes of the axes, by name.
-        parameters: of the whole model.
-        rows_per_update: rows of all replicas that one update sees.
-        holdings: who holds what, in the order of ranks.
-        step: shapes of one micro-batch of one replica: inputs, between blocks, and outputs.
-        step_problem: why there are no shapes; None where there are.
+        parameters: number of elements of the whole model.
+        rows_per_update: rows of one optimizer step, over all data-parallel ranks.
+        holdings: what ranks hold, in the order of ranks.
+        step: shapes of one micro-batch of one data-parallel rank: inputs, between blocks, and outputs.
+        step_problem: why there are no shapes; None if there are.
     """
 
     world_size: int
@@ -79,7 +78,7 @@ class DryRun:
     step_problem: str | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """Returns plain data."""
+        """Returns the dry run as plain data."""
         return asdict(self)
 
 
@@ -92,7 +91,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         local_world_size: number of them on one machine.
 
     Raises:
-        DistributedError: FG745 for something that is no trainer of ours; whatever the strategy refuses.
+        DistributedError: FG745 for an object that is not a trainer of Forgather; further errors of the strategy.
     """
     recipes: list[Recipe] = []
 
@@ -114,6 +113,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
             first = _held(trainer.strategy, layout, 0)
             step, problem = _step(trainer, recipes[0])
         holdings = [first]
+        # Without a pipeline all ranks hold the same modules: rank 0 stands for them.
         for position in range(1, layout.pipeline_parallel_size):
             rank = position * layout.data_parallel_size * layout.tensor_parallel_size
             with _as_rank(rank, world_size, local_world_size), shapes_only():
@@ -122,7 +122,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
                 holdings.append(_held(strategy, layout, rank))
     finally:
         build_strategy.reset(token)
-        # Accelerate remembers the processes of the first strategy for as long as this process lives.
+        # Accelerate keeps the state of the first strategy for the life of this process.
         AcceleratorState._reset_state(reset_partial_state=True)
     args = trainer.args
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size
@@ -139,7 +139,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
 
 
 def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.AbstractContextManager[None]:
-    """Makes this process one of many that nobody else is part of."""
+    """Makes this process one rank of a fake process group within its body."""
     local = min(local_world_size, world_size)
     return alone_among(ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local))
 
@@ -154,7 +154,7 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
 
 
 def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
-    # What callbacks see of a pipeline computes over all stages, and holds those of this rank.
+    # The `view` of a pipeline represents all stages; its `local` holds those of this rank.
     model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
     kept = [_here(weight, strategy.slices_per_weight) for weight in weights.values()]
@@ -183,7 +183,7 @@ def _count(model: nn.Module) -> int:
 
 
 def in_short(names: list[str]) -> list[str]:
-    """Returns modules that weights belong to, blocks of one list as a range.
+    """Returns the modules that weights belong to, with the blocks of a list as a range.
 
     Example:
         >>> in_short(["model.embed.weight", "model.layers.0.a.weight", "model.layers.0.b", "model.layers.1.a.weight"])
@@ -191,7 +191,7 @@ def in_short(names: list[str]) -> list[str]:
     """
     found: dict[str, list[int] | None] = {}
     for name in names:
-        # Wrappers put parts of their own into names.
+        # Wrappers (compile, FSDP, activation checkpointing) insert parts into names.
         name = re.sub(r"\b_(checkpoint_wrapped_module|orig_mod|fsdp_wrapped_module)\.", "", name)
         numbered = re.match(r"(.*?)\.(\d+)(\.|$)", name)
         if numbered:
@@ -214,7 +214,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]:
-    """Returns the shapes of one micro-batch through the model, or why there are none."""
+    """Returns the shapes of one micro-batch through the model, or the reason why there are none."""
     if trainer.train_dataset is None:
         return {}, "there is no train_dataset"
     window = next(trainer._train_batches().windows(trainer.strategy.rule))
@@ -223,7 +223,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
     if parts > 1:
         batch = part_of(batch, 0, num_rows(batch) // parts)
     shapes = {name: shape_of(value) for name, value in _named(inputs_of(batch)) if isinstance(value, Tensor)}
-    # Not the meta device: models look at values of tensors there, and know better of these.
+    # Fake tensors instead of the meta device: models that read values of tensors know fake ones and avoid it.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     placed = {name: mode.from_tensor(value) if isinstance(value, Tensor) else value for name, value in _named(batch)}
     try:
@@ -233,7 +233,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
             trainer.strategy.rule.total(
                 model, placed if isinstance(batch, Mapping) else tuple(placed.values()), denom=1
             )
-    except Exception as error:  # noqa: BLE001 - the border of a user's model, which may look at values
+    except Exception as error:  # noqa: BLE001 - code of a user's model, which may read values of tensors
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return shapes, f"the model cannot be computed without values: {said[:160]}"
     return shapes, None
@@ -248,7 +248,7 @@ def _named(batch: Any) -> list[tuple[str, Any]]:
 
 
 def _watch(model: nn.Module, shapes: dict[str, str]) -> None:
-    """Notes what goes into blocks and what comes out of the model."""
+    """Records the shapes after the first block, and of the model's output."""
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -266,5 +266,5 @@ def _watch(model: nn.Module, shapes: dict[str, str]) -> None:
 
 
 def shape_of(tensor: Tensor) -> str:
-    """Returns shape and type, as in "(4, 128) int64"."""
+    """Returns shape and dtype, as in "(4, 128) int64"."""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,7 +1,7 @@
-"""The Hugging Face Hub, or what of it lies on this machine.
+"""Access to the Hugging Face Hub, with a quick fallback to the local cache.
 
-Takes nothing; gives a block in which the libraries of Hugging Face may be asked for a name of the Hub. Keeps true:
-where the Hub cannot be reached, they look into their cache at once, instead of trying again for most of a minute.
+`hub_access` makes the Hugging Face libraries work offline if the Hub cannot be reached: they read their cache at once,
+instead of retrying for most of a minute.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SECONDS = 5.0
 
 
 def no_folder(name: str) -> str | None:
-    """Returns what is wrong with a name that can only be a path, and is none of a folder; None where it may be loaded.
+    """Returns what is wrong with a name that can only be a path but is not a folder; None if it can be loaded.
 
-    Without this the libraries take it for a name of the Hub, and tell of a network.
+    The libraries would treat it as a name on the Hub and report a network error.
     """
     if not is_path(name) or os.path.isdir(os.path.expanduser(name)):
         return None
@@ -33,7 +33,7 @@ def no_folder(name: str) -> str | None:
 
 
 def where_to_look(name: str) -> str:
-    """Returns the way to a name that could not be loaded."""
+    """Returns a hint for a name that could not be loaded."""
     if is_path(name):
         return f"name a folder that exists; the working folder is {os.getcwd()!r}"
     return f"check the name and the connection; a folder of that name is not in {os.getcwd()!r} either"
@@ -41,7 +41,12 @@ def where_to_look(name: str) -> str:
 
 @contextmanager
 def hub_access() -> Iterator[None]:
-    """Runs its body offline where the Hub cannot be reached."""
+    """Runs its body offline if the Hub cannot be reached.
+
+    Units:
+        Waits at most 5 seconds for a connection.
+    """
+    # `datasets` copies the constant when it is imported, so its module has to be changed too.
     modules: list[Any] = [constants, *(module for name in ("datasets.config",) if (module := sys.modules.get(name)))]
     before = [module.HF_HUB_OFFLINE for module in modules]
     offline = constants.HF_HUB_OFFLINE or not _reachable()

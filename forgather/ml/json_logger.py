@@ -1,4 +1,4 @@
-"""The dotted name under which configurations know the JSON lines callback."""
+"""`forgather.ml.json_logger:JsonLogger`: the public name of the JSON lines callback."""
 
 from forgather.ml.callbacks.metrics import JsonLogger
 

@@ -1,4 +1,4 @@
-"""Progress bars of the libraries, switched off where the callbacks and our own bars tell how far things are."""
+"""Switches off progress bars of libraries, where callbacks report progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing bars over what the callbacks show."""
+    """Runs its body without progress bars of transformers, which would overwrite those of callbacks."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,8 +1,8 @@
-"""The summing form of a loss that was written as a mean.
+"""Conversion of a loss that returns a mean into one that returns a sum, and checks of the result.
 
-Takes a loss of torch.nn, of torch.nn.functional, or of the user; gives a callable that sums, and what the mean divided
-by. Keeps true: the settings of the object that was given are not changed; a loss whose divisor cannot be known is
-refused; the tensors that a loss holds go where the logits are, as a model's buffers do.
+Takes a loss of torch.nn, of torch.nn.functional, or of the user; gives a callable that sums, and the kind of count that
+the mean divided by. The given object is not changed. A loss whose divisor cannot be determined is refused. Tensors that
+a loss holds (class weights) are moved to the device of the logits, like buffers of a model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,17 @@ _CAUSAL_LABELS = (
 
 
 def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
-    """Returns the summing form of a loss, whether it divides by itself, and what its mean counts."""
+    """Returns the summing form of a loss, whether it divides by itself, and the unit of its mean's divisor.
+
+    Args:
+        loss_fn: a module, or a function with `reduction` or `num_items_in_batch`.
+
+    Returns:
+        The callable; True if it takes `num_items_in_batch` and divides by it; "classes", "elements" or "targets".
+
+    Raises:
+        TrainingError: FG806 for a loss whose sum or divisor is unknown.
+    """
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
         if isinstance(loss_fn, _PER_TARGET):
             return _summing_copy(loss_fn), False, "classes"
@@ -66,6 +76,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
         return loss_fn, True, "targets"
     if accepts(function, "reduction"):
         root = layers_of(function)[-1]
+        # The divisor of other functions of torch is not known.
         if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
             raise unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
         return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
@@ -73,7 +84,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
 
 
 def layers_of(function: Any) -> list[Any]:
-    """Returns a partial, what it calls, what that calls, ...; any other callable alone."""
+    """Returns a partial, the function that it calls, the one that this calls, and so on; any other callable alone."""
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)
@@ -81,7 +92,7 @@ def layers_of(function: Any) -> list[Any]:
 
 
 def takes_labels(loss_fn: Callable[..., Any]) -> bool:
-    """Tells whether a loss cannot be called with the logits alone."""
+    """Returns whether a loss has a second required argument."""
     try:
         parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
     except (TypeError, ValueError):
@@ -91,7 +102,7 @@ def takes_labels(loss_fn: Callable[..., Any]) -> bool:
 
 
 def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
-    """Tells whether a loss has a mean of which only calling it tells what it divides by: it is not one of torch."""
+    """Returns whether only a call shows what a loss's mean divides by: it is not a loss of torch."""
     if isinstance(loss_fn, _PER_TARGET + _PER_ELEMENT):
         return not type(loss_fn).__module__.startswith("torch.")
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
@@ -103,7 +114,13 @@ def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
 
 
 def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
-    """Returns a setting of a loss: the outermost partial's keyword, or an attribute of the module."""
+    """Returns a setting of a loss: a keyword of the outermost partial, or an attribute of the module.
+
+    Args:
+        loss_fn: the loss.
+        name: of the setting.
+        default: if it is not set.
+    """
     for layer in layers_of(loss_fn):
         found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
         if found is not None:
@@ -112,21 +129,25 @@ def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
 
 
 def is_cross_entropy(loss_fn: Callable[..., Any]) -> bool:
-    """Tells whether a loss is torch's cross entropy of classes, as it stands."""
+    """Returns whether a loss is torch's cross entropy without label smoothing."""
     known = type(loss_fn) is nn.CrossEntropyLoss or layers_of(loss_fn)[-1] is F.cross_entropy
     return known and not setting_of(loss_fn, "label_smoothing", 0.0)
 
 
 def _summing_copy(loss_fn: nn.Module) -> nn.Module:
     summing = copy.deepcopy(loss_fn)
-    setattr(summing, "reduction", "sum")  # noqa: B010 - torch types attributes of modules as tensors
+    setattr(summing, "reduction", "sum")  # noqa: B010 - torch annotates attributes of modules as tensors
     return summing
 
 
 def placed(loss_fn: Any, device: torch.device) -> Any:
-    """Returns a loss whose tensors are on a device: buffers, attributes and arguments; what a closure holds stays.
+    """Returns a loss with its tensors (buffers, attributes, arguments) on a device; tensors in a closure stay.
 
-    A module or an object is moved as it stands, a partial is made again.
+    A module or an object is moved in place; a partial is rebuilt.
+
+    Args:
+        loss_fn: the loss.
+        device: of the logits.
     """
     if isinstance(loss_fn, nn.Module):
         for module in loss_fn.to(device).modules():
@@ -164,7 +185,7 @@ def _place_attributes(owner: Any, device: torch.device) -> None:
 
 
 def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
-    """Returns the error for a batch without labels."""
+    """Returns the FG808 error for a batch without labels."""
     keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
     return TrainingError(
         f"the batch has no labels (found: {keys})",
@@ -174,7 +195,12 @@ def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
 
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
-    """Returns the error for a loss that cannot be summed."""
+    """Returns the FG806 error for a loss that cannot be summed.
+
+    Args:
+        loss_fn: named in the message.
+        reason: why not.
+    """
     name, place = _named(loss_fn)
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     hint = "give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by"
@@ -190,7 +216,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
 
 
 def _named(loss_fn: Any) -> tuple[str, str]:
-    """Returns the name of a loss, and the place of its code where that is not torch's."""
+    """Returns the name of a loss, and the location of its code unless it is torch's."""
     inner = layers_of(loss_fn)[-1]
     name = str(getattr(inner, "__name__", type(inner).__name__))
     code = inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
@@ -204,7 +230,7 @@ def _named(loss_fn: Any) -> tuple[str, str]:
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether a function names a parameter so."""
+    """Returns whether a function has a parameter of this name."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -216,11 +242,13 @@ _TOLERANCE = 1e-3
 
 
 class DivisorCheck:
-    """Compares the sum of a loss over a batch with its mean, batch by batch until a few agree.
+    """Compares the sum of a loss over a batch with its mean, until four batches agree.
+
+    It catches a loss of the user whose mean divides by another count than assumed, which would scale the gradients.
 
     Args:
         loss_fn: as the user gave it.
-        divides: it divides by `num_items_in_batch` itself.
+        divides: whether it divides by `num_items_in_batch` itself.
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, divides: bool) -> None:
@@ -230,34 +258,37 @@ class DivisorCheck:
     def __call__(
         self, call: Callable[..., Any], total: Tensor, divisor: Callable[[], Any], given: tuple[Any, ...]
     ) -> None:
-        """Compares a sum with what the loss gives otherwise.
+        """Compares a sum with the loss's own mean.
 
         Args:
             call: the summing form, or the loss that divides by itself.
             total: the sum over the batch.
-            divisor: tells what the mean over the batch is taken to divide by, or what the loss was told to divide by.
-            given: logits, and labels where there are any.
+            divisor: returns the assumed divisor of the mean over the batch, or the one that the loss was given.
+            given: logits, and labels if there are any.
+
+        Shapes:
+            total: scalar.
 
         Raises:
-            TrainingError: FG806 where the mean divides by another number.
+            TrainingError: FG806 if the mean divides by another number.
         """
-        if not self._left or total.device.type == "meta":
+        if not self._left or total.device.type == "meta":  # a dry run has no values
             return
         expected, number = float(total.detach()), float(divisor())
         if not number or not expected or not math.isfinite(expected):
             return
         mean, tolerance = self._mean(call, divisor(), given)
         if math.isfinite(mean) and abs(mean * number - expected) > tolerance * abs(expected):
-            # A loss that draws had other draws in training: both forms are compared on the same ones.
+            # A loss with random numbers drew others in training: both forms are recomputed with the same ones.
             expected = self._sum(call, divisor(), given)
             if abs(mean * number - expected) > tolerance * abs(expected):
                 raise unknown_reduction(self._loss_fn, self._reason(mean, expected, number, tolerance))
         self._left -= 1
 
     def _mean(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> tuple[float, float]:
-        """Returns the mean that the loss gives, and how much of it may be rounding."""
+        """Returns the mean that the loss gives, and the relative tolerance for rounding."""
         own = _apart(call)
-        if self._divides:  # half of the sum's share, as it is told to divide by twice as much
+        if self._divides:  # with twice the divisor a correct loss gives half, one that ignores it the same
             loss = 2 * _undrawn(functools.partial(own, num_items_in_batch=2 * divisor), given)
         elif isinstance(own, nn.Module):
             setattr(own, "reduction", "mean")  # noqa: B010 - torch types attributes of modules as tensors
@@ -281,13 +312,13 @@ class DivisorCheck:
 
 
 class PairCheck:
-    """Refuses a loss that compares each of the logits with every label, where shapes differ by an axis of one.
+    """Refuses a loss whose broadcasting pairs each logit with every label, where shapes differ by an axis of size one.
 
-    A function of the user may bring both to one shape by itself. It does where logits of that shape give the same, or
-    where the sum over a batch is that of its rows: stretched, a batch of N rows has N * N pairs.
+    A function of the user may reshape by itself. It does if logits of the labels' shape give the same result, or if the
+    sum over a batch equals that over its rows: broadcast, a batch of N rows has N * N pairs.
 
     Args:
-        is_elementwise: it is one of torch that takes logits and labels of one shape.
+        is_elementwise: the loss is one of torch that needs logits and labels of one shape.
     """
 
     def __init__(self, *, is_elementwise: bool) -> None:
@@ -295,11 +326,14 @@ class PairCheck:
         self._is_judged = False
 
     def __call__(self, call: Callable[..., Any], given: tuple[Any, ...]) -> None:
-        """Looks at what the loss makes of logits and labels of different shapes.
+        """Checks what the loss does with logits and labels of different shapes.
 
         Args:
             call: the summing form of the loss.
             given: logits and labels.
+
+        Shapes:
+            logits and labels: N rows, and the same axes apart from axes of size one; other shapes are not judged.
 
         Raises:
             TrainingError: FG869.
@@ -318,7 +352,7 @@ class PairCheck:
         found = _undrawn(own, given)
         paired = _tried(own, (logits.reshape(labels.shape), labels))
         first, rest = (_tried(own, (logits[rows], labels[rows])) for rows in (slice(1), slice(1, None)))
-        # A function that takes neither of these cannot be judged.
+        # A function that fails for both inputs cannot be judged.
         others = [paired, None if first is None or rest is None else first + rest]
         known = [other for other in others if other is not None]
         if known and not any(torch.allclose(found, other, rtol=_TOLERANCE, equal_nan=True) for other in known):
@@ -328,7 +362,7 @@ class PairCheck:
 def _tried(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor | None:
     try:
         return _undrawn(loss_fn, given)
-    except Exception:  # noqa: BLE001 - a function of the user that cannot be called so; training calls it as it is
+    except Exception:  # noqa: BLE001 - code of the user that rejects these inputs; training does not pass them
         return None
 
 
@@ -342,13 +376,13 @@ def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:
 
 
 def _undrawn(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:
-    """Returns what a loss gives on the same draws as ever; the run draws as if it had not been called."""
+    """Returns the loss computed with a fixed seed, without gradients; the run's random state stays the same."""
     with torch.no_grad(), seeded_random(0):
         loss: Tensor = loss_fn(*given)
         return loss if loss.ndim == 0 else loss.sum()
 
 
 def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a loss whose call leaves no trace in the one that trains: modules may count what they see."""
+    """Returns a copy of a module, so that the check leaves no trace in the one that trains: it may count its calls."""
     holds_module = isinstance(call, nn.Module) or isinstance(getattr(call, "func", None), nn.Module)
     return copy.deepcopy(call) if holds_module else call

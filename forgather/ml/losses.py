@@ -1,24 +1,25 @@
-"""The loss of an update: a sum over valid targets, divided by their number over all micro-batches.
+"""The loss of an optimizer step: a sum over valid targets, divided by their number over all micro-batches and ranks.
 
-Takes a model, perhaps the user's loss, and micro-batches. Gives a `LossRule`: how many targets of a
-batch count, and the sum of their losses. Keeps true: sums of micro-batches can be added without
-reweighting, so the result depends neither on the batch size nor on accumulation.
+Takes a model, optionally the user's loss, and micro-batches. Gives a `LossRule`: the number of targets of a batch, and
+the sum of their losses. Sums of micro-batches can be added without weights, so the result depends neither on the batch
+size nor on gradient accumulation.
 
-Which rule applies, in this order:
+The rule is chosen in this order:
 
-1. A `loss_fn` of the user gets (logits, labels). For causal language models labels are shifted (the logits
-   of a position meet the label of the next) and both are flattened. A loss that takes means is turned into its
-   sum on a copy; one that cannot be turned is refused.
-2. A causal language model of transformers: token cross entropy in float32 of logits and shifted labels. The
-   auxiliary loss of a mixture of experts is added, weighted by the targets of its micro-batch.
-3. Any other model returns its own loss (first item of a tuple, "loss" of a mapping, `.loss`, or a
-   scalar tensor), which is taken as the mean over the valid targets of its micro-batch.
+1. A `loss_fn` of the user gets (logits, labels). For causal language models labels are shifted (the logits of a
+   position predict the label of the next one) and both are flattened. A loss that returns means is converted to a sum
+   on a copy; one that cannot be converted is refused.
+2. A causal language model of transformers: token cross entropy of float32 logits and shifted labels. The auxiliary loss
+   of a mixture of experts is added, weighted by the targets of its micro-batch.
+3. Any other model returns its own loss (first item of a tuple, "loss" of a mapping, `.loss`, or a scalar tensor), which
+   is taken as the mean over the valid targets of its micro-batch.
 
-Labels are shifted once, by `prepared`, before a batch meets the strategy: the batch then holds "shift_labels", as
-transformers calls them, in place of "labels", and no logits are copied to leave a position out. Half precision is
-raised to float32 for the loss; float64 is kept.
+Labels are shifted once, by `prepared`, before a batch reaches the strategy: the batch then holds "shift_labels", as
+transformers calls them, in place of "labels", and logits need no copy without the last position. Half precision is
+converted to float32 for the loss; float64 stays.
 
-Letters of shapes: B rows, T positions, V vocabulary, N flattened positions.
+Shapes:
+    B rows, T positions, V vocabulary, N flattened positions.
 """
 
 from __future__ import annotations
@@ -50,43 +51,45 @@ IGNORE_INDEX = -100
 
 
 class LossRule(Protocol):
-    """How many targets of a batch count, and the sum of their losses.
+    """The loss of a batch as a sum, and the number of targets that its mean divides by.
 
-    `ignore_index` is the label that does not count; None where no label can be ignored.
+    `ignore_index` is the label of positions that do not count; None if no label can be ignored.
     """
 
     ignore_index: int | None
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
+        """Returns the batch for a strategy: labels are shifted if the model needs that."""
         ...
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of valid targets; a number on the host where the batch lies there."""
+        """Returns the number of valid targets; a Python number if the batch is on the host."""
         ...
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the sum of the losses of the valid targets, in float32 or more.
 
         Args:
-            model: called with the inputs; whoever has the outputs already gives a callable that returns them.
+            model: called with the inputs; a caller that has the outputs passes a callable that returns them.
             batch: one micro-batch, prepared or as the collator gave it.
-            denom: what the sum will be divided by; that of the batch by default.
+            denom: what the sum will be divided by; the count of the batch by default.
+
+        Shapes:
+            Returns a scalar.
         """
         ...
 
 
 def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, label_smoothing: float = 0.0) -> LossRule:
-    """Returns the rule that applies to `model`.
+    """Returns the loss rule of a model.
 
     Args:
-        model: the model as it will be trained.
+        model: as it will be trained.
         loss_fn: the user's loss, called with (logits, labels).
         label_smoothing: of the token loss of causal language models.
 
     Raises:
-        TrainingError: FG806 for a loss whose sum cannot be known, FG807 for label smoothing without a
-            token loss of ours.
+        TrainingError: FG806 for a loss whose sum is unknown, FG807 for label smoothing without the built-in token loss.
     """
     causal = is_causal_lm(model)
     if label_smoothing and (loss_fn is not None or not causal):
@@ -99,7 +102,7 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
 
 
 def smoothing_without_token_loss(label_smoothing: float) -> TrainingError:
-    """Returns the error for label smoothing that no loss would apply."""
+    """Returns the FG807 error for label smoothing that no loss would apply."""
     return TrainingError(
         f"label_smoothing_factor is {label_smoothing}, but the token loss of a causal language model is not used",
         code="FG807",
@@ -107,13 +110,13 @@ def smoothing_without_token_loss(label_smoothing: float) -> TrainingError:
     ).about("args.label_smoothing_factor")
 
 
-# transformers tells the kind of a loss by the name of the class; of these it says nothing, and takes the usual one.
+# transformers derives `loss_type` from the class name. For these it finds none, and uses the causal loss.
 _CAUSAL_BY_NAME = {"BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel"}
 _CAUSAL_BY_NAME |= {"OpenAIGPTLMHeadModel", "ReformerModelWithLMHead"}
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Tells whether logits of a position predict the label of the next one (transformers' `loss_type`)."""
+    """Returns whether the logits of a position predict the next token's label (transformers' `loss_type`)."""
     kind = getattr(model, "loss_type", None)
     if kind is None and hasattr(model, "loss_function"):
         return any(part.__name__ in _CAUSAL_BY_NAME for part in type(model).__mro__)
@@ -121,7 +124,7 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """Returns the labels of a batch: "labels", "label", or the last item of a tuple."""
+    """Returns the labels of a batch: "labels", "label", or the last item of a tuple; None if there are none."""
     if isinstance(batch, Mapping):
         found = batch.get("labels", batch.get("label"))
         return found if isinstance(found, Tensor) else None
@@ -131,12 +134,20 @@ def labels_of(batch: Any) -> Tensor | None:
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """Returns the label that each position predicts: that of the next one, and none at the end of a row."""
+    """Returns for each position the label of the next one; the last position of a row gets `ignore_index`.
+
+    Args:
+        labels_BT: of each token.
+        ignore_index: label that does not count.
+
+    Shapes:
+        labels_BT: (B, T). Returns (B, T).
+    """
     return F.pad(labels_BT[..., 1:], (0, 1), value=ignore_index)
 
 
 def num_rows(batch: Any) -> int:
-    """Returns the number of rows of a batch that count: the length of its first tensor."""
+    """Returns the number of rows of a batch that count: the first dimension of its first tensor."""
     if isinstance(batch, PaddingBatch):
         return 0
     tensor = _first_tensor(batch)
@@ -144,7 +155,7 @@ def num_rows(batch: Any) -> int:
 
 
 def num_tokens(batch: Any) -> int:
-    """Returns the number of input tokens of a batch; of rows, where inputs are no token ids."""
+    """Returns the number of input tokens of a batch; the number of rows if its inputs are not token ids."""
     if isinstance(batch, PaddingBatch):
         return 0
     if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
@@ -163,7 +174,13 @@ def _first_tensor(batch: Any) -> Tensor | None:
 
 
 def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE_INDEX) -> float | Tensor:
-    """Returns the number of targets: labels that are not ignored, or rows where there are no such labels."""
+    """Returns the number of targets: labels that are not ignored, or rows if there are no integer labels.
+
+    Args:
+        labels: of the batch; None for none.
+        batch: gives the rows.
+        ignore_index: label that does not count.
+    """
     if labels is None:
         return num_rows(batch)
     if labels.is_floating_point():
@@ -172,38 +189,47 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
 
 
 def count_items(labels: Tensor, *, ignore_index: int = IGNORE_INDEX) -> int | Tensor:
-    """Returns the number of labels that are not ignored, as transformers counts items: each number of a regression."""
+    """Returns the number of labels that are not ignored; in a regression, of all elements, as transformers counts.
+
+    Args:
+        labels: of any shape.
+        ignore_index: label that does not count.
+    """
     valid = (labels != ignore_index).sum()
-    return int(valid) if valid.device.type == "cpu" else valid
+    return int(valid) if valid.device.type == "cpu" else valid  # on a device, `int` would wait for it
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Returns half precision as float32, and anything else as it is."""
+    """Returns float16 and bfloat16 as float32, and any other dtype unchanged."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def flat_logits(logits_BTV: Tensor) -> Tensor:
-    """Returns (B, T, V) as (N, V), with N = B * T; nothing is copied."""
+    """Returns logits with flattened positions, without a copy.
+
+    Shapes:
+        logits_BTV: (B, T, V). Returns (N, V), with N = B * T.
+    """
     return logits_BTV.reshape(-1, logits_BTV.shape[-1])
 
 
 class _Sums:
-    """What the rules have in common: a batch that counts for nothing, and labels that are shifted or not.
+    """The common part of loss rules: padding batches, and shifted labels.
 
     Args:
-        model: the model that will be called, or the one that something is wrapped around.
+        model: to be called; wrappers may be put around it later.
     """
 
     ignore_index: int | None = IGNORE_INDEX
     shifts = False
     is_token_entropy = False
-    """True where the mean is the cross entropy of next tokens in nats, whose exp is a perplexity."""
+    """True if the mean is a cross entropy of next tokens in nats, whose exponential is a perplexity."""
 
     def __init__(self, model: nn.Module) -> None:
         self._inputs = ModelInputs(model)
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch as a strategy gets it: labels are shifted where the model needs that."""
+        """Returns the batch for a strategy: labels are shifted if the model needs that."""
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.prepared(batch.batch))
         if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
@@ -212,12 +238,18 @@ class _Sums:
         return self._inputs.prepared(batch if targets is None else {**inputs_of(batch), SHIFTED: targets})
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of valid targets; a number on the host where the batch lies there."""
+        """Returns the number of valid targets; a Python number if the batch is on the host."""
         return 0 if isinstance(batch, PaddingBatch) else self._count(batch)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32 or more."""
+        """Returns the sum of the losses of the valid targets, in float32 or more.
+
+        Shapes:
+            Returns a scalar.
+        """
         if isinstance(batch, PaddingBatch):
+            # Computed, not skipped: FSDP and pipelines need forward and backward of every rank. Times 0, so that
+            # gradients exist and are 0.
             return self.total(model, batch.batch, denom=denom) * 0.0
         return self._total(model, self._inputs.prepared(batch), denom)
 
@@ -237,7 +269,15 @@ class _Sums:
 
 
 class CausalTokenLoss(_Sums):
-    """Token cross entropy of a causal language model, from its logits."""
+    """Token cross entropy of a causal language model, computed from its logits.
+
+    Args:
+        model: a causal language model of transformers.
+        label_smoothing: as in `torch.nn.functional.cross_entropy`.
+
+    Source:
+        `transformers.loss.loss_utils.ForCausalLMLoss` with `num_items_in_batch`, and the auxiliary loss of MoE models.
+    """
 
     shifts = True
 
@@ -269,12 +309,18 @@ class CausalTokenLoss(_Sums):
         )
         auxiliary = getattr(output, "aux_loss", None)
         if auxiliary is not None and torch.is_grad_enabled():
+            # The auxiliary loss is a mean over the micro-batch, and the sum will be divided by targets. Not in
+            # evaluation: its loss would be no token cross entropy.
             total = total + self._aux_weight * at_least_float32(auxiliary) * count_valid(targets_BT, batch)
         return total
 
 
 class ModelLoss(_Sums):
-    """The loss that the model returns, taken as a mean over its valid targets."""
+    """The loss that the model returns, taken as the mean over its valid targets.
+
+    Args:
+        model: returns a loss if it gets labels.
+    """
 
     def _count(self, batch: Any) -> float | Tensor:
         return count_valid(labels_of(batch), batch)
@@ -284,17 +330,20 @@ class ModelLoss(_Sums):
         mean = at_least_float32(_returned_loss(self._inputs.call(model, batch, labels=True)))
         if not isinstance(targets, Tensor) and targets:
             return mean * targets
-        # The mean over no targets is no number, and zero times that is none either.
+        # The mean over zero targets is NaN, and 0 * NaN is NaN too.
         some = targets > 0 if isinstance(targets, Tensor) else torch.zeros_like(mean, dtype=torch.bool)
         return torch.where(some, mean * targets, torch.zeros_like(mean))
 
 
 class UserLoss(_Sums):
-    """The user's loss of (logits, labels), summed.
+    """The user's loss of (logits, labels), as a sum.
 
     Args:
-        model: the model that gives the logits; for a causal language model labels are shifted, and both flattened.
+        model: gives the logits; for a causal language model labels are shifted, and both are flattened.
         loss_fn: a module of torch.nn, or a function with a parameter `reduction` or `num_items_in_batch`.
+
+    Raises:
+        TrainingError: FG806 for a loss that cannot be summed.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any]) -> None:
@@ -313,7 +362,7 @@ class UserLoss(_Sums):
         self.ignore_index = None if self.unit == "elements" else self._ignored
 
     def _count(self, batch: Any) -> float | Tensor:
-        """Returns what the mean of this loss divides by: targets, their class weights, or elements."""
+        """Returns the divisor of this loss's mean: number of targets, sum of class weights, or number of elements."""
         labels = self._targets(batch)
         if labels is None:
             return num_rows(batch)
@@ -321,7 +370,7 @@ class UserLoss(_Sums):
             return count_items(labels, ignore_index=self._ignored)
         if self.unit == "elements":
             return labels.numel()
-        if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target a position
+        if self.unit == "classes" and labels.is_floating_point():  # class probabilities: one target per position
             return labels.numel() // (labels.shape[1] if labels.ndim > 1 else labels.shape[0])
         if self.weight is None:
             return count_valid(labels, batch, ignore_index=self._ignored)
@@ -336,7 +385,7 @@ class UserLoss(_Sums):
         if self.shifts and labels is not None:
             logits, labels = flat_logits(logits), labels.reshape(-1)
             if self.unit != "classes":
-                # Nothing says that a function of the user leaves labels out that are ignored: it meets only real ones.
+                # A function of the user need not know the ignore index: it gets only valid labels.
                 real = labels != self._ignored
                 logits, labels = logits[real], labels[real]
         logits = at_least_float32(logits) if logits.is_floating_point() else logits
@@ -357,7 +406,7 @@ class UserLoss(_Sums):
 
 
 def logits_of(output: Any) -> Tensor:
-    """Returns the logits of what a model returned: a tensor, first of a tuple, or "logits".
+    """Returns the logits in a model's output: a tensor, the first item of a tuple, or "logits".
 
     Raises:
         TrainingError: FG809 for an output without logits.

@@ -1,6 +1,6 @@
-"""Memory that this process uses.
+"""Memory in use by this process and memory available on this machine.
 
-Takes the device that computes; gives plain numbers. Keeps true: asking waits for no device.
+No function waits for a device.
 
 Units:
     bytes.
@@ -23,7 +23,11 @@ _MEMINFO = "/proc/meminfo"
 
 
 def memory_facts(device: torch.device) -> dict[str, float]:
-    """Returns the memory in use: of CUDA where that computes (with its peak and reserve), else of the process."""
+    """Returns the memory in use: of CUDA (with peak and reserve) if the device is CUDA, else of the process.
+
+    Units:
+        bytes.
+    """
     if device.type == "cuda":
         return {
             "memory_bytes": torch.cuda.memory_allocated(device),
@@ -32,21 +36,23 @@ def memory_facts(device: torch.device) -> dict[str, float]:
         }
     try:
         with open(_STATM, "rb") as stream:
+            # The second field is the resident set, in pages.
             return {"memory_bytes": int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
     except OSError:
         return {"memory_bytes": _peak_bytes()}
 
 
 def _peak_bytes() -> int:
-    """Returns the most that the process ever used, where nobody tells what it uses now."""
+    """Returns the peak memory of the process, where the system does not report the current one."""
     if resource is None:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # `ru_maxrss` is in bytes on macOS and in KiB on Linux.
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def available_bytes() -> int | None:
-    """Returns the memory that this machine could still give; None where it does not tell."""
+    """Returns the memory that this machine can still allocate; None if the system does not report it."""
     try:
         with open(_MEMINFO) as stream:
             for line in stream:

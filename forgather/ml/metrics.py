@@ -1,8 +1,8 @@
-"""JSON lines on disk: metrics and samples of a run, written whole and read with tolerance.
+"""JSON lines files: metrics and samples of a run.
 
-Takes a file and records; gives records. Keeps true: a line is written by one call and is strict JSON (a number
-that is not finite is the text "nan", "inf" or "-inf"); a file whose last line is torn reads as if that line had
-not been begun, and is mended before the next line is added.
+`LineWriter` appends records. Each line is written by one call and is strict JSON (numbers that are not finite are the
+strings "nan", "inf" and "-inf"). An incomplete last line is ignored by readers, and removed before the next line is
+written. `go_on` brings a file to the step from which a run is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class MetricsError(TrainingError, ValueError):
-    """A metrics file with a line that is no record."""
+    """A metrics file with a line that is not a record."""
 
     code = "FG851"
 
@@ -38,12 +38,12 @@ class MetricsError(TrainingError, ValueError):
 class LineWriter:
     """Appends records to a JSON lines file.
 
-    The file is opened with the first record. A record that cannot be written (a full disk) is dropped with one
-    warning: a run does not end for a line of its log.
+    The file is opened with the first record. A record that cannot be written (disk full) is dropped with one warning: a
+    run does not end because of its log.
 
     Args:
-        file: where to write; its folder is made when needed.
-        warns: False for a file beside another one, whose warning is enough.
+        file: to append to; its folder is created if needed.
+        warns: False for a second file of the same records, if one warning is enough.
     """
 
     def __init__(self, file: str | os.PathLike[str], *, warns: bool = True) -> None:
@@ -58,7 +58,7 @@ class LineWriter:
             if self._descriptor is None:
                 self._descriptor = _open_mended(self.file)
             if os.write(self._descriptor, line) != len(line):
-                self.close()  # the disk is full: the next record mends the torn line first
+                self.close()  # disk full: opening the file for the next record removes the incomplete line
                 raise OSError("no space left for a whole line")
         except OSError as error:
             if not self._warned:
@@ -75,20 +75,21 @@ class LineWriter:
 def go_on(
     file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None, *, name: str | None = None
 ) -> int:
-    """Brings a file to where a run goes on: its last part holds `records`, and no line of steps that are taken anew.
+    """Brings a file to the step from which a run is resumed, and returns the byte at which the run's part begins.
 
-    Lines that are there stay as they are, with the times that they tell; those that are missing (another file than
-    before, or a machine that lost its last seconds) are written. What other runs wrote before stays, and so do, later
-    on, records that tell no step, or another name: a file may be that of several runs at a time.
+    The run's part then holds `records`, and no line of steps that will be repeated. Existing lines stay unchanged, with
+    their times; missing ones (another file than before, or a machine that lost its last seconds) are written. Lines of
+    earlier runs stay, and so do records without a step or with another name: several runs may write one file at the
+    same time.
 
     Args:
-        file: of the run; it need not exist.
-        records: what the run had written.
-        begin: where the run's part begins; None looks for its first record.
-        name: what the run's records have as their name.
+        file: of the run; may not exist yet.
+        records: that the run had written.
+        begin: byte at which the run's part begins; None searches for its first record.
+        name: value of "name" in the run's records.
 
     Returns:
-        Where the run's part begins.
+        Byte at which the run's part begins.
     """
     path = Path(file)
     content = path.read_bytes() if path.exists() else b""
@@ -126,7 +127,7 @@ def _staying(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -
 
 
 def _before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns what comes before the last line that is the first record; all whole lines where none is."""
+    """Returns the lines before the last line that equals the first record; all complete lines if there is none."""
     lines = content.split(b"\n")[:-1]
     first = _core(plain(records[0])) if records else None
     for number in range(len(lines) - 1, -1, -1):
@@ -136,18 +137,18 @@ def _before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def end_of_lines(file: str | os.PathLike[str]) -> int:
-    """Returns the number of bytes up to the end of the last whole line; 0 for no file."""
+    """Returns the byte after the last complete line; 0 if there is no file."""
     path = Path(file)
     return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
 
 
 def _core(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    # Compared as text is: what is not finite is not even like itself.
+    # Compared as strings: NaN is not equal to itself.
     return None if record is None else {name: str(value) for name, value in repeatable(record).items()}
 
 
 def repeatable(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a repeated run logs again to the last bit: all but times, speeds and memory.
+    """Returns the metrics that a repeated run logs again bit by bit: all but times, rates and memory.
 
     Example:
         >>> repeatable({"loss": 2.5, "epoch": 1.0, "eval_runtime": 3.0, "tokens_per_second": 9.0, "memory_bytes": 7})
@@ -157,17 +158,17 @@ def repeatable(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a metrics file.
+    """Returns the records of a metrics file.
 
     Args:
         path: the file, or the folder of a run.
 
     Returns:
-        One dict a line, in the order of the file; a torn last line is left out.
+        One dict per line, in the order of the file; an incomplete last line is left out.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        MetricsError: if a line before the last is no JSON object; it names the line.
+        MetricsError: FG851 if a line before the last one is not a JSON object; it names the line.
     """
     file = Path(path)
     if file.is_dir():
@@ -176,7 +177,17 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: int = 0) -> list[dict[str, Any]]:
-    """Reads the records of any JSON lines file from a byte on; with `strict` off, lines that are none are left out."""
+    """Returns the records of a JSON lines file.
+
+    Args:
+        file: to read.
+        strict: raise for a line that is not a record; otherwise leave it out.
+        begin: byte at which to start.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        MetricsError: FG851 if a line before the last one is not a JSON object.
+    """
     lines = Path(file).read_bytes()[begin:].split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
@@ -195,7 +206,7 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` as strict JSON data: tensors and NumPy numbers as numbers, what is unknown as text."""
+    """Returns `value` as strict JSON data: tensors and NumPy numbers as numbers, unknown types as strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -228,11 +239,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _open_mended(file: Path) -> int:
-    """Opens `file` for appending; a torn last line is cut off, a whole one without its line end gets one."""
+    """Opens a file for appending; removes an incomplete last line, and completes one that lacks only its line end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
+        return descriptor  # a pipe or a device has no last line
     begin, last = _last_line(descriptor)
     if last and _parsed(last) is None:
         os.ftruncate(descriptor, begin)
@@ -242,7 +253,7 @@ def _open_mended(file: Path) -> int:
 
 
 def _last_line(descriptor: int) -> tuple[int, bytes]:
-    """Returns where the text after the last line end begins, and that text."""
+    """Returns the offset of the text after the last line end, and that text."""
     begin, last = os.lseek(descriptor, 0, os.SEEK_END), b""
     while begin > 0 and b"\n" not in last:
         length = min(begin, _CHUNK_BYTES)

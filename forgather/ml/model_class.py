@@ -1,4 +1,4 @@
-"""The class of a model as the user wrote it."""
+"""The class of a model before FSDP2 changed it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def user_class(model: Any) -> type:
-    """Returns the user's class: `fully_shard` puts one of its own, `FSDPNet`, in front of `Net`."""
+    """Returns the user's class of a model: `fully_shard` puts a subclass of its own, `FSDPNet`, in front of `Net`."""
     return next(cls for cls in type(model).__mro__ if not _is_of_fully_shard(cls))
 
 
@@ -16,5 +16,5 @@ def class_name(model: Any) -> str:
 
 
 def _is_of_fully_shard(cls: type) -> bool:
-    # By name: a model that nobody shards needs none of torch's distributed half.
+    # Compared by name: a model that is not sharded does not need torch's distributed modules.
     return any(base.__name__ == "FSDPModule" and base.__module__.startswith("torch.") for base in cls.__mro__)

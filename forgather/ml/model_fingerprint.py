@@ -1,7 +1,8 @@
-"""What a model is made from, as a key: equal keys give equal weights, in this run and in the next.
+"""Fingerprints of models before training: equal keys mean equal initial weights, in this run and in later ones.
 
-Takes what makes a model; gives a key for `ml/data/cache.py`, or None. Keeps true: a key names everything that the
-weights, and the random numbers after them, depend on; a maker that is not known well enough for that has no key.
+Takes the function that makes a model; gives a key for `ml/data/cache.py`, or None. A key covers everything that the
+weights, and the random numbers drawn after them, depend on. A function whose dependencies are not fully known has no
+key.
 """
 
 from __future__ import annotations
@@ -21,19 +22,24 @@ from forgather import __version__
 from forgather.ml.data.cache import content_key
 from forgather.ml.models import from_config, from_pretrained
 
+# Part of every key: a change of the key's content makes keys of earlier releases invalid.
 _FORM = 1
 _PACKAGES = ("torch", "transformers", "numpy")
 
 
 class _Unknown(Exception):  # noqa: N818 - no error: there is no key
-    """Something that a key cannot name."""
+    """Raised for a value that a key cannot describe."""
 
 
 def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
-    """Returns a key of the model that `make()` gives after everything random was seeded; None where none is known.
+    """Returns the key of the model that `make()` returns after seeding; None if it cannot be determined.
 
-    Known are `from_config` and `from_pretrained` of a local folder with arguments that are data, as they are or inside
-    `functools.partial` and `!partial`; and, of transformers' own classes alone, whose code is named by their version.
+    Known functions are `from_config`, and `from_pretrained` of a local folder, with plain data as arguments, directly
+    or in `functools.partial` and `!partial`. Only classes of transformers count: its version determines their code.
+
+    Args:
+        make: makes the model.
+        seed: set before.
 
     Example:
         >>> model_key(lambda: None, 42) is None
@@ -52,9 +58,10 @@ def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
 
 
 def _flat(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Returns the function that is called in the end, and with what; a partial is known by its attributes."""
+    """Returns the function at the core of nested partials, and all its arguments."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    # By attributes, not by class: a `!partial` of a config has them too.
     while hasattr(make, "func") and hasattr(make, "keywords"):
         args = (*make.args, *args)
         kwargs = {**make.keywords, **kwargs, **getattr(make, "latent", {})}
@@ -72,7 +79,7 @@ def _of_config(given: dict[str, Any]) -> dict[str, Any]:
 
 def _of_folder(given: dict[str, Any]) -> dict[str, Any]:
     folder = Path(given.pop("pretrained_model_name_or_path")).expanduser()
-    # The weights of an adapter's base lie elsewhere.
+    # An adapter's base weights are in another folder.
     if not folder.is_dir() or (folder / "adapter_config.json").exists():
         raise _Unknown
     files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in folder.iterdir() if file.is_file()}
@@ -80,10 +87,10 @@ def _of_folder(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as data.
+    """Returns a value as plain data.
 
     Raises:
-        _Unknown: for what may be more than data tell.
+        _Unknown: for a value with more than plain data.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -92,6 +99,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
+        # Remote code can do anything, whatever its arguments are.
         if value.get("trust_remote_code") or not all(isinstance(key, str) for key in value):
             raise _Unknown
         return {key: _plain(item) for key, item in value.items()}

@@ -1,10 +1,12 @@
-"""What a model is called with.
+"""The inputs of a model: how batches become calls.
 
-Takes a batch, and perhaps its labels; calls a model. Keeps true: every loss, strategy and evaluation calls models
-through `ModelInputs`, so what is decided here holds for all of them. A training step fills no cache of keys and values;
-where rows hold several documents, what keeps them apart reaches the model, and nothing with it that would undo that.
+Every loss, strategy and evaluation calls models through `ModelInputs`. A training step fills no key-value cache. Packed
+rows reach the model with the inputs that keep their documents apart, and without those that would mix them.
 
-A prepared batch holds, under `DOCUMENTS`, what the host knows of its rows; it is an input of no model.
+A prepared batch holds, under `DOCUMENTS`, the document boundaries of its rows; models do not get this entry.
+
+Shapes:
+    B rows, T positions.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from forgather.errors import TrainingError
 from forgather.ml.documents import Documents, builds_masks, takes, tell_mixed, tell_too_long, why_mixed
 
 DOCUMENTS = "forgather.documents"
-"""Key of the `Documents` of a prepared batch."""
+"""Key of the `Documents` in a prepared batch."""
 SHIFTED = "shift_labels"
-"""Key of labels that lie where the logits lie which predict them."""
+"""Key of shifted labels: each at the position of the logits that predict it."""
 _NO_INPUTS = frozenset({"labels", "label", SHIFTED, DOCUMENTS})
 _NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def inputs_of(batch: Any) -> Any:
-    """Returns a batch without its labels: what a model that gives logits is called with."""
+    """Returns a batch without labels: the inputs of a model that returns logits."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in _NO_INPUTS}
     if isinstance(batch, tuple | list) and len(batch) > 1:
@@ -38,20 +40,20 @@ def inputs_of(batch: Any) -> Any:
 
 
 def with_labels(batch: Any) -> Any:
-    """Returns a batch as a model, or a method of the user, is called with it that computes the loss itself."""
+    """Returns a batch with labels: the inputs of a model, or a method of the user, that computes the loss itself."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name != DOCUMENTS}
     return batch
 
 
 class NoCache:
-    """Lets a model fill no cache of keys and values: with one, transformers takes packed rows for one document.
+    """Keeps a model from filling a key-value cache; with one, transformers treats packed rows as a single document.
 
-    A keyword says so where the forward takes it; the configuration, while a call lasts, for models inside that it
-    does not reach.
+    `use_cache=False` is passed if the forward takes it; for inner models that it does not reach, the configuration is
+    changed during a call.
 
     Args:
-        model: what is called.
+        model: to be called.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,7 +63,7 @@ class NoCache:
         self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
 
     def in_force(self) -> contextlib.AbstractContextManager[None]:
-        """Turns caches off in the configurations, and on again."""
+        """Turns off caches in the configurations within its body."""
         return self._turned_off() if self._configs else _NOTHING_TO_DO
 
     @contextlib.contextmanager
@@ -76,10 +78,10 @@ class NoCache:
 
 
 class ModelInputs:
-    """How batches are handed to one model.
+    """Prepares batches for one model, and calls it.
 
     Args:
-        model: the model, before anything is wrapped around it.
+        model: before anything is wrapped around it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -91,10 +93,16 @@ class ModelInputs:
         self._most_positions = _most_positions(model)
 
     def prepared(self, batch: Any) -> Any:
-        """Returns a batch on the host with what is known of its rows, and without what would mix their documents.
+        """Returns a batch on the host with its document boundaries, and without a mask that would mix documents.
+
+        Args:
+            batch: as the collator gave it; one that is not a mapping is returned unchanged.
+
+        Shapes:
+            input_ids: (B, T); position_ids: (B, T) or (1, T); attention_mask: (B, T).
 
         Raises:
-            TrainingError: FG845 for a mask that divides a document, FG857 for attention that mixes documents.
+            TrainingError: FG845 for a mask that hides part of a document, FG857 for attention that mixes documents.
         """
         if not isinstance(batch, Mapping) or DOCUMENTS in batch:
             return batch
@@ -115,7 +123,7 @@ class ModelInputs:
         return {**batch, DOCUMENTS: documents}
 
     def keywords(self, batch: Any) -> Any:
-        """Returns what somebody else calls the model with: the batch, or one whose documents stay apart.
+        """Returns keyword arguments for a caller that calls the model itself; packed documents stay apart.
 
         Raises:
             TrainingError: as `prepared`.
@@ -140,20 +148,20 @@ class ModelInputs:
     def _tell_too_long(self, documents: Documents, mask_BT: Any, limit: int) -> None:
         longest = documents.longest
         if isinstance(mask_BT, Tensor) and mask_BT.ndim == 2:
-            # Padding lies behind the last token of the longest row.
+            # Padding is after the last token of the longest row.
             longest = min(longest, int((mask_BT != 0).sum(dim=1).max()))
         if longest > limit:
             tell_too_long(self._model, longest, limit)
 
     def call(self, model: Callable[..., Any], batch: Any, *, labels: bool = False) -> Any:
-        """Calls the model, or what is wrapped around it, with a batch.
+        """Returns the output of a model, or a wrapper of it, for a batch.
 
-        A mapping gives keywords, a tuple positions, and a tensor is the only argument.
+        A mapping is passed as keyword arguments, a tuple as positional arguments, and a tensor as the only argument.
 
         Args:
             model: the model, or a callable in its place.
             batch: as the collator gave it, or prepared.
-            labels: hand on the labels, to a model that computes its own loss.
+            labels: pass the labels too, to a model that computes its own loss.
         """
         inputs = with_labels(batch) if labels else inputs_of(batch)
         with self._no_cache.in_force():
@@ -165,12 +173,15 @@ class ModelInputs:
 
 
 def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tensor) -> Mapping[str, Any]:
-    """Returns a batch of packed rows without its mask, beside which transformers does not look at positions.
+    """Returns a batch of packed rows without its mask; with a mask, transformers does not read positions.
 
-    What the mask hides is set to position 0: each such token is a document of its own.
+    Masked tokens get position 0, which makes each of them a document of its own.
+
+    Shapes:
+        mask_BT, positions_BT: (B, T).
 
     Raises:
-        TrainingError: FG845 where a document is hidden in part.
+        TrainingError: FG845 if a document is masked in part.
     """
     hidden_BT = mask_BT == 0
     breaks_BT = positions_BT.diff(dim=1) != 1
@@ -192,11 +203,12 @@ def _named(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _most_positions(model: nn.Module) -> int | None:
-    """Returns beyond how many positions a model was not made to work; None where nothing says so for certain.
+    """Returns the largest number of positions that a model was made for; None if that is not certain.
 
-    A table of positions ends there. Rotary positions do where nothing stretches them (`rope_type: yarn` and others).
+    A table of learned positions ends there. Rotary positions end there if nothing extends them (`rope_type: yarn` and
+    others).
     """
-    # Adapters of peft change no position.
+    # Adapters of peft do not change positions.
     inner: Any = getattr(model, "get_base_model", None)
     model = inner() if callable(inner) else model
     config = _config(model)

@@ -1,7 +1,6 @@
-"""Model builders: from a configuration with a seed, or from trained weights.
+"""Builders of causal language models: from a configuration and a seed, or from trained weights.
 
-Takes a configuration object or a name; gives a causal language model of transformers. Keeps true: weights made by
-`from_config` depend on the configuration and the seed alone, and the caller's random state is as it was before.
+Weights of `from_config` depend on the configuration and the seed alone. The caller's random state is not changed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ModelSourceError(TrainingError, OSError):
 
 
 class ModelConfigError(TrainingError, TypeError):
-    """Something that is no configuration of a causal language model."""
+    """An object that is not the configuration of a causal language model."""
 
     code = "FG842"
 
@@ -48,20 +47,20 @@ def from_config(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **options: Any,
 ) -> PreTrainedModel:
-    """Builds a causal language model with new weights.
+    """Returns a causal language model with new weights.
 
     Args:
-        config: as in `transformers.LlamaConfig(...)`; it is copied, never changed.
-        seed: decides the weights; Python's, NumPy's and torch's random states are left as they were.
-        dtype: of the weights, as in "bfloat16"; None means torch's default.
-        tokenizer: where given, the vocabulary size and the ids of special tokens follow it.
-        **options: for `AutoModelForCausalLM.from_config`, as in `attn_implementation`.
+        config: as in `transformers.LlamaConfig(...)`; it is copied, not changed.
+        seed: determines the weights; the random states of Python, NumPy and torch stay the same.
+        dtype: of the weights, as in "bfloat16"; None uses torch's default.
+        tokenizer: if given, sets the vocabulary size and the ids of special tokens.
+        **options: for `AutoModelForCausalLM.from_config`, such as `attn_implementation`.
 
     Returns:
         The model in training mode, on the CPU.
 
     Raises:
-        ModelConfigError: if `config` is no configuration of a causal language model.
+        ModelConfigError: FG842 if `config` is not the configuration of a causal language model.
     """
     if not isinstance(config, PretrainedConfig):
         raise ModelConfigError(
@@ -83,23 +82,24 @@ def from_config(
         )
     if dtype is not None:
         options["dtype"] = as_dtype(dtype)
+    # Always on the CPU: an accelerator's generator gives other weights for the same seed.
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
     return _ready(model)
 
 
 def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
-    """Loads a trained causal language model from a folder or the Hub.
+    """Returns a trained causal language model from a folder or the Hub.
 
     Args:
-        pretrained_model_name_or_path: a folder in Hugging Face layout, or a name of the Hub.
-        **options: for `AutoModelForCausalLM.from_pretrained`, as in `revision` or `dtype`.
+        pretrained_model_name_or_path: a folder in Hugging Face layout, or a name on the Hub.
+        **options: for `AutoModelForCausalLM.from_pretrained`, such as `revision` or `dtype`.
 
     Returns:
         The model in training mode.
 
     Raises:
-        ModelSourceError: if the folder lacks `config.json`, or the name cannot be reached.
+        ModelSourceError: FG840 if the name cannot be loaded, FG841 if the folder has no `config.json`.
     """
     folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -130,17 +130,17 @@ def _not_loaded(name: str, reason: str) -> ModelSourceError:
 
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:
-    if model.loss_type is None:  # transformers guesses it from the class name, and warns where that tells nothing
+    if model.loss_type is None:  # transformers derives it from the class name, and warns if it cannot
         model.loss_type = "ForCausalLM"
     model.train()
     return model
 
 
 def _say_unknown_fields(config: PretrainedConfig) -> None:
-    """Warns of fields that the configuration's class does not know: transformers keeps any keyword, and uses none."""
+    """Warns about fields that the configuration class does not have: transformers stores any keyword, unused."""
     try:
         known = type(config)().to_dict()
-    except (TypeError, ValueError):  # a class without defaults does not tell what it knows
+    except (TypeError, ValueError):  # the fields of a class without defaults are not known
         return
     kind = type(config).__name__
     for name in config.to_dict():
@@ -151,7 +151,7 @@ def _say_unknown_fields(config: PretrainedConfig) -> None:
 
 def _say_vocab_size(config: PretrainedConfig, found: int) -> None:
     given = config.vocab_size
-    # A class attribute is the default: nobody asked for it.
+    # The value of the class attribute is the default, which the user did not choose.
     if given not in (found, getattr(type(config), "vocab_size", found)):
         _log.warning("vocab_size is %d, and the tokenizer has %d tokens, which the model is given", given, found)
 
@@ -160,7 +160,7 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Returns torch's dtype for a name such as "bfloat16" or "torch.bfloat16".
 
     Raises:
-        ModelConfigError: if torch has no floating dtype of that name.
+        ModelConfigError: FG842 if torch has no floating-point dtype of that name.
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: on the terminal, in the log and in the report."""
+"""Formats numbers for people: in the terminal, the log and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LARGEST_PERPLEXITY = 1e6
 
 
 def figure(value: Any) -> str:
-    """Returns a number with four significant digits, in the notation that is shortest to read.
+    """Returns a number with four significant digits, in its shortest readable notation.
 
     Example:
         >>> figure(8.31234), figure(3e-4), figure(12345678.0), figure(12), figure("x")
@@ -30,7 +30,7 @@ def figure(value: Any) -> str:
 
 
 def count(value: float) -> str:
-    """Returns a count with a unit of thousands.
+    """Returns a count with a suffix for thousands, millions or billions.
 
     Example:
         >>> count(950), count(12345), count(2.5e6)
@@ -43,7 +43,10 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time span.
+    """Returns a time span as text.
+
+    Args:
+        seconds: its length.
 
     Example:
         >>> duration(5.2), duration(75), duration(3723)
@@ -57,7 +60,10 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Returns a number of bytes.
+    """Returns a number of bytes as text, with binary units.
+
+    Args:
+        num_bytes: the number.
 
     Example:
         >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
@@ -70,19 +76,23 @@ def size(num_bytes: float) -> str:
 
 
 def perplexity(loss: Any) -> str | None:
-    """Returns exp(loss) as people read it; None where it says nothing: not finite, or beyond any vocabulary.
+    """Returns exp(loss) as text; None if it is not finite, or larger than any vocabulary.
+
+    Args:
+        loss: mean token cross entropy, in nats.
 
     Example:
         >>> perplexity(2.0), perplexity(670.0), perplexity(float("nan"))
         ('7.389', None, None)
     """
+    # `not ... <=` instead of `>`, so that NaN is refused too.
     if not isinstance(loss, int | float) or not loss <= math.log(_LARGEST_PERPLEXITY):
         return None
     return figure(math.exp(loss))
 
 
 def evaluation_losses(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the losses of evaluations among the names of a log, each with what people call it.
+    """Returns the names of evaluation losses in a log line, each with a title.
 
     Example:
         >>> evaluation_losses({"loss": 2.0, "eval_loss": 3.0, "eval_code_loss": 1.0, "eval_code_runtime": 9.0})

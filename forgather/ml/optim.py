@@ -1,8 +1,8 @@
-"""Optimizers whose weight decay leaves biases and norms out, and Muon with AdamW as one optimizer.
+"""Optimizers whose weight decay excludes biases and norms, and Muon combined with AdamW.
 
-Takes a model, gives a `torch.optim.Optimizer` of its trainable parameters. Keeps true: one rule says which parameters
-decay, for every optimizer here and for `optim` of the arguments; one `state_dict` and one list of parameter groups, so
-that schedules and checkpoints need not know what is inside.
+Takes a model; gives a `torch.optim.Optimizer` of its trainable parameters. One rule decides which parameters decay, for
+every optimizer here and for the `optim` argument. `MuonWithAdamW` has one `state_dict` and one list of parameter
+groups, so schedules and checkpoints treat it like any other optimizer.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 from forgather.errors import TrainingError, nearest
 
 NO_DECAY = ("bias", "norm")
-"""The kinds of parameters that weight decay leaves out, as in transformers."""
+"""The kinds of parameters that weight decay excludes, as in transformers."""
 
 _BIAS = re.compile("bias")
-# Where a norm is in the name of its weight; `ln_1` is known by its class alone.
+# Norms that are recognized by the name of a weight; others (`ln_1`) only by their class.
 _NORM = re.compile(r"layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 _NORM_CLASSES = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _NORM_CLASS_NAME = re.compile(r"Norm(?![a-z])")
 
 NOT_HIDDEN = ("embed", "wte", "wpe", "lm_head", "classifier", "score", "output_layer")
-"""Parts of names that mark two-dimensional weights at the ends of a model, which Muon is not for."""
+"""Parts of names that mark two-dimensional weights at the input or output of a model, for which Muon is not meant."""
 
 
 def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str] = NO_DECAY) -> list[dict[str, Any]]:
-    """Returns the trainable parameters as groups for an optimizer: those that decay, and those that do not.
+    """Returns the trainable parameters as parameter groups: those with weight decay, and those without.
 
     Args:
-        model: its parameters and the classes of its modules are looked at; a part of a model under the names of the
-            whole gives a part of the same groups.
-        weight_decay: of the first group; 0 gives one group.
-        no_decay: kinds that do not decay: "bias" is every parameter with that word in its name; "norm" is every
-            parameter of a normalization layer, known by its class or its name. [] lets everything decay.
+        model: its parameter names and module classes decide; a part of a model under the names of the whole gives the
+            corresponding part of the groups.
+        weight_decay: of the first group; 0 gives a single group.
+        no_decay: kinds without decay: "bias" is every parameter with that word in its name; "norm" is every parameter
+            of a normalization layer, recognized by class or name. With [] all parameters decay.
 
     Raises:
-        TrainingError: FG867 for something that is not a model, or a kind that is not known.
+        TrainingError: FG867 for an object that is not a model, or an unknown kind.
 
     Source:
-        `transformers.Trainer.get_decay_parameter_names`, which knows no norm but LayerNorm by its class; here those of
-        torch and every class with a name like LlamaRMSNorm count too.
+        `transformers.Trainer.get_decay_parameter_names`, which recognizes only LayerNorm by its class; here torch's
+        other norms and all classes with a name like LlamaRMSNorm count too.
     """
     spared = _spared(model, no_decay) if weight_decay else set()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -58,7 +58,7 @@ def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str
 
 
 def _spared(model: nn.Module, no_decay: Collection[str]) -> set[int]:
-    """Returns the ids of the parameters that do not decay."""
+    """Returns the ids of the parameters without weight decay."""
     if not isinstance(model, nn.Module):
         raise TrainingError(
             f"weight decay by groups needs the model, and got a {type(model).__name__}",
@@ -85,7 +85,7 @@ def _spared(model: nn.Module, no_decay: Collection[str]) -> set[int]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    # Classes change their names where weights are sharded: those that they derive from count too.
+    # `fully_shard` changes the class of a module, so its base classes count too.
     return isinstance(module, _NORM_CLASSES) or any(
         _NORM_CLASS_NAME.search(kind.__name__) for kind in type(module).__mro__
     )
@@ -99,14 +99,14 @@ def adamw(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> AdamW:
-    """Returns `torch.optim.AdamW` of the trainable parameters, whose weight decay leaves some kinds out.
+    """Returns `torch.optim.AdamW` of the trainable parameters, without weight decay on some kinds of them.
 
     Args:
-        model: what is trained.
+        model: to be trained.
         lr: learning rate.
         weight_decay: of the parameters that decay.
         no_decay: kinds that do not, see `decay_groups`.
-        **settings: betas, eps and what else AdamW takes.
+        **settings: betas, eps and further arguments of AdamW.
     """
     return AdamW(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
@@ -119,14 +119,14 @@ def sgd(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> SGD:
-    """Returns `torch.optim.SGD` of the trainable parameters, whose weight decay leaves some kinds out.
+    """Returns `torch.optim.SGD` of the trainable parameters, without weight decay on some kinds of them.
 
     Args:
-        model: what is trained.
+        model: to be trained.
         lr: learning rate.
         weight_decay: of the parameters that decay.
         no_decay: kinds that do not, see `decay_groups`.
-        **settings: momentum, nesterov and what else SGD takes.
+        **settings: momentum, nesterov and further arguments of SGD.
     """
     return SGD(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
@@ -139,23 +139,23 @@ def adafactor(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> Adafactor:
-    """Returns `torch.optim.Adafactor` of the trainable parameters, whose weight decay leaves some kinds out.
+    """Returns `torch.optim.Adafactor` of the trainable parameters, without weight decay on some kinds of them.
 
     Args:
-        model: what is trained.
+        model: to be trained.
         lr: learning rate.
         weight_decay: of the parameters that decay.
         no_decay: kinds that do not, see `decay_groups`.
-        **settings: beta2_decay, eps, d and what else Adafactor takes.
+        **settings: beta2_decay, eps, d and further arguments of Adafactor.
     """
     return Adafactor(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon for the two-dimensional hidden weights, AdamW for everything else, as one optimizer.
+    """Muon for two-dimensional hidden weights and AdamW for all others, as one optimizer.
 
     Args:
-        model: what is trained.
+        model: to be trained.
         lr: learning rate of Muon.
         adamw_lr: learning rate of AdamW; that of Muon by default.
         weight_decay: of the parameters that decay.
@@ -165,14 +165,14 @@ class MuonWithAdamW(Optimizer):
         adjust_lr_fn: "match_rms_adamw" (default: one learning rate suits both) or "original".
         betas: of AdamW.
         eps: of AdamW.
-        adamw_names: parts of names whose weights AdamW takes though they have two dimensions.
+        adamw_names: parts of names whose two-dimensional weights AdamW takes.
         no_decay: kinds of parameters that do not decay, see `decay_groups`.
 
     Raises:
-        TrainingError: FG816 where no weight is left for Muon, FG867 for a kind that is not known.
+        TrainingError: FG816 if no weight is left for Muon, FG867 for an unknown kind.
 
     Source:
-        torch.optim.Muon and torch.optim.AdamW, each stepped on its own groups, unchanged.
+        torch.optim.Muon and torch.optim.AdamW, unchanged, each on its own groups.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Makes the parts step our groups and keep their state in ours."""
+        """Makes both inner optimizers use the parameter groups and the state of this one."""
         for part in self._parts:
             kind = type(part).__name__.lower()
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == kind]
@@ -219,7 +219,11 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps both parts; returns what `closure` returned."""
+        """Does a step of both optimizers; returns the result of `closure`.
+
+        Args:
+            closure: recomputes the loss; None for none.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -229,7 +233,7 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from `state_dict`."""
+        """Restores groups and state."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -237,7 +241,7 @@ class MuonWithAdamW(Optimizer):
 def _split(
     model: nn.Module, groups: list[dict[str, Any]], adamw_names: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the groups of Muon, and what AdamW takes of each group."""
+    """Returns the parameter groups of Muon, and those of AdamW."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def is_hidden(parameter: Tensor) -> bool:

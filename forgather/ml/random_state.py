@@ -1,7 +1,6 @@
-"""Random numbers of a block of code that the caller's do not meet.
+"""Isolated random numbers: contexts in which Python, NumPy and torch draw from a seed.
 
-Takes a seed; gives a context in which Python, NumPy and torch draw from it. Keeps true: after the block every
-generator goes on as if nothing had been drawn, also where the block fails.
+After the context all generators have the state of before, also after an exception.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import torch
 
 @contextmanager
 def forked_random(seed: int) -> Iterator[None]:
-    """Runs its body with Python, NumPy and torch's CPU generator seeded, and gives the caller's states back."""
+    """Runs its body with Python, NumPy and torch's CPU generator seeded, and restores their states."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)  # NumPy accepts 32 bits only
         torch.default_generator.manual_seed(seed)
         try:
             yield
@@ -32,7 +31,7 @@ def forked_random(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_random(seed: int) -> Iterator[None]:
-    """Runs its body with every generator seeded, those of accelerators too, and gives the caller's states back."""
+    """Runs its body with all generators seeded, including those of accelerators, and restores their states."""
     give_back = _accelerator_state()
     try:
         with forked_random(seed):
@@ -43,14 +42,14 @@ def seeded_random(seed: int) -> Iterator[None]:
 
 
 def _accelerator_state() -> Callable[[], None]:
-    """Returns what gives the generators of the accelerators back the state that they have now."""
+    """Returns a function that restores the current state of the accelerators' generators."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return lambda: None
     module: Any = torch.get_device_module(accelerator)
     if not getattr(module, "is_initialized", lambda: True)():
-        # Its states cannot be read before it is in use, and a process that forks later must not begin to use it.
-        # It begins with what the caller's own seed, or none, has left for it.
+        # Reading the state would initialize CUDA, after which a process cannot fork. An unused generator still has the
+        # state of the last seed.
         return lambda: module.manual_seed_all(torch.initial_seed())
     of_all = hasattr(module, "get_rng_state_all")
     state = module.get_rng_state_all() if of_all else module.get_rng_state()

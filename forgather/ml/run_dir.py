@@ -1,7 +1,7 @@
-"""A folder for the records of a run that nobody named one for.
+"""Folders for the records of runs.
 
-Takes an output folder; gives a path below its `runs` that no other run has. Keeps true: nothing is made here, and
-one process gives no path twice.
+`own_run_folder` gives a path below `runs` that no other run has. It creates no folder, and gives no path twice within
+one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _given: set[Path] = set()
 
 
 def own_run_folder(output_dir: str | Path) -> Path:
-    """Returns `<output_dir>/runs/<utc time>`; where another run has it, with `-2` or the next number that is free."""
+    """Returns `<output_dir>/runs/<utc time>`, with `-2` or the next free number if another run has it."""
     began = Path(output_dir, "runs", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     numbered = (began.with_name(f"{began.name}-{number}") for number in itertools.count(2))
     folder = next(

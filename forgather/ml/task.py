@@ -1,7 +1,7 @@
-"""What the numbers of a training mean.
+"""The task of a training, which decides the metrics that are shown.
 
-Takes a model and its loss rule; gives a `Task`. Keeps true: a figure whose meaning is not known is not shown. Tokens
-are counted of language models alone, and a perplexity is that of a mean token cross entropy in nats.
+A metric without a known meaning is not shown: tokens are counted for language models only, and a perplexity is the
+exponential of a mean token cross entropy in nats.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _OTHER_LANGUAGE_MODELS = ("ForMaskedLM", "ForConditionalGeneration")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the numbers of a training mean.
+    """The metrics that are meaningful for a training.
 
     Args:
-        counts_tokens: speed is that of tokens; of rows otherwise.
+        counts_tokens: report tokens per second; otherwise rows.
         has_perplexity: exp of an evaluation loss is a perplexity.
     """
 
@@ -29,7 +29,7 @@ class Task:
 
 
 def task_of(model: nn.Module, rule: LossRule) -> Task:
-    """Returns what the numbers of a training mean.
+    """Returns the task of a model with a loss rule.
 
     Args:
         model: as it is trained, or without memory.

@@ -1,4 +1,4 @@
-"""The dotted name under which configurations know the TensorBoard callback."""
+"""`forgather.ml.tb_logger:TBLogger`: the public name of the TensorBoard callback."""
 
 from forgather.ml.callbacks.tensorboard import TBLogger
 

@@ -1,8 +1,4 @@
-"""Training mode of modules, module by module.
-
-Takes a model, gives it back as it was. Keeps true: a module that the user put into evaluation mode by itself (a frozen
-normalization) is still in it afterwards.
-"""
+"""Training and evaluation mode of modules."""
 
 from __future__ import annotations
 
@@ -14,7 +10,10 @@ from torch import nn
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Runs its body, and gives each module of `model` the mode that it had before."""
+    """Runs its body, and restores the mode of each module.
+
+    `model.train()` would also change modules that the user put into evaluation mode, such as frozen norms.
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield

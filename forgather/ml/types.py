@@ -1,7 +1,7 @@
-"""Nouns that every layer of the ML tower shares.
+"""Types shared by all layers of the ML tower.
 
-Takes and gives nothing: names only. Keeps true: nothing of ours is imported here, so that callbacks,
-strategies and the trainer do not need one another to speak of a batch or of a result.
+Nothing of Forgather is imported here, so that callbacks, strategies and the trainer can use these types without
+depending on one another.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
-"""What a collator gives: a mapping of inputs, a tuple of inputs with the labels last, or one tensor."""
+"""The result of a collator: a mapping of inputs, a tuple of inputs with the labels last, or a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingBatch:
-    """A batch that is computed and counts for nothing.
+    """A batch that is computed but counts for nothing: its loss and its gradients are zero.
 
-    A process without rows left takes part in what all processes do together with one: its loss is zero, and so are
-    its gradients, whatever the loss and the form of the batch.
+    A process without rows left computes one, because every process must take part in the collectives.
 
     Args:
         batch: rows that other processes count.
@@ -32,12 +31,12 @@ class PaddingBatch:
 
 
 class TrainOutput(NamedTuple):
-    """What a training gives back.
+    """The result of a training.
 
     Args:
-        global_step: optimizer updates done since the run's origin.
-        training_loss: mean of the step losses of the run; NaN where a finished run was resumed.
-        metrics: the closing summary, under plain names.
+        global_step: optimizer steps since the run's origin.
+        training_loss: mean of the step losses of the run; NaN if a finished run was resumed.
+        metrics: the final summary by name.
     """
 
     global_step: int
@@ -47,16 +46,16 @@ class TrainOutput(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """The micro-batches of one optimizer update.
+    """The micro-batches of one optimizer step.
+
+    The training loop gets windows with the counts of all processes and the batches of this process.
 
     Args:
         batches: micro-batches in order; the last window of an epoch may be short.
-        num_valid: targets that count towards the loss, over all micro-batches; a number on the host
-            where the batches lie there, so that counting never waits for a device.
-        num_tokens: input tokens (or rows, where the inputs are no token ids).
+        num_valid: targets that count for the loss, over all micro-batches; a Python number if the batches are on the
+            host, so that counting does not wait for a device.
+        num_tokens: input tokens (rows, if the inputs are not token ids).
         num_rows: rows.
-
-    The loop gets windows whose counts are those of all processes, and whose batches are this process's own.
     """
 
     batches: list[Any]
@@ -67,11 +66,11 @@ class Window:
 
 @dataclass(slots=True)
 class Update:
-    """What one optimizer update was.
+    """The result of one optimizer step.
 
     Args:
-        grad_norm: norm of all gradients before clipping; None where nobody asked for it.
-        skipped: True where the update was left out.
+        grad_norm: norm of all gradients before clipping; None if it was not requested.
+        skipped: True if the optimizer step was skipped.
     """
 
     grad_norm: Tensor | None = None
@@ -80,20 +79,21 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who this process is among its peers.
+    """The position of this process among all processes.
 
     Args:
-        rank: position among all processes.
+        rank: of this process.
         world_size: number of processes.
-        device: where this process computes.
-        is_writer: True for the one process that writes files.
-        local_rank: position among the processes of this machine.
-        dp_rank: which share of the rows this process reads; the ranks of one replica read the same.
-        dp_size: number of such shares.
-        has_loss: True where the loss is computed: the last stage of a pipeline, and every process without one.
-        pp_rank: which part of the model lies here; 0 where it is whole.
-        fixed_rows: True where every micro-batch must have as many rows as the first: short ones are filled up with
-            rows whose labels are ignored.
+        device: on which this process computes.
+        is_writer: True for the main process, which writes files.
+        local_rank: rank among the processes of this machine.
+        dp_rank: data-parallel rank; the ranks of one model replica (pipeline, tensor parallel) have the same one and
+            read the same rows.
+        dp_size: number of data-parallel ranks.
+        has_loss: True if this process computes the loss: in the last stage of a pipeline, and without a pipeline.
+        pp_rank: pipeline rank; 0 without a pipeline.
+        fixed_rows: True if every micro-batch must have as many rows as the first: short ones are padded with rows whose
+            labels are ignored.
     """
 
     rank: int

@@ -349,6 +349,6 @@ class Saves:
         return self.best.is_better(value, None if best is None else self.best.at(step_of(best)))
 
     def _ranking(self) -> list[int]:
-        """Returns the steps that were evaluated, the best first, whatever the history of an earlier run says."""
+        """Returns the evaluated steps, best first; the best checkpoint is first even without a log line."""
         best = [] if self.best_folder is None else [step_of(self.best_folder)]
         return best + [step for step in self.best.ranking if step not in best]
