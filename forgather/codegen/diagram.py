@@ -12,7 +12,20 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    Call,
+    Container,
+    ContainerKind,
+    Entry,
+    Graph,
+    Lookup,
+    Mapped,
+    Node,
+    Scalar,
+    describe,
+    is_leaf,
+    word_of,
+)
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import Step, children, edges, roots, shared_nodes
 from forgather.config.yaml.scalar_text import key_text, scalar_text
@@ -81,25 +94,21 @@ def _top_edges(graph: Graph) -> list[tuple[Step, Node, Entry | None]]:
 
 def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
     """Returns the rows inside a value that needs no box; None for one that does."""
-    if isinstance(node, (Scalar, Calc)):
-        return ()
-    if isinstance(node, Call) or (isinstance(node, (Sequence, Mapped)) and (node.tagged or id(node) in shared)):
+    if isinstance(node, Call) or (isinstance(node, Container) and (node.tagged or id(node) in shared)):
         return None
-    if isinstance(node, (Sequence, Mapped)) and len(flow_text(node, _INLINE + 1)) > _INLINE:
+    if isinstance(node, Container) and len(flow_text(node, _INLINE + 1)) > _INLINE:
         return None
     found = [Row(step, child, entry) for step, child, entry in edges(node)]
-    return tuple(found) if all(isinstance(row.node, (Scalar, Calc)) for row in found) else None
+    return tuple(found) if all(is_leaf(row.node) for row in found) else None
 
 
 def kind(node: Node | None) -> str:
     """Returns what a node is, in one word: `singleton`, `list`, `var`, `str`, ..."""
     if node is None:
         return CONFIG
-    if isinstance(node, (Call, Sequence, Mapped)):
-        return str(node.kind)
     if isinstance(node, Scalar):
         return "null" if node.value is None else type(node.value).__name__
-    return type(node).__name__.lower()
+    return word_of(node)
 
 
 def is_number(node: Node) -> bool:
@@ -109,7 +118,7 @@ def is_number(node: Node) -> bool:
 
 def is_plain(node: Node) -> bool:
     """Returns whether a node is a sequence or mapping without a tag, which begins where its first value stands."""
-    return isinstance(node, (Sequence, Mapped)) and not node.tagged
+    return isinstance(node, Container) and not node.tagged
 
 
 def title(node: Node) -> str:
@@ -133,7 +142,7 @@ def constructor(node: Node | None) -> str | None:
 
 def own_name(node: Node | None) -> str | None:
     """Returns the `@name` of a node."""
-    return node.name if isinstance(node, (Call, Sequence, Mapped)) else None
+    return node.name if node is not None else None
 
 
 def step_text(step: Step) -> str:
@@ -147,7 +156,7 @@ def label(step: Step) -> str:
     """Returns a step as it stands in front of a value: `lr`, `[0]`."""
     if isinstance(step, Index):
         return f"[{step.position}]"
-    return step.name if isinstance(step.name, str) else key_text(step.name)  # type: ignore[arg-type]
+    return step.name if isinstance(step.name, str) else key_text(step.name)
 
 
 def flow_text(node: Node, limit: int = _LONGEST) -> str:
@@ -157,12 +166,10 @@ def flow_text(node: Node, limit: int = _LONGEST) -> str:
     """
     if isinstance(node, Scalar):
         return _cut(node.written if is_number(node) and node.written else scalar_text(node.value), limit)
-    if isinstance(node, Calc):
-        return _cut(f"!calc {node.expression}", limit)
-    if isinstance(node, (Var, Env)):
-        return _cut(f"!{kind(node)} {node.variable}", limit)
+    if isinstance(node, Lookup):
+        return _cut(f"{describe(node)} {node.text}", limit)
     if isinstance(node, Call):
-        return _cut(f"!{node.kind}:{node.constructor}", limit)
+        return _cut(describe(node), limit)
     parts: list[str] = []
     room = limit
     for step, child in children(node):

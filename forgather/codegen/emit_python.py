@@ -28,8 +28,8 @@ from forgather.codegen.python.ir import (
 from forgather.codegen.python.lowering import Lowering
 from forgather.codegen.python.parameters import Parameter, parameters_of
 from forgather.codegen.python.reachability import Reach
-from forgather.config.graph import Call, CallKind, Graph, PlainScalar
-from forgather.config.path import Key
+from forgather.config.graph import Call, CallKind, Graph
+from forgather.config.path import Key, PlainScalar
 
 __all__ = ["PythonCode", "Setting", "emit_python"]
 

@@ -13,19 +13,18 @@ from urllib.parse import quote
 from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import (
     SPREAD,
-    Calc,
     Call,
-    ContainerKind,
+    Container,
     Entry,
-    Env,
     Graph,
-    Mapped,
+    Lookup,
     Node,
     Scalar,
     Sequence,
-    Var,
+    word_of,
 )
-from forgather.config.path import Key
+from forgather.config.path import Key, PlainKey
+from forgather.config.traverse import entries
 from forgather.config.yaml.node_builders import is_positional
 from forgather.config.yaml.scalar_text import key_text, quoted, scalar_text
 
@@ -72,17 +71,13 @@ class _Emitter:
     def _payload(self, node: Node) -> tuple[str, list[str]]:
         if isinstance(node, Call):
             return "", self._arguments(node)
+        if isinstance(node, Lookup):
+            if node.default is None:
+                return quoted(node.text) if node.is_expression else scalar_text(node.text), []
+            return "", [f"name: {scalar_text(node.text)}", *self._pair("default", *self._node(node.default))]
         if isinstance(node, Sequence):
             return ("", self._items(node.items)) if node.items else ("[]", [])
-        if isinstance(node, Mapped):
-            return ("", self._entries(node.entries)) if node.entries else ("{}", [])
-        if isinstance(node, (Var, Env)):
-            if node.default is None:
-                return scalar_text(node.variable), []
-            return "", [f"name: {scalar_text(node.variable)}", *self._pair("default", *self._node(node.default))]
-        if isinstance(node, Calc):
-            return quoted(node.expression), []
-        raise TypeError(f"unknown node {type(node).__name__}")
+        return ("", self._entries(entries(node))) if entries(node) else ("{}", [])
 
     def _arguments(self, node: Call) -> list[str]:
         plain = not node.latent_args and node.submodule_searchpath is None
@@ -117,8 +112,8 @@ class _Emitter:
     def _entries(self, entries: Iterable[Entry]) -> list[str]:
         return [line for entry in entries for line in self.entry(entry)]
 
-    def _pair(self, key: object, head: str, body: list[str]) -> list[str]:
-        text = key_text(key)  # type: ignore[arg-type]
+    def _pair(self, key: PlainKey, head: str, body: list[str]) -> list[str]:
+        text = key_text(key)
         if len(text) > _LONG_KEY or isinstance(key, tuple):
             return [f"? {text}", f": {head}".rstrip(), *_indented(body)]
         return [f"{text}: {head}".rstrip(), *_indented(body)]
@@ -139,13 +134,9 @@ def _scalar(node: Scalar) -> tuple[str, list[str]]:
 def _tag(node: Node) -> str:
     if isinstance(node, Call):
         return f"!{node.kind}:{_escaped(node.constructor)}{_at(node.name)}"
-    if isinstance(node, (Sequence, Mapped)):
-        return f"!{node.kind}{':' if node.name else ''}{_at(node.name)}" if node.tagged or _needs_tag(node) else ""
-    return f"!{type(node).__name__.lower()}"
-
-
-def _needs_tag(node: Sequence | Mapped) -> bool:
-    return node.kind in (ContainerKind.TUPLE, ContainerKind.DLIST)
+    if isinstance(node, Container) and node.is_plain:
+        return ""
+    return f"!{word_of(node)}{':' if node.name else ''}{_at(node.name)}"
 
 
 def _at(name: str | None) -> str:

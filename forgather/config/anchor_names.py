@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from forgather.config.graph import Call, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.graph import Graph, Node, Scalar
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import shared_nodes, walk
 
@@ -29,14 +29,10 @@ def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[i
     taken: set[str] = set()
     for path, node in walk(tops):
         if id(node) in shared and not isinstance(node, Scalar):
-            name = _free(graph.anchors.get(id(node)) or _identity(node) or _last_key(path), taken)
+            name = _free(graph.anchors.get(id(node)) or node.name or _last_key(path), taken)
             taken.add(name)
             names[id(node)] = name
     return names
-
-
-def _identity(node: Node) -> str | None:
-    return node.name if isinstance(node, (Call, Sequence, Mapped)) else None
 
 
 def _last_key(path: GraphPath) -> str:
@@ -44,8 +40,8 @@ def _last_key(path: GraphPath) -> str:
     return keys[-1] if keys else "value"
 
 
-def _free(wish: str, taken: set[str]) -> str:
-    base = _UNREADABLE.sub("_", wish).strip("_") or "value"
+def _free(wanted: str, taken: set[str]) -> str:
+    base = _UNREADABLE.sub("_", wanted).strip("_") or "value"
     name, number = base, 2
     while name in taken:
         name, number = f"{base}_{number}", number + 1

@@ -6,7 +6,7 @@ equal things that are shared in equal ways; where anything was written does not 
 
 from __future__ import annotations
 
-from forgather.config.graph import Calc, Call, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import Entry, Graph, Node, Scalar, label
 from forgather.config.traverse import children
 
 
@@ -68,21 +68,3 @@ class _Comparison:
 
 def _key(step: object) -> str:
     return repr(step)
-
-
-def label(node: Node) -> tuple[object, ...]:
-    """Returns what a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
-    if isinstance(node, Scalar):
-        return "scalar", repr(node.value)
-    if isinstance(node, Call):
-        shape = len(node.args), len(node.kwargs), len(node.latent_args), node.submodule_searchpath is not None
-        return node.kind, node.constructor, node.name, *shape
-    if isinstance(node, Sequence):
-        return node.kind, node.name, node.tagged, len(node.items)
-    if isinstance(node, Mapped):
-        return node.kind, node.name, node.tagged, len(node.entries)
-    if isinstance(node, (Var, Env)):
-        return type(node).__name__, node.variable, node.default is None
-    if isinstance(node, Calc):
-        return "calc", node.expression
-    raise TypeError(f"unknown node {type(node).__name__}, with {ContainerKind.__name__} or without")

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
+from forgather.config.path import PlainKey, PlainScalar
 from forgather.errors import Diagnostic, UnknownTargetError
 from forgather.source import Origin, Span
 from forgather.spelling import close_matches
 
-PlainScalar = str | int | float | bool | None
 _LISTED = 30
 
 
@@ -26,6 +27,11 @@ class CallKind(StrEnum):
     FACTORY = "factory"
     PARTIAL = "partial"
     META = "meta"
+
+    @property
+    def gives_result(self) -> bool:
+        """Whether construction calls it, so that the node stands for what the call returns."""
+        return self not in (CallKind.PARTIAL, CallKind.META)
 
 
 SPREAD = "latent_args"
@@ -56,6 +62,11 @@ class Node:
         """The place of the value in the user's file."""
         return self.origin.span if self.origin else None
 
+    @property
+    def name(self) -> str | None:
+        """Its identity, the `@name` of the tag; None where it has none, or its kind takes none."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar(Node):
@@ -84,7 +95,7 @@ class Entry:
         through: the lines of the aliases and merge keys by which the value got here, nearest first.
     """
 
-    key: PlainScalar | tuple[PlainScalar, ...]
+    key: PlainKey
     value: Node
     origin: Origin | None = None
     replaced: tuple[Entry, ...] = ()
@@ -135,62 +146,151 @@ class Call(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequence(Node):
-    """`!list`, `!tuple` and plain sequences.
+class Container(Node):
+    """A sequence or a mapping, with a tag or without.
 
     Args:
-        kind: `LIST` or `TUPLE`.
-        items: the values.
+        kind: its form.
         name: identity, the `@name` of the tag.
-        tagged: False for a plain sequence without a tag.
-        marks: what is remembered of items, by position: those that are aliases, and what they replaced.
+        tagged: False for a plain one without a tag.
     """
 
     kind: ContainerKind
+    name: str | None = field(default=None, kw_only=True)
+    tagged: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether YAML writes it without a tag."""
+        return not self.tagged and self.kind in (ContainerKind.LIST, ContainerKind.DICT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence(Container):
+    """`!list`, `!tuple` and plain sequences.
+
+    Args:
+        items: the values.
+        marks: what is remembered of items, by position: those that are aliases, and what they replaced.
+    """
+
     items: tuple[Node, ...] = ()
-    name: str | None = None
-    tagged: bool = False
     marks: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mapped(Node):
+class Mapped(Container):
     """`!dict`, `!dlist` and plain mappings.
 
     Args:
-        kind: `DICT` or `DLIST`.
         entries: the keys and values, in order.
-        name: identity, the `@name` of the tag.
-        tagged: False for a plain mapping without a tag.
     """
 
-    kind: ContainerKind
     entries: tuple[Entry, ...] = ()
-    name: str | None = None
-    tagged: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Var(Node):
-    """`!var`: a value given at construction time; `default` is None where there is no default."""
+class Lookup(Node):
+    """A value that construction finds by a text: `!var`, `!env`, `!calc`.
 
-    variable: str
+    Args:
+        text: what its tag is written before.
+        default: what it is where nothing is found; None where there is no default.
+    """
+
+    tag: ClassVar[str]
+    """The word of the tag."""
+    is_expression: ClassVar[bool] = False
+    """Whether the text is written in quotes, and takes no default."""
+    excluded: ClassVar[str] = ""
+    """Characters that the text cannot have."""
+    text: str
     default: Node | None = None
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Env(Node):
-    """`!env`: an environment variable read at construction; `default` is None where there is no default."""
-
-    variable: str
-    default: Node | None = None
+    @property
+    def variable(self) -> str:
+        """The name of the variable."""
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Calc(Node):
-    """`!calc`: arithmetic on variables and targets, evaluated at construction."""
+class Var(Lookup):
+    """`!var`: a value given at construction time."""
 
-    expression: str
+    tag = "var"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Env(Lookup):
+    """`!env`: an environment variable read at construction."""
+
+    tag = "env"
+    excluded = "=\0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calc(Lookup):
+    """`!calc`: arithmetic on variables and targets, evaluated at construction; without a default."""
+
+    tag = "calc"
+    is_expression = True
+
+    @property
+    def expression(self) -> str:
+        """The arithmetic."""
+        return self.text
+
+
+def word_of(node: Node) -> str:
+    """Returns what a node is, in one word: the word of its tag, or `scalar`."""
+    if isinstance(node, (Call, Container)):
+        return str(node.kind)
+    return node.tag if isinstance(node, Lookup) else "scalar"
+
+
+def describe(node: Node) -> str:
+    """Returns what a node is, for messages."""
+    if isinstance(node, Scalar):
+        return "nothing" if node.value is None else f"the value {str(node.value)[:80]!r}"
+    if isinstance(node, Container):
+        return "a sequence" if isinstance(node, Sequence) else "a mapping"
+    return f"!{word_of(node)}:{node.constructor}" if isinstance(node, Call) else f"!{word_of(node)}"
+
+
+def label(node: Node) -> tuple[object, ...]:
+    """Returns what a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
+    if isinstance(node, Scalar):
+        return "scalar", repr(node.value)
+    if isinstance(node, Call):
+        shape = len(node.args), len(node.kwargs), len(node.latent_args), node.submodule_searchpath is not None
+        return node.kind, node.constructor, node.name, *shape
+    if isinstance(node, (Sequence, Mapped)):
+        return node.kind, node.name, node.tagged, len(node.items if isinstance(node, Sequence) else node.entries)
+    if isinstance(node, Lookup):
+        return node.tag, node.text, node.default is None
+    raise TypeError(f"unknown node {type(node).__name__}")
+
+
+def is_leaf(node: Node) -> bool:
+    """Returns whether nothing can be inside a node of its kind."""
+    return isinstance(node, Scalar) or (isinstance(node, Lookup) and node.is_expression)
+
+
+def is_null(node: Node) -> bool:
+    """Returns whether a node is `~`, which a `!dlist` drops."""
+    return isinstance(node, Scalar) and node.value is None
+
+
+def is_one_object(node: Node, *, is_aliased: bool) -> bool:
+    """Returns whether every alias of a node is one object.
+
+    Args:
+        node: the node.
+        is_aliased: whether several places of the graph hold it, or a root key does.
+    """
+    if isinstance(node, Call):
+        return node.kind is not CallKind.FACTORY
+    return is_aliased or (isinstance(node, Container) and node.tagged)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar
+from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, describe
 from forgather.config.lint.indent_check import fallen_out
 from forgather.config.rendered import RenderedText
 from forgather.config.yaml.compose import Composer
 from forgather.config.yaml.events import YamlProblem
-from forgather.config.yaml.node_builders import describe
 from forgather.config.yaml.source_positions import Places
 from forgather.config.yaml.yaml_errors import explain
 from forgather.errors import BudgetError, LoadError, Severity

@@ -21,15 +21,14 @@ from forgather.config.graph import (
     Calc,
     Call,
     CallKind,
-    ContainerKind,
-    Entry,
+    Container,
     Env,
     Graph,
-    Mapped,
+    Lookup,
     Node,
     Scalar,
-    Sequence,
     Var,
+    is_one_object,
 )
 from forgather.config.lint.signature_match import mismatch
 from forgather.config.partials import (
@@ -45,7 +44,7 @@ from forgather.config.partials import (
 )
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.resolve import Resolver
-from forgather.config.traverse import children, roots, shared_nodes
+from forgather.config.traverse import children, entries, members, roots, shared_nodes
 from forgather.config.yaml.events import Refusal
 from forgather.errors import (
     ArgumentError,
@@ -148,12 +147,12 @@ class _Construction:
             if id(node) in seen or self._is_given(node):
                 continue
             seen.add(id(node))
-            if isinstance(node, Call) and not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
+            if isinstance(node, Call) and not isinstance(node.submodule_searchpath, (Call, Lookup)):
                 function = self._resolve(node, path)
                 if node.kind is CallKind.META:
                     continue
                 if node.spread is None:
-                    self._check(function, node, path, node.args, {str(entry.key): entry for entry in _keywords(node)})
+                    self._check(function, node, path, node.args, {str(entry.key): entry for entry in entries(node)})
                     self._fitting[id(node)] = function
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 
@@ -163,16 +162,14 @@ class _Construction:
         return isinstance(node, Env) and node.variable in os.environ
 
     def _remembers(self, node: Node) -> bool:
-        if isinstance(node, Call):
-            return node.kind is not CallKind.FACTORY
-        return id(node) in self._shared or (isinstance(node, (Sequence, Mapped)) and node.tagged)
+        return is_one_object(node, is_aliased=id(node) in self._shared)
 
     def _make(self, node: Node, path: GraphPath) -> Any:
         if isinstance(node, Call):
             return self._call(node, path)
-        if isinstance(node, (Sequence, Mapped)):
-            keys, values = _members(node)
-            return assemble(node.kind, keys, tuple(self.build(value, (*path, step)) for step, value in values))
+        if isinstance(node, Container):
+            values = tuple(self.build(value, (*path, step)) for step, value in members(node))
+            return assemble(node.kind, _keys(node), values)
         if isinstance(node, Var):
             return self._variable(node, path)
         if isinstance(node, Env):
@@ -195,7 +192,7 @@ class _Construction:
         place = CallPlace(node.constructor, format_path(path), node.span)
         self._begin()
         if node.kind is CallKind.META:
-            return call_noted(function, node.args, {str(entry.key): entry.value for entry in _keywords(node)}, place)
+            return call_noted(function, node.args, {str(entry.key): entry.value for entry in entries(node)}, place)
         of = self._recipe if node.kind is CallKind.PARTIAL else self.build
         args = tuple(of(value, (*path, Index(position))) for position, value in enumerate(node.args))
         kwargs = {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.kwargs}
@@ -270,8 +267,8 @@ class _Construction:
         found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL)
         if found is None:
             return
-        entries = {entry.key: entry for entry in _keywords(node)}
-        span = entries[found.keyword].span if found.keyword in entries else node.span
+        written = {entry.key: entry for entry in entries(node)}
+        span = written[found.keyword].span if found.keyword in written else node.span
         raise ArgumentError(
             found.message,
             code=found.code,
@@ -339,10 +336,9 @@ class _Construction:
         if isinstance(node, Call):
             fresh = self._call(replace(node, kind=CallKind.PARTIAL), path)
             return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh.latent, fresh._place, fresh._check)
-        if isinstance(node, (Sequence, Mapped)):
-            keys, values = _members(node)
-            parts = tuple(self._recipe(value, (*path, step)) for step, value in values)
-            return FreshContainer(node.kind, keys, parts, self._remembers(node))
+        if isinstance(node, Container):
+            parts = tuple(self._recipe(value, (*path, step)) for step, value in members(node))
+            return FreshContainer(node.kind, _keys(node), parts, self._remembers(node))
         default = getattr(node, "default", None)
         return self._recipe(default, (*path, Key("default"))) if default is not None else self.build(node, path)
 
@@ -361,7 +357,7 @@ class _Construction:
 
 def _written(node: Call, argument: str) -> Span | None:
     first, _, inner = argument.partition(".")
-    for entry in _keywords(node):
+    for entry in entries(node):
         if str(entry.key) == first:
             nested = _inside(entry.value, inner) if inner else None
             # What an alias names was written elsewhere: that is the place to mend.
@@ -372,27 +368,14 @@ def _written(node: Call, argument: str) -> Span | None:
 def _inside(node: Node, inner: str) -> Span | None:
     if isinstance(node, Call):
         return _written(node, inner)
-    if isinstance(node, Sequence | Mapped) and inner.isdigit():
-        entries = node.entries if isinstance(node, Mapped) else ()
-        members = _members(node)[1]
-        if int(inner) < len(members):
-            key, value = members[int(inner)]
-            written = (entry.span for entry in entries if isinstance(key, Key) and entry.key == key.name)
+    if isinstance(node, Container) and inner.isdigit():
+        held = members(node)
+        if int(inner) < len(held):
+            key, value = held[int(inner)]
+            written = (entry.span for entry in entries(node) if isinstance(key, Key) and entry.key == key.name)
             return next(written, None) or value.span
     return None
 
 
-def _keywords(node: Call) -> tuple[Entry, ...]:
-    return (*node.kwargs, *node.latent_args)
-
-
-def _members(node: Sequence | Mapped) -> tuple[tuple[Any, ...], list[tuple[Index | Key, Node]]]:
-    """Returns the keys and the members of a container; the dropped items of a `!dlist` are left out."""
-    if isinstance(node, Sequence):
-        return (), [(Index(position), value) for position, value in enumerate(node.items)]
-    entries = [entry for entry in node.entries if not (node.kind is ContainerKind.DLIST and _is_null(entry.value))]
-    return tuple(entry.key for entry in entries), [(Key(entry.key), entry.value) for entry in entries]
-
-
-def _is_null(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None
+def _keys(node: Container) -> tuple[Any, ...]:
+    return tuple(step.name for step, _ in members(node) if isinstance(step, Key))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from forgather.aliases import alias_of, suggest
-from forgather.config.graph import Call, Entry, Graph, Mapped, Node
+from forgather.config.graph import Call, Entry, Graph, Mapped, Node, describe
 from forgather.config.graph import Sequence as Items
 from forgather.config.insight.path_lookup import edge, follow, near_paths, path_text, read_path, root_entry
 from forgather.config.load import COMMAND_LINE, load_value
@@ -35,7 +35,6 @@ from forgather.config.traverse import (
     with_value,
 )
 from forgather.config.yaml.merge import overriding
-from forgather.config.yaml.node_builders import describe
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 

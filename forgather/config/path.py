@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 from forgather.errors import GraphError
 
+PlainScalar = str | int | float | bool | None
+PlainKey = PlainScalar | tuple[PlainScalar, ...]
+"""What YAML may have as a key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """A mapping key or a keyword argument."""
 
-    name: str | int | float | bool | tuple[object, ...] | None
+    name: PlainKey
 
 
 @dataclass(frozen=True, slots=True)

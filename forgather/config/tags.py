@@ -9,23 +9,13 @@ from __future__ import annotations
 import builtins
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 from forgather.aliases import suggest
-from forgather.config.graph import CallKind, ContainerKind
+from forgather.config.graph import Calc, CallKind, ContainerKind, Env, Lookup, Var
 from forgather.config.yaml.events import Refusal
 from forgather.errors import nearest
 
-
-class ValueKind(StrEnum):
-    """Tags whose value is found at construction."""
-
-    VAR = "var"
-    ENV = "env"
-    CALC = "calc"
-
-
-TagKind = CallKind | ContainerKind | ValueKind
+TagKind = CallKind | ContainerKind | type[Lookup]
 
 TAGS: dict[str, TagKind] = {
     "singleton": CallKind.SINGLETON,
@@ -34,9 +24,9 @@ TAGS: dict[str, TagKind] = {
     "partial": CallKind.PARTIAL,
     "lambda": CallKind.PARTIAL,
     "meta": CallKind.META,
-    "var": ValueKind.VAR,
-    "env": ValueKind.ENV,
-    "calc": ValueKind.CALC,
+    "var": Var,
+    "env": Env,
+    "calc": Calc,
     "list": ContainerKind.LIST,
     "tuple": ContainerKind.TUPLE,
     "dict": ContainerKind.DICT,
@@ -104,7 +94,7 @@ def parse_tag(text: str) -> Tag:
     if body:
         hint = f"to name it, write !{word}:@name" if isinstance(kind, ContainerKind) else f"write !{word} value"
         raise Refusal("FG211", f"{text!r}: !{word} takes no constructor, found {body!r}", hint)
-    if name is not None and isinstance(kind, ValueKind):
+    if name is not None and isinstance(kind, type):
         raise Refusal("FG211", f"{text!r}: !{word} takes no @name", f"write !{word} value")
     return Tag(kind, "", name)
 

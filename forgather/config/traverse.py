@@ -12,7 +12,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from forgather.config.graph import Call, CallKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    Call,
+    CallKind,
+    Container,
+    ContainerKind,
+    Entry,
+    Graph,
+    Lookup,
+    Mapped,
+    Node,
+    Scalar,
+    Sequence,
+    is_null,
+)
 from forgather.config.path import GraphPath, Index, Key
 
 Step = Key | Index
@@ -43,7 +56,7 @@ def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
     elif isinstance(node, Mapped):
         for entry in node.entries:
             yield Key(entry.key), entry.value, entry
-    elif isinstance(node, (Var, Env)) and node.default is not None:
+    elif isinstance(node, Lookup) and node.default is not None:
         yield Key("default"), node.default, None
 
 
@@ -52,6 +65,12 @@ def entries(node: Node) -> tuple[Entry, ...]:
     if isinstance(node, Call):
         return (*node.kwargs, *node.latent_args)
     return node.entries if isinstance(node, Mapped) else ()
+
+
+def members(node: Container) -> list[tuple[Step, Node]]:
+    """Returns what the object of a container holds; the dropped items of a `!dlist` are left out."""
+    found = children(node)
+    return [(step, child) for step, child in found if not (node.kind is ContainerKind.DLIST and is_null(child))]
 
 
 def with_value(entry: Entry, value: Node) -> Entry:
@@ -87,7 +106,7 @@ def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_valu
     if isinstance(node, Mapped):
         changed = _entries(node.entries, change, moved)
         return node if changed is node.entries else replace(node, entries=changed)
-    if isinstance(node, (Var, Env)) and node.default is not None:
+    if isinstance(node, Lookup) and node.default is not None:
         default = change(node.default)
         return node if default is node.default else replace(node, default=default)
     return node

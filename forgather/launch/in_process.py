@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
-from forgather.config.graph import Calc, Call, Env, Var, list_of_targets
-from forgather.config.yaml.node_builders import describe
+from forgather.config.graph import Call, Lookup, describe, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
 from forgather.interrupt import present, status_of
 from forgather.launcher_env import launched
@@ -105,7 +104,7 @@ def plan_run(project: Project) -> RunPlan:
 def _refuse_plain_main(project: Project) -> None:
     """Raises if `main` is data, before a folder is made or an object constructed."""
     main = project.graph.targets[MAIN].value
-    if not isinstance(main, (Call, Var, Env, Calc)):
+    if not isinstance(main, (Call, Lookup)):
         raise _not_runnable(describe(main), project)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forgather.config.graph import Graph, Mapped, Node, Scalar
-from forgather.config.yaml.node_builders import describe
+from forgather.config.graph import Graph, Mapped, Node, Scalar, describe
 from forgather.errors import CheckpointError, ProjectError, nearest
 from forgather.project.literal import string_entries
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments

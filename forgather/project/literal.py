@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgather.config.graph import Call, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.graph import Call, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
+from forgather.config.path import PlainScalar
 from forgather.errors import ProjectError
 
 _KINDS = {ContainerKind.LIST: list, ContainerKind.TUPLE: tuple}

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forgather.config.graph import Calc, Call, Env, Graph, Mapped, Node, Scalar, Sequence, Var
-from forgather.config.yaml.node_builders import describe
+from forgather.config.graph import (
+    Call,
+    Graph,
+    Lookup,
+    Node,
+    Scalar,
+    describe,
+    word_of,
+)
+from forgather.config.traverse import children
 from forgather.errors import ProjectError
 from forgather.project.literal import plain_entries, string_entries
 from forgather.project.trainer_arguments import trainer_arguments
@@ -128,15 +136,9 @@ def trainer_output_dir(graph: Graph) -> str | None:
 def target_facts(graph: Graph) -> list[TargetFacts]:
     """Returns the facts of each target, in order."""
     return [
-        TargetFacts(name=name, kind=_kind(entry.value), summary=_summary(entry.value), span=entry.span)
+        TargetFacts(name=name, kind=word_of(entry.value), summary=_summary(entry.value), span=entry.span)
         for name, entry in graph.targets.items()
     ]
-
-
-def _kind(node: Node) -> str:
-    if isinstance(node, (Call, Sequence, Mapped)):
-        return str(node.kind)
-    return type(node).__name__.lower()
 
 
 def _summary(node: Node) -> str:
@@ -144,11 +146,9 @@ def _summary(node: Node) -> str:
         return node.constructor
     if isinstance(node, Scalar):
         return repr(node.value)[:80]
-    if isinstance(node, (Var, Env)):
-        return node.variable
-    if isinstance(node, Calc):
-        return node.expression
-    count = len(node.items) if isinstance(node, Sequence) else len(node.entries) if isinstance(node, Mapped) else 0
+    if isinstance(node, Lookup):
+        return node.text
+    count = len(list(children(node)))
     return f"{count} item{'' if count == 1 else 's'}"
 
 

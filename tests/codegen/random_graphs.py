@@ -83,7 +83,7 @@ class GraphMaker:
         if self.random.random() < 0.15:
             constructor = self.random.choice([".blocks:Layer", "blocks.py:Layer", "m:A"])
             search = self.random.choice([Scalar(value="lib"), Sequence(kind=ContainerKind.LIST, items=(
-                Scalar(value="lib"), Scalar(value="lib2"))), Env(variable="LIB", default=Scalar(value="lib"))])  # fmt: skip
+                Scalar(value="lib"), Scalar(value="lib2"))), Env(text="LIB", default=Scalar(value="lib"))])  # fmt: skip
         return Call(
             kind=self.kind(),
             constructor=constructor,
@@ -122,14 +122,14 @@ class GraphMaker:
 
     def variable(self, depth: int) -> Node:
         default = self.node(depth) if self.random.random() < 0.8 else None
-        return Var(variable=self.random.choice(VARIABLES), default=default)
+        return Var(text=self.random.choice(VARIABLES), default=default)
 
     def env(self, depth: int) -> Node:
         default = self.node(depth) if self.random.random() < 0.6 else None
-        return Env(variable=self.random.choice(["HOME_OF_IT", "TOKEN", "odd name"]), default=default)
+        return Env(text=self.random.choice(["HOME_OF_IT", "TOKEN", "odd name"]), default=default)
 
     def calc(self, depth: int) -> Node:
-        return Calc(expression=self.random.choice(EXPRESSIONS))
+        return Calc(text=self.random.choice(EXPRESSIONS))
 
     def items(self, depth: int) -> tuple[Node, ...]:
         return tuple(self.node(depth) for _ in range(self.random.randrange(4)))

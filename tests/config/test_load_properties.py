@@ -138,9 +138,7 @@ class GraphMaker:
     def value(self, depth: int) -> Node:
         text = self.random.choice([text for text in STRINGS if text.strip() and "=" not in text and "\0" not in text])
         default = self.node(depth) if self.random.random() < 0.5 else None
-        return self.random.choice(
-            [Var(variable=text, default=default), Env(variable=text, default=default), Calc(expression=text)]
-        )
+        return self.random.choice([Var(text=text, default=default), Env(text=text, default=default), Calc(text=text)])
 
     def items(self, depth: int) -> tuple[Node, ...]:
         return tuple(self.node(depth) for _ in range(self.random.randrange(3)))

@@ -27,24 +27,11 @@ from forgather.codegen.python.ir import (
 )
 from forgather.codegen.python.names import Names, is_identifier, name_for
 from forgather.codegen.python.parameters import Parameter
-from forgather.codegen.python.reachability import Reach, is_null
-from forgather.config.graph import (
-    SPREAD,
-    Calc,
-    Call,
-    CallKind,
-    ContainerKind,
-    Env,
-    Graph,
-    Mapped,
-    Node,
-    PlainScalar,
-    Scalar,
-    Sequence,
-    Var,
-)
-from forgather.config.path import GraphPath, Index, Key, format_path
+from forgather.codegen.python.reachability import Reach
+from forgather.config.graph import SPREAD, Call, CallKind, Container, ContainerKind, Env, Graph, Lookup, Node, Scalar
+from forgather.config.path import GraphPath, Index, Key, PlainKey, PlainScalar, format_path
 from forgather.config.tags import SHORT_NAMES
+from forgather.config.traverse import members
 from forgather.errors import GraphError
 
 Build = Callable[[Node, GraphPath], Expression]
@@ -198,11 +185,11 @@ class LoweringContext(ABC):
             return literal
         return self.bind(literal, name_for(self.graph, Scalar(value=value), path) if path else "text", value)
 
-    def key(self, key: object) -> Expression:
+    def key(self, key: PlainKey) -> Expression:
         """Returns a mapping's key."""
         if isinstance(key, tuple):
             return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
-        return self.literal(key, (), _LONGEST_KEY)  # type: ignore[arg-type]
+        return self.literal(key, (), _LONGEST_KEY)
 
     # values in a row
 
@@ -240,24 +227,19 @@ class LoweringContext(ABC):
             part.expression = name("None" if part.dropped else variable)
             at += 1
 
-    def container(self, node: Sequence | Mapped, path: GraphPath, build: Build) -> Expression:
+    def container(self, node: Container, path: GraphPath, build: Build) -> Expression:
         """Returns a container's display; `build` builds its members."""
-        if isinstance(node, Sequence):
-            members = [(Index(position), value) for position, value in enumerate(node.items)]
-            parts = self._row(self._part("", value, (*path, step), build) for step, value in members)
+        held = members(node)
+        if node.kind is not ContainerKind.DICT:
+            parts = self._row(self._part("", value, (*path, step), build) for step, value in held)
             opening, closing = "()" if node.kind is ContainerKind.TUPLE else "[]"
             return bracketed(opening, [("", part.expression) for part in parts], closing, pure=True)
-        if node.kind is ContainerKind.DLIST:
-            entries = [entry for entry in node.entries if not is_null(entry.value)]
-            parts = self._row(self._part("", entry.value, (*path, Key(entry.key)), build) for entry in entries)
-            return bracketed("[", [("", part.expression) for part in parts], "]", pure=True)
-        keys = [entry.key for entry in node.entries]
+        keys = [step.name for step, _ in held if isinstance(step, Key)]
         texts = [f"{self.key(key).text}: " for key in keys]
-        entries_of = zip(texts, node.entries, strict=True)
         parts = self.sequence(
-            self._part(text, entry.value, (*path, Key(entry.key)), build) for text, entry in entries_of
+            self._part(text, value, (*path, step), build) for text, (step, value) in zip(texts, held, strict=True)
         )
-        return bracketed("{", self.merged(list(keys), parts), "}", pure=True)
+        return bracketed("{", self.merged([*keys], parts), "}", pure=True)
 
     def merged(
         self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
@@ -361,7 +343,7 @@ class LoweringContext(ABC):
             return self.imports.function(node)
         if static_folders(node) is not None:
             return self.imports.function(node)
-        if not isinstance(node.submodule_searchpath, (Call, Var, Env, Calc)):
+        if not isinstance(node.submodule_searchpath, (Call, Lookup)):
             raise cannot("FG332", "submodule_searchpath has a member that has to be built", node, path)
         folders = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
         if local:

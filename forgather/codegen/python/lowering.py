@@ -19,8 +19,8 @@ from forgather.codegen.python.parameters import Parameter
 from forgather.codegen.python.partial_lowering import PartialLowering
 from forgather.codegen.python.reachability import Reach
 from forgather.config.calc import FUNCTIONS, parse_calc
-from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, PlainScalar, Scalar, Sequence, Var
-from forgather.config.path import GraphPath, Key, format_path
+from forgather.config.graph import Calc, Call, CallKind, Container, Env, Graph, Node, Scalar, Var
+from forgather.config.path import GraphPath, Key, PlainScalar, format_path
 from forgather.config.yaml.events import Refusal
 
 _LONGEST_TWICE = 60
@@ -78,7 +78,7 @@ class Lowering(LoweringContext):
         try:
             if isinstance(node, Call):
                 return self._call(node, path)
-            if isinstance(node, (Sequence, Mapped)):
+            if isinstance(node, Container):
                 return self.container(node, path, self.build)
             if isinstance(node, Var):
                 return self._variable(node, path)

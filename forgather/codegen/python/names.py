@@ -11,7 +11,7 @@ import keyword
 import re
 from typing import Any
 
-from forgather.config.graph import Call, Graph, Mapped, Node, Sequence
+from forgather.config.graph import Call, Graph, Node
 from forgather.config.path import GraphPath, Key
 
 _LONGEST = 40
@@ -69,14 +69,12 @@ class Names:
 
 def name_for(graph: Graph, node: Node, path: GraphPath) -> str:
     """Returns what a node would best be called: its `@name`, anchor, target, key, or what it is made by."""
-    own = node.name if isinstance(node, (Call, Sequence, Mapped)) else None
-    return own or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)
+    return node.name or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)
 
 
 def is_named(graph: Graph, node: Node) -> bool:
     """Returns whether the user gave a node a name of its own."""
-    own = node.name if isinstance(node, (Call, Sequence, Mapped)) else None
-    return bool(own or id(node) in graph.anchors or _target(graph, node))
+    return bool(node.name or id(node) in graph.anchors or _target(graph, node))
 
 
 def _target(graph: Graph, node: Node) -> str | None:

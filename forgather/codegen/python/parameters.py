@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from forgather.codegen.python.names import Names
 from forgather.codegen.python.reachability import Reach, calc_names
-from forgather.config.graph import Calc, Graph, PlainScalar, Scalar, Var
+from forgather.config.graph import Calc, Graph, Scalar, Var
+from forgather.config.path import PlainScalar
 
 _LONGEST = 60
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from forgather.codegen.python.context import SPREAD_MARK, LoweringContext, Part, cannot
 from forgather.codegen.python.ir import Expression, Statement, as_primary, bracketed, call, name, quoted
 from forgather.codegen.python.names import name_for
-from forgather.codegen.python.reachability import is_null
-from forgather.config.graph import Call, ContainerKind, Env, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import Call, Container, Env, Lookup, Node, Scalar, Var
 from forgather.config.path import GraphPath, Key
-from forgather.config.traverse import children
+from forgather.config.traverse import children, members
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +127,18 @@ class PartialLowering:
             self._known.fixed[id(node)] = context.bind(self._once(node, path), name_for(context.graph, node, path))
         elif isinstance(node, Call):
             self._fix_call(node, path)
-        elif isinstance(node, (Sequence, Mapped)):
+        elif isinstance(node, Container):
             if context.reach.undecided(node):
                 message = "a container of a !partial holds a factory in the default of a variable alone"
                 raise cannot("FG332", message, node, path)
-            for step, value in children(node):
-                dropped = isinstance(node, Mapped) and node.kind is ContainerKind.DLIST and is_null(value)
-                if not dropped:
-                    self._fix(value, (*path, step))
-        elif isinstance(node, (Var, Env)) and node.default is not None:
+            for step, value in members(node):
+                self._fix(value, (*path, step))
+        elif isinstance(node, Lookup) and node.default is not None:
             self._fix_default(node, node.default, (*path, Key("default")))
 
     def _once(self, node: Node, path: GraphPath) -> Expression:
         context = self._context
-        if (
-            not isinstance(node, (Sequence, Mapped))
-            or context.reach.remembered(node)
-            or context.reach.places[id(node)] < 2
-        ):
+        if not isinstance(node, Container) or context.reach.remembered(node) or context.reach.places[id(node)] < 2:
             return context.build(node, path)
         if id(node) not in self._containers:
             if not context.uncertain:
@@ -153,7 +146,7 @@ class PartialLowering:
             self._containers[id(node)] = context.local_lazy(node, path, lambda: context.make_deferred(node, path))
         return self._containers[id(node)]
 
-    def _fix_default(self, node: Var | Env, default: Node, path: GraphPath) -> None:
+    def _fix_default(self, node: Lookup, default: Node, path: GraphPath) -> None:
         context = self._context
         if isinstance(node, Env) and id(node) not in self._known.callees:
             self._known.callees[id(node)] = context.environment_value(node)
@@ -169,7 +162,7 @@ class PartialLowering:
             context.drops = True
             context.block.append(Statement(heads=(f"if {test}:",), body=inner))
 
-    def _test(self, node: Var | Env) -> tuple[str, Expression]:
+    def _test(self, node: Lookup) -> tuple[str, Expression]:
         """Returns the test that holds where a variable has no value, and its value."""
         context = self._context
         if isinstance(node, Var):
@@ -219,9 +212,9 @@ class PartialLowering:
         if isinstance(node, Call):
             parts = context.sequence(context.arguments(node, path, self._per_call))
             return context.applied(node, path, self._known.callees[id(node)], parts)
-        if isinstance(node, (Sequence, Mapped)):
+        if isinstance(node, Container):
             return self._container(node, path)
-        if not isinstance(node, (Var, Env)) or node.default is None:
+        if not isinstance(node, Lookup) or node.default is None:
             raise TypeError(f"{type(node).__name__} is not built anew")
         default, inside = node.default, (*path, Key("default"))
         test, given = self._test(node)
@@ -234,7 +227,7 @@ class PartialLowering:
         self._known, self._scope = known, scope
         return expression
 
-    def _container(self, node: Sequence | Mapped, path: GraphPath) -> Expression:
+    def _container(self, node: Container, path: GraphPath) -> Expression:
         context = self._context
         if not context.reach.repeats(node):
             return context.container(node, path, self._per_call)

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    Calc,
+    Call,
+    CallKind,
+    Container,
+    Graph,
+    Lookup,
+    Node,
+    is_one_object,
+)
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children, roots, shared_nodes
 from forgather.config.yaml.events import Refusal
@@ -34,9 +43,7 @@ class Reach:
 
     def remembered(self, node: Node) -> bool:
         """Returns whether every alias of a node is one object."""
-        if isinstance(node, Call):
-            return node.kind is not CallKind.FACTORY
-        return id(node) in self._shared or (isinstance(node, (Sequence, Mapped)) and node.tagged)
+        return is_one_object(node, is_aliased=id(node) in self._shared)
 
     def repeats(self, node: Node) -> bool:
         """Returns whether a node is one object that is needed at several places."""
@@ -53,10 +60,10 @@ class Reach:
 
     def undecided(self, node: Node) -> bool:
         """Returns whether a container is built anew by each call of a partial in some cases only."""
-        return isinstance(node, (Sequence, Mapped)) and self.live(node) and not self._surely_live(node)
+        return isinstance(node, Container) and self.live(node) and not self._surely_live(node)
 
     def _surely_live(self, node: Node) -> bool:
-        if isinstance(node, (Sequence, Mapped)):
+        if isinstance(node, Container):
             return any(self._surely_live(child) for _, child in children(node))
         return isinstance(node, Call) and self.live(node)
 
@@ -68,7 +75,7 @@ class Reach:
             node = stack.pop()
             if id(node) not in found:
                 found.add(id(node))
-                stack += [] if isinstance(node, (Var, Env, Calc)) else [child for _, child in children(node)]
+                stack += [] if isinstance(node, Lookup) else [child for _, child in children(node)]
         return found
 
     def _edges(self, node: Node) -> Iterator[tuple[GraphPath | None, Node]]:
@@ -122,8 +129,3 @@ def calc_names(node: Calc) -> list[str]:
     once = names_in(tree)
     # A factory that is read twice is called twice: two places are enough to give what it holds a variable.
     return [*once, *once] if len(once) else []
-
-
-def is_null(node: Node) -> bool:
-    """Returns whether a node is `~`, which a `!dlist` drops."""
-    return isinstance(node, Scalar) and node.value is None

@@ -11,10 +11,18 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from forgather.config.graph import Calc, ContainerKind, Entry, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    Container,
+    Entry,
+    Graph,
+    Lookup,
+    Node,
+    Scalar,
+    Sequence,
+    describe,
+)
 from forgather.config.path import GraphPath, Key
-from forgather.config.traverse import Step, edges, homes
-from forgather.config.yaml.node_builders import describe
+from forgather.config.traverse import Step, children, edges, homes
 from forgather.config.yaml.scalar_text import key_text, scalar_text
 from forgather.source import Origin
 
@@ -168,7 +176,7 @@ def _writing(node: Node, entry: Entry | None) -> Writing:
 def _origin(node: Node, entry: Entry) -> Origin | None:
     """Returns who wrote a value: for a container below its key that is who wrote the key, not its first member."""
     own, key = node.origin, entry.origin
-    if not isinstance(node, (Sequence, Mapped)) or node.tagged or entry.alias is not None:
+    if not isinstance(node, Container) or node.tagged or entry.alias is not None:
         return own
     if own is None or key is None or isinstance(entry.key, int):
         return own
@@ -185,25 +193,22 @@ def value_text(node: Node) -> str:
     """
     if isinstance(node, Scalar):
         return _shortened(scalar_text(node.value) if node.written is None else node.written or "~")
-    if isinstance(node, (Var, Env)):
-        default = "" if node.default is None else f" (default {value_text(node.default)})"
-        return f"!{type(node).__name__.lower()} {node.variable}{default}"
-    if isinstance(node, Calc):
-        return _shortened(f"!calc {scalar_text(node.expression)}")
-    if isinstance(node, Sequence):
-        return _container(node, [(None, item) for item in node.items], "[]", "sequence")
-    if isinstance(node, Mapped):
-        return _container(node, [(entry.key, entry.value) for entry in node.entries], "{}", "mapping")
-    name = getattr(node, "name", None)
-    return describe(node) + (f"@{name}" if name else "")
+    if isinstance(node, Lookup):
+        if node.is_expression:
+            return _shortened(f"{describe(node)} {scalar_text(node.text)}")
+        return f"{describe(node)} {node.text}" + (f" (default {value_text(node.default)})" if node.default else "")
+    if isinstance(node, Container):
+        return _container(node)
+    return describe(node) + (f"@{node.name}" if node.name else "")
 
 
-def _container(node: Sequence | Mapped, items: list[tuple[object, Node]], marks: str, kind: str) -> str:
+def _container(node: Container) -> str:
     name = f":@{node.name}" if node.name else ""
-    plain = node.kind in (ContainerKind.LIST, ContainerKind.DICT)
-    tag = f"!{node.kind}{name} " if node.tagged or name or not plain else ""
+    tag = "" if node.is_plain and not name else f"!{node.kind}{name} "
+    items, marks = list(children(node)), "[]" if isinstance(node, Sequence) else "{}"
     if len(items) <= _WIDTH // 3 and all(isinstance(item, Scalar) for _, item in items):
-        parts = [(f"{key_text(key)}: " if kind == "mapping" else "") + value_text(item) for key, item in items]  # type: ignore[arg-type]
+        keys = [f"{key_text(step.name)}: " if isinstance(step, Key) else "" for step, _ in items]
+        parts = [key + value_text(item) for key, (_, item) in zip(keys, items, strict=True)]
         text = f"{tag}{marks[0]}{', '.join(parts)}{marks[1]}"
         if len(text) <= _WIDTH:
             return text

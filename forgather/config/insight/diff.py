@@ -11,8 +11,20 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from forgather.config.equality import label
-from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.graph import (
+    Call,
+    Container,
+    ContainerKind,
+    Entry,
+    Graph,
+    Node,
+    Scalar,
+    Sequence,
+    is_null,
+    is_one_object,
+    label,
+    word_of,
+)
 from forgather.config.insight.blame import value_text
 from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.insight.sequence_alignment import Contents, align
@@ -123,7 +135,7 @@ class _Walk:
         if isinstance(place.old, Sequence) and isinstance(place.new, Sequence):
             yield from self._items(place, place.old, place.new)
             return
-        if isinstance(place.old, Mapped) and place.old.kind is ContainerKind.DLIST:
+        if _is_dlist(place.old):
             yield from _order_of_keys(place)
         yield from _members(place, edges(place.old), edges(place.new))
 
@@ -170,21 +182,21 @@ def _roots(graph: Graph) -> Iterator[_Edge]:
 def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -> Iterator[_Place | _Found]:
     """Yields what stands behind the same step on both sides, then what is new; a null in a `!dlist` is nothing."""
     ours, theirs = _numbered(old), _numbered(new)
-    nulls = above is not None and isinstance(above.new, Mapped) and above.new.kind is ContainerKind.DLIST
+    nulls = above is not None and _is_dlist(above.new)
     split = above is not None and above.split
     for token, (step, node, entry) in ours.items():
         match = theirs.get(token)
         if match is None:
-            if not (nulls and _is_null(node)):
+            if not (nulls and is_null(node)):
                 yield _removed(above, (step, node, entry))
-        elif nulls and _is_null(match[1]) and not _is_null(node):
+        elif nulls and is_null(match[1]) and not is_null(node):
             yield _removed(above, (step, node, entry), by=match[1].origin)
-        elif nulls and _is_null(node) and not _is_null(match[1]):
+        elif nulls and is_null(node) and not is_null(match[1]):
             yield _added(above, match)
         else:
             yield _Place(above, (step, match[0]), node, match[1], entry, match[2], split)
     for token, edge in theirs.items():
-        if token not in ours and not (nulls and _is_null(edge[1])):
+        if token not in ours and not (nulls and is_null(edge[1])):
             yield _added(above, edge)
 
 
@@ -203,9 +215,13 @@ def _comparable(old: Node, new: Node) -> bool:
     """Whether what is inside of one can be compared with what is inside of the other."""
     if type(old) is not type(new) or isinstance(old, Scalar):
         return False
-    if isinstance(old, Mapped) and isinstance(new, Mapped):
-        return (old.kind is ContainerKind.DLIST) == (new.kind is ContainerKind.DLIST)
-    return isinstance(old, (Call, Sequence)) or label(old) == label(new)
+    if isinstance(old, (Call, Container)):
+        return _is_dlist(old) == _is_dlist(new)
+    return label(old) == label(new)
+
+
+def _is_dlist(node: Node) -> bool:
+    return isinstance(node, Container) and node.kind is ContainerKind.DLIST
 
 
 def _same_leaf(old: Node, new: Node) -> bool:
@@ -213,13 +229,7 @@ def _same_leaf(old: Node, new: Node) -> bool:
 
 
 def _has_identity(node: Node) -> bool:
-    if isinstance(node, Call):
-        return node.kind is not CallKind.FACTORY
-    return isinstance(node, (Sequence, Mapped))
-
-
-def _is_null(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None
+    return isinstance(node, (Call, Container)) and is_one_object(node, is_aliased=True)
 
 
 # what is told of them
@@ -237,12 +247,11 @@ def _head(place: _Place) -> Iterator[_Found]:
             words = [f"latent {key}" if any(key == entry.key for entry in node.latent_args) else key
                      for node in (old, new)]  # fmt: skip
             yield _Found(Change.KIND, place, *_sides(place, *words))
-    if isinstance(old, (Call, Sequence, Mapped)) and isinstance(new, (Call, Sequence, Mapped)):
-        if old.kind is not new.kind:
-            yield _Found(Change.KIND, place, *_sides(place, f"!{old.kind}", f"!{new.kind}"))
-        if old.name != new.name:
-            names = [f"@{node.name}" if node.name else "no name" for node in (old, new)]
-            yield _Found(Change.NAME, place, *_sides(place, *names))
+    if word_of(old) != word_of(new):
+        yield _Found(Change.KIND, place, *_sides(place, f"!{word_of(old)}", f"!{word_of(new)}"))
+    if old.name != new.name:
+        names = [f"@{node.name}" if node.name else "no name" for node in (old, new)]
+        yield _Found(Change.NAME, place, *_sides(place, *names))
 
 
 def _sides(place: _Place, old: str, new: str) -> tuple[Side, Side]:
@@ -288,7 +297,7 @@ def _apart(change: Change, place: _Place, partner: _Place) -> _Found:
 
 
 def _order_of_keys(place: _Place) -> Iterator[_Found]:
-    keys = [[str(entry.key) for entry in entries(node) if not _is_null(entry.value)] for node in (place.old, place.new)]
+    keys = [[str(entry.key) for entry in entries(node) if not is_null(entry.value)] for node in (place.old, place.new)]
     common = set(keys[0]) & set(keys[1])
     old, new = ([key for key in side if key in common] for side in keys)
     if old != new:

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from forgather.config.graph import Entry, Graph, Mapped, Node
+from forgather.config.graph import Entry, Graph, Mapped, Node, describe
 from forgather.config.path import GraphPath, Index, Key, format_path, parse_path
 from forgather.config.traverse import Step, children, edges
-from forgather.config.yaml.node_builders import describe
 from forgather.errors import GraphError, nearest
 from forgather.spelling import close_matches
 

@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from forgather.config.equality import label
-from forgather.config.graph import Node, Scalar
+from forgather.config.graph import Node, Scalar, label
 from forgather.config.traverse import children
 
 _MAX_COMPARED = 4_000_000

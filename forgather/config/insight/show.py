@@ -12,10 +12,21 @@ from collections.abc import Sequence as Names
 from typing import Any
 
 from forgather.config.anchor_names import anchor_names
-from forgather.config.graph import SPREAD, Calc, Call, ContainerKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    SPREAD,
+    Call,
+    Container,
+    Graph,
+    Lookup,
+    Mapped,
+    Node,
+    Scalar,
+    Sequence,
+    describe,
+    word_of,
+)
 from forgather.config.path import GraphPath, Index, Key, format_path
-from forgather.config.traverse import Step, children, shared_nodes
-from forgather.config.yaml.node_builders import describe
+from forgather.config.traverse import Step, children, entries, shared_nodes
 
 _WIDTH = 80
 
@@ -58,17 +69,16 @@ def value_facts(node: Node) -> Any:
         return _plain(node.value)
     if isinstance(node, Call):
         return {"kind": str(node.kind), "constructor": node.constructor}
-    if isinstance(node, (Var, Env)):
-        return {"kind": _kind(node), "name": node.variable}
-    if isinstance(node, Calc):
-        return {"kind": "calc", "expression": node.expression}
-    if isinstance(node, (Sequence, Mapped)):
-        members = [child for _, child in children(node)]
-        plain = not node.tagged and node.kind in (ContainerKind.LIST, ContainerKind.DICT)
-        if not plain or not all(isinstance(child, Scalar) for child in members):
-            return {"kind": str(node.kind), "size": len(members)}
+    if isinstance(node, Lookup):
+        return {"kind": node.tag, **_looked_up(node)}
+    held = [child for _, child in children(node)]
+    if isinstance(node, Container) and node.is_plain and all(isinstance(child, Scalar) for child in held):
         return _JsonWriter(Graph(targets={}), str).value(node)
-    raise TypeError(f"unknown node {type(node).__name__}")
+    return {"kind": word_of(node), "size": len(held)}
+
+
+def _looked_up(node: Lookup) -> dict[str, str]:
+    return {"expression" if node.is_expression else "name": node.text}
 
 
 class _Drawing:
@@ -99,17 +109,12 @@ def _headline(node: Node) -> str:
     if isinstance(node, Scalar):
         text = repr(node.value)
         return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-    if isinstance(node, (Call, Sequence, Mapped)):
-        name = f"@{node.name}" if node.name else ""
-        if isinstance(node, Call):
-            return f"{describe(node)}{name}"
-        size = len(node.items) if isinstance(node, Sequence) else len(node.entries)
-        return f"{'!' if node.tagged else ''}{node.kind}{':' if name else ''}{name} ({size})"
-    if isinstance(node, (Var, Env)):
-        return f"{describe(node)} {node.variable}"
-    if isinstance(node, Calc):
-        return f"!calc {node.expression!r}"
-    raise TypeError(f"unknown node {type(node).__name__}")
+    if isinstance(node, Lookup):
+        return f"{describe(node)} {repr(node.text) if node.is_expression else node.text}"
+    name = f"@{node.name}" if node.name else ""
+    if isinstance(node, Container):
+        return f"{'!' if node.tagged else ''}{node.kind}{':' if name else ''}{name} ({len(list(children(node)))})"
+    return f"{describe(node)}{name}"
 
 
 class _JsonWriter:
@@ -130,31 +135,28 @@ class _JsonWriter:
         if isinstance(node, Mapped) and not self._is_node(node):
             return {entry.key: self.value(entry.value) for entry in node.entries}
         self._ids[id(node)] = len(self._ids) + 1
-        fields: dict[str, Any] = {"kind": _kind(node), "id": self._ids[id(node)], **self._fields(node)}
+        fields: dict[str, Any] = {"kind": word_of(node), "id": self._ids[id(node)], **self._fields(node)}
         if node.span is not None:
             fields["span"] = {"file": self._label(node.span.file), "line": node.span.line}
         return fields
 
-    def _is_node(self, node: Sequence | Mapped) -> bool:
-        if node.tagged or node.kind not in (ContainerKind.LIST, ContainerKind.DICT) or id(node) in self._shared:
+    def _is_node(self, node: Container) -> bool:
+        if not node.is_plain or id(node) in self._shared:
             return True
-        keys = [entry.key for entry in node.entries] if isinstance(node, Mapped) else []
-        return any(not isinstance(key, str) or key in ("kind", "ref") for key in keys)
+        return any(not isinstance(entry.key, str) or entry.key in ("kind", "ref") for entry in entries(node))
 
     def _fields(self, node: Node) -> dict[str, Any]:
         if isinstance(node, Call):
             return self._call(node)
-        if isinstance(node, Sequence):
-            return {**_named(node), "items": [self.value(item) for item in node.items]}
-        if isinstance(node, Mapped):
-            pairs = [[_key(entry.key), self.value(entry.value)] for entry in node.entries]
-            return {**_named(node), "items": pairs}
-        if isinstance(node, (Var, Env)):
+        if isinstance(node, Lookup):
             default = {} if node.default is None else {"default": self.value(node.default)}
-            return {"name": node.variable, **default}
-        if isinstance(node, Calc):
-            return {"expression": node.expression}
-        raise TypeError(f"unknown node {type(node).__name__}")
+            return {**_looked_up(node), **default}
+        fields: dict[str, Any] = {"name": node.name} if node.name else {}
+        if isinstance(node, Container) and not node.tagged:
+            fields["tag"] = False
+        held = [(step, self.value(child)) for step, child in children(node)]
+        items = [[_key(step.name), value] if isinstance(step, Key) else value for step, value in held]
+        return {**fields, "items": items}
 
     def _call(self, node: Call) -> dict[str, Any]:
         fields: dict[str, Any] = {"constructor": node.constructor}
@@ -162,23 +164,14 @@ class _JsonWriter:
             fields["name"] = node.name
         if node.args:
             fields["args"] = [self.value(value) for value in node.args]
-        for name, entries in (("kwargs", node.kwargs), (SPREAD, node.named_latent_args)):
-            if entries:
-                fields[name] = {entry.key: self.value(entry.value) for entry in entries}
+        for name, given in (("kwargs", node.kwargs), (SPREAD, node.named_latent_args)):
+            if given:
+                fields[name] = {entry.key: self.value(entry.value) for entry in given}
         if node.spread is not None:
             fields[SPREAD] = self.value(node.spread)
         if node.submodule_searchpath is not None:
             fields["submodule_searchpath"] = self.value(node.submodule_searchpath)
         return fields
-
-
-def _kind(node: Node) -> str:
-    return str(node.kind) if isinstance(node, (Call, Sequence, Mapped)) else type(node).__name__.lower()
-
-
-def _named(node: Sequence | Mapped) -> dict[str, Any]:
-    named = {"name": node.name} if node.name else {}
-    return named if node.tagged else {**named, "tag": False}
 
 
 def _plain(value: Any) -> Any:

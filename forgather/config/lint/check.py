@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.graph import Calc, Call, CallKind, Env, Graph, Mapped, Node, Scalar, Sequence, Var
+from forgather.config.graph import (
+    Calc,
+    Call,
+    Graph,
+    Lookup,
+    Node,
+    Var,
+    is_null,
+)
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes, children, entries, walk
 from forgather.config.yaml.events import Refusal
@@ -29,7 +37,7 @@ def check(graph: Graph) -> list[Diagnostic]:
 def _repeated_names(nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
     first: dict[str, GraphPath] = {}
     for path, node in nodes:
-        if not isinstance(node, (Call, Sequence, Mapped)) or node.name is None:
+        if node.name is None:
             continue
         if node.name in first:
             yield Diagnostic(
@@ -87,12 +95,12 @@ def _calcs(node: Node) -> Iterator[Calc]:
     stack, met = [node], set()
     while stack:
         current = stack.pop()
-        if id(current) in met or isinstance(current, (Var, Env)):
+        if id(current) in met:
             continue
         met.add(id(current))
         if isinstance(current, Calc):
             yield current
-        elif not (isinstance(current, Call) and current.kind in (CallKind.PARTIAL, CallKind.META)):
+        elif not isinstance(current, Lookup) and not (isinstance(current, Call) and not current.kind.gives_result):
             stack.extend(child for _, child in children(current))
 
 
@@ -154,7 +162,7 @@ def _unused_definitions(graph: Graph) -> Iterator[Diagnostic]:
     reached = _reached(graph)
     for entry in graph.definitions:
         inside = [node for _, node in walk([((), entry.value)])]
-        if isinstance(entry.value, Scalar) and entry.value.value is None:
+        if is_null(entry.value):
             continue
         if not any(id(node) in reached for node in inside):
             yield Diagnostic(

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import NamedTuple
 
-from forgather.config.graph import Call, CallKind, ContainerKind, Mapped, Node, PlainScalar, Scalar, Sequence
-from forgather.config.yaml.node_builders import describe
+from forgather.config.graph import Call, CallKind, Container, ContainerKind, Node, Scalar, Sequence, describe
+from forgather.config.path import PlainScalar
 from forgather.signatures.results import Annotation, Callee
 
 _SIMPLE = frozenset({"none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "iterable", "type"})
@@ -69,11 +69,10 @@ def given_by(node: Node, callee: Callee | None) -> Given | None:
     if isinstance(node, Scalar):
         word = _TYPES[type(node.value)]
         return Given(word, _literal(node.value), value=node.value)
-    if isinstance(node, Sequence):
-        return Given("tuple" if node.kind is ContainerKind.TUPLE else "list", describe(node))
-    if isinstance(node, Mapped):
-        is_list = node.kind is ContainerKind.DLIST
-        return Given("list" if is_list else "dict", "a list" if is_list else describe(node))
+    if isinstance(node, Container):
+        if node.kind is ContainerKind.DLIST:
+            return Given("list", "a list")
+        return Given(str(node.kind), describe(node))
     if not isinstance(node, Call) or node.kind is CallKind.META:
         return None
     if node.kind is CallKind.PARTIAL:
@@ -119,7 +118,7 @@ def list_for_tensor(node: Node, annotation: str) -> Misfit | None:
         node: the value.
         annotation: of a parameter of torch, as torch writes it.
     """
-    is_row = isinstance(node, Sequence) or (isinstance(node, Mapped) and node.kind is ContainerKind.DLIST)
+    is_row = isinstance(node, Container) and node.kind is not ContainerKind.DICT
     if not is_row or annotation not in _TENSORS:
         return None
     return Misfit("FG242", None, f"a tensor is made by a call: write !call:torch:tensor [{_floats(node)}]")

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
-from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, PlainScalar, Scalar, Sequence
+from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
 from forgather.config.lint.anchor_reuse import Reuse
 from forgather.config.lint.indent_check import Indents
 from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
+from forgather.config.path import PlainKey
 from forgather.config.tags import TAGS, parse_tag
 from forgather.config.yaml.duplicate_keys import Repeat, judge_repeat
 from forgather.config.yaml.error_collector import Faults
@@ -281,7 +282,7 @@ class Composer:
             return tuple(explicit)
         return settle(explicit, merges, self._places.descents, lambda repeat: self._repeated(repeat, lines))
 
-    def _key(self, node: Node, event: Event) -> PlainScalar | tuple[PlainScalar, ...]:
+    def _key(self, node: Node, event: Event) -> PlainKey:
         if isinstance(node, Scalar):
             if event.plain and event.value[:1] in _ODD_BLANKS:
                 message = f"U+{ord(event.value[0]):04X} before a key looks like a space, and is a part of the key"

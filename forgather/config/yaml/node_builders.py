@@ -11,20 +11,21 @@ from dataclasses import replace
 
 from forgather.config.graph import (
     SPREAD,
-    Calc,
     Call,
     CallKind,
     ContainerKind,
     Entry,
-    Env,
+    Lookup,
     Mapped,
     Node,
     Scalar,
     Sequence,
     Var,
+    describe,
+    is_null,
 )
 from forgather.config.path import Index, Key
-from forgather.config.tags import STANDARD, Tag, ValueKind
+from forgather.config.tags import STANDARD, Tag
 from forgather.config.traverse import SEARCH_PATH, edges
 from forgather.config.yaml.events import Event, Refusal
 from forgather.config.yaml.merge import overriding, reached
@@ -38,7 +39,7 @@ _EXPLICIT = frozenset(("args", "kwargs"))
 def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int) -> Node:
     """Returns the node of a tag in front of a scalar, or of nothing."""
     nothing = event.plain and not event.value
-    if isinstance(tag.kind, ValueKind):
+    if isinstance(tag.kind, type):
         return _value_node(tag.kind, event.value, None, origin)
     if isinstance(tag.kind, ContainerKind):
         if not nothing:
@@ -54,8 +55,8 @@ def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None, ma
     """Returns the node of a tag in front of a sequence."""
     if isinstance(tag.kind, CallKind):
         return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name, marks=marks)
-    if isinstance(tag.kind, ValueKind):
-        raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _value_hint(tag.kind))
+    if isinstance(tag.kind, type):
+        raise Refusal("FG212", f"!{tag.kind.tag} stands before a sequence", _value_hint(tag.kind))
     if _is_mapped(tag.kind):
         raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _container_hint(tag.kind))
     return Sequence(origin=origin, kind=tag.kind, items=items, name=tag.name, tagged=True, marks=marks)
@@ -65,7 +66,7 @@ def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) 
     """Returns the node of a tag in front of a mapping."""
     if isinstance(tag.kind, CallKind):
         return _call(tag.kind, tag, entries, origin)
-    if isinstance(tag.kind, ValueKind):
+    if isinstance(tag.kind, type):
         return _value_from_mapping(tag.kind, entries, origin)
     if not _is_mapped(tag.kind):
         raise Refusal("FG212", f"!{tag.kind} stands before a mapping", _container_hint(tag.kind))
@@ -98,31 +99,27 @@ def _container_hint(kind: ContainerKind) -> str:
     return f"!{kind} takes a {'mapping' if _is_mapped(kind) else 'sequence'}"
 
 
-def _value_hint(kind: ValueKind) -> str:
-    if kind is ValueKind.CALC:
-        return 'write !calc "max(1, total // batch)"'
-    return f"write !{kind} NAME, or !{kind} {{name: NAME, default: VALUE}}"
+def _value_hint(kind: type[Lookup]) -> str:
+    if kind.is_expression:
+        return f'write !{kind.tag} "max(1, total // batch)"'
+    return f"write !{kind.tag} NAME, or !{kind.tag} {{name: NAME, default: VALUE}}"
 
 
-def _value_node(kind: ValueKind, text: str, default: Node | None, origin: Origin | None) -> Node:
+def _value_node(kind: type[Lookup], text: str, default: Node | None, origin: Origin | None) -> Node:
     if not text.strip():
-        raise Refusal("FG212", f"!{kind} stands before nothing", _value_hint(kind))
-    if kind is ValueKind.CALC:
-        return Calc(origin=origin, expression=text)
-    if kind is ValueKind.VAR:
-        return Var(origin=origin, variable=text, default=default)
-    if "=" in text or "\0" in text:
+        raise Refusal("FG212", f"!{kind.tag} stands before nothing", _value_hint(kind))
+    if any(char in text for char in kind.excluded):
         raise Refusal("FG212", f"{text!r} cannot be the name of an environment variable", _value_hint(kind))
-    return Env(origin=origin, variable=text, default=default)
+    return kind(origin=origin, text=text, default=default)
 
 
-def _value_from_mapping(kind: ValueKind, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
+def _value_from_mapping(kind: type[Lookup], entries: tuple[Entry, ...], origin: Origin | None) -> Node:
     parts = {entry.key: entry.value for entry in entries}
     name = parts.pop("name", None)
     default = parts.pop("default", None)
-    if kind is ValueKind.CALC or parts or not isinstance(name, Scalar) or not isinstance(name.value, str):
+    if kind.is_expression or parts or not isinstance(name, Scalar) or not isinstance(name.value, str):
         found = ", ".join(repr(entry.key) for entry in entries) or "nothing"
-        raise Refusal("FG212", f"!{kind} stands before a mapping of {found}", _value_hint(kind))
+        raise Refusal("FG212", f"!{kind.tag} stands before a mapping of {found}", _value_hint(kind))
     return _value_node(kind, name.value, default, origin)
 
 
@@ -185,7 +182,7 @@ def _keywords(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
-    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+    if entry is None or is_null(entry.value):
         return ()
     if isinstance(entry.value, Sequence):
         return entry.value.items
@@ -219,7 +216,7 @@ def _seen_in(form: Entry, entry: Entry) -> Entry:
 
 
 def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
-    if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
+    if entry is None or is_null(entry.value):
         return ()
     if isinstance(entry.value, Mapped):
         return _keywords(tuple(_seen_in(entry, inner) for inner in entry.value.entries))
@@ -229,16 +226,3 @@ def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
         f"for a keyword argument of that name write kwargs: {{{entry.key}: ...}}",
         span=entry.span,
     )
-
-
-def describe(node: Node) -> str:
-    """Returns what a node is, for messages."""
-    if isinstance(node, Scalar):
-        return "nothing" if node.value is None else f"the value {str(node.value)[:80]!r}"
-    if isinstance(node, Call):
-        return f"!{node.kind}:{node.constructor}"
-    if isinstance(node, Sequence):
-        return "a sequence"
-    if isinstance(node, Mapped):
-        return "a mapping"
-    return f"!{type(node).__name__.lower()}"

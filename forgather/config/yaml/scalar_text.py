@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 
-from forgather.config.graph import PlainScalar
 from forgather.config.lint.suspicious_scalars import lookalike
+from forgather.config.path import PlainKey, PlainScalar
 from forgather.config.yaml.events import Refusal
 from forgather.config.yaml.scalars import resolve_scalar
 from forgather.errors import GraphError
@@ -40,7 +40,7 @@ def scalar_text(value: PlainScalar) -> str:
     return value if _is_plain(value) else quoted(value)
 
 
-def key_text(key: PlainScalar | tuple[PlainScalar, ...]) -> str:
+def key_text(key: PlainKey) -> str:
     """Returns the YAML text of a mapping key."""
     if isinstance(key, tuple):
         return f"[{', '.join(scalar_text(part) for part in key)}]"

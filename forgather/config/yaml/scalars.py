@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from math import inf, nan
 
-from forgather.config.graph import PlainScalar
+from forgather.config.path import PlainScalar
 from forgather.config.yaml.events import Refusal
 
 _WORDS: dict[str, bool | None] = {

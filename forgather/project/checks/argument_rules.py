@@ -16,10 +16,9 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from forgather.bounded import TooManyEntriesError, matching, walk_folders
-from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
+from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence, describe
 from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.yaml.node_builders import describe
 from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
