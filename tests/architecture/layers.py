@@ -23,13 +23,13 @@ rendering:
     config._jinja.call_guard config._jinja.loader config._jinja.runtime_types config._jinja.seams config.syntax
     config._jinja.assignments config._jinja.filters config._jinja.parser
     config._jinja.environment
-    config._jinja.suggestions config._jinja.unused_names
+    config._jinja.unused_names
     config._jinja.block_override_check config._jinja.template_errors
     config._jinja.compiler config._jinja.template_lint
     config._jinja.renderer
     config.render
 loading:
-    config.tags config.yaml.error_collector config.yaml.parser config.yaml.scalars config.yaml.source_positions
+    config.tags config.yaml.parser config.yaml.scalars config.yaml.source_positions
     config.lint.anchor_reuse config.lint.indent_check config.lint.suspicious_scalars config.yaml.duplicate_keys
     config.yaml.yaml_errors
     config.yaml.merge config.yaml.scalar_text
@@ -47,7 +47,7 @@ signatures:
     signatures.engine
     signatures.reader
 checks and views:
-    config.insight.blame config.insight.change config.insight.path_lookup config.insight.sequence_alignment
+    config.insight.blame config.insight.change config.insight.path_lookup
     config.insight.show config.lint.check config.lint.signature_match config.lint.type_check
     config.insight.diff config.lint.call_check config.override
     config.insight.line_annotations

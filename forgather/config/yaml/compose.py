@@ -2,7 +2,7 @@
 
 Takes `Event` records one by one, gives the root node (or, for a config, the root's entries). Keeps true:
 an alias is the very node that its anchor names; nothing is built for a document that passes its budget;
-no event can make it recurse.
+no event can make it recurse; the first mistake that reading can go on after is the error, the others go with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
 from forgather.config.path import PlainKey
 from forgather.config.tags import TAGS, parse_tag
 from forgather.config.yaml.duplicate_keys import Repeat, judge_repeat
-from forgather.config.yaml.error_collector import Faults
 from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
 from forgather.config.yaml.merge import MERGE_KEY, settle
 from forgather.config.yaml.node_builders import (
@@ -368,3 +367,45 @@ class Composer:
 
 def _line(place: Origin | None) -> tuple[Origin, ...]:
     return () if place is None else (place,)
+
+
+_MAX_FAULTS = 10
+
+
+class Faults:
+    """The faults of one document, and what stands where values are missing."""
+
+    def __init__(self) -> None:
+        self._found: list[LoadError] = []
+        self._holes: dict[int, Node] = {}
+
+    def __contains__(self, node: Node) -> bool:
+        """Says whether a node stands for a value that could not be read."""
+        return id(node) in self._holes
+
+    def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
+        """Keeps a fault for the end, or raises it where nothing that follows can be trusted."""
+        # What follows a key or a tag that was read wrongly is not what was meant.
+        if isinstance(fault, BudgetError) or is_key or fault.code == "FG211" or len(self._found) >= _MAX_FAULTS:
+            raise fault
+        self._found.append(fault)
+
+    def hole(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
+        """Keeps a fault, and returns what stands for the value until the end."""
+        self.note(fault, is_key=is_key)
+        node = Scalar(origin=origin, value=None)
+        self._holes[id(node)] = node
+        return node
+
+    def joined(self, last: LoadError | None = None) -> LoadError | None:
+        """Returns one error for all faults; None where there are none.
+
+        Args:
+            last: the fault that ended the reading.
+        """
+        faults = [*self._found, *([last] if last else [])]
+        if not faults:
+            return None
+        first, *rest = faults
+        first.others = (*first.others, *(found for fault in rest for found in (fault.diagnostic, *fault.others)))
+        return first
