@@ -97,9 +97,9 @@ def _targets(before: argparse.Namespace) -> list[str]:
 
 def _values(before: argparse.Namespace) -> list[str]:
     from forgather.config.insight.path_lookup import path_text
-    from forgather.config.traverse import places
+    from forgather.config.traverse import walk_places
 
-    return [path_text(path) for path, _ in places(Invocation(options=before).undeclared().graph)]
+    return [path_text(path) for path, _ in walk_places(Invocation(options=before).undeclared().graph)]
 
 
 def _paths(prefix: str, **_: object) -> Iterator[str]:

@@ -256,7 +256,7 @@ def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invoca
 def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
     """Returns how to change the value of the config that an option is named after."""
     from forgather.config.insight.path_lookup import near_paths, path_text
-    from forgather.config.traverse import places
+    from forgather.config.traverse import walk_places
 
     name, has_value, value = rest[0].partition("=")
     if not has_value:
@@ -267,5 +267,5 @@ def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) 
         graph = invocation.undeclared().declared_graph
     except ForgatherError:
         return None
-    found = near_paths(name.lstrip("-").replace("-", "_"), [path_text(path) for path, _ in places(graph)])
+    found = near_paths(name.lstrip("-").replace("-", "_"), [path_text(path) for path, _ in walk_places(graph)])
     return f"did you mean --set {found[0]}={value}?" if found else None

@@ -160,7 +160,7 @@ def module_text(
     head = "\n\n".join(parts)
     constants = []
     if "PROJECT_DIR" in imports.own:
-        constants.append(f"PROJECT_DIR = {_place(relative)}")
+        constants.append(f"PROJECT_DIR = {_folder_expression(relative)}")
     if "UNSET" in imports.own:
         constants.append("UNSET = object()")
     if constants:
@@ -217,7 +217,7 @@ def _relative(project_dir: str, folder: str) -> str:
     return os.path.relpath(os.path.abspath(project_dir), os.path.abspath(folder))
 
 
-def _place(relative: str) -> str:
+def _folder_expression(relative: str) -> str:
     here = "os.path.dirname(os.path.abspath(__file__))"
     if relative == ".":
         return here
@@ -227,7 +227,7 @@ def _place(relative: str) -> str:
 
 def _joined(relative: str, folder: str, setting: Setting) -> str:
     below = _relative(folder, setting.project_dir)
-    return _place(os.path.normpath(os.path.join(relative, below)))
+    return _folder_expression(os.path.normpath(os.path.join(relative, below)))
 
 
 def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:

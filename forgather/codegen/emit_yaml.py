@@ -133,13 +133,13 @@ def _scalar(node: Scalar) -> tuple[str, list[str]]:
 
 def _tag(node: Node) -> str:
     if isinstance(node, Call):
-        return f"!{node.kind}:{_escaped(node.constructor)}{_at(node.name)}"
+        return f"!{node.kind}:{_escaped(node.constructor)}{_name_suffix(node.name)}"
     if isinstance(node, Container) and node.is_plain:
         return ""
-    return f"!{word_of(node)}{':' if node.name else ''}{_at(node.name)}"
+    return f"!{word_of(node)}{':' if node.name else ''}{_name_suffix(node.name)}"
 
 
-def _at(name: str | None) -> str:
+def _name_suffix(name: str | None) -> str:
     return f"@{_escaped(name)}" if name else ""
 
 

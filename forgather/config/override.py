@@ -27,11 +27,11 @@ from forgather.config.traverse import (
     all_nodes,
     children,
     entries,
-    places,
     reached,
     rebuild,
     roots,
     shared_nodes,
+    walk_places,
     with_value,
 )
 from forgather.config.yaml.merge import overriding
@@ -154,7 +154,7 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
         known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
         near = _elsewhere(graph, edit.path) or nearest(str(name), known)
         if not near or not near.startswith("did"):
-            ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in places(graph)))
+            ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in walk_places(graph)))
             near = f"did you mean {' or '.join(ends)}?" if ends else near
         hint = near or "see `fgcli targets`"
         raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
@@ -168,7 +168,7 @@ def _elsewhere(graph: Graph, path: GraphPath) -> str | None:
         return None
     if alias.verdict != "same":
         return alias.why
-    ends = near_paths(alias.name, (path_text(path) for path, _ in places(graph)))
+    ends = near_paths(alias.name, (path_text(path) for path, _ in walk_places(graph)))
     return f"did you mean {ends[0]}?" if ends and ends[0].endswith(alias.name) else None
 
 

@@ -215,7 +215,7 @@ def homes(graph: Graph) -> set[int]:
     return found
 
 
-def places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
+def walk_places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
     """Yields every place of the graph; what is inside an aliased node is given where its anchor stands."""
     entries = (*graph.targets.values(), *graph.definitions)
     stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forgather.config.graph import Call, Entry, Graph, Node, Scalar
 from forgather.config.insight.path_lookup import path_text
-from forgather.config.traverse import places
+from forgather.config.traverse import walk_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TrainerArguments:
 
     def path(self, name: str) -> str:
         """Returns the path of a setting for `--set`, with `+` if it is not given."""
-        path = next(path_text(place) for place, node in places(self.graph) if node is self.call)
+        path = next(path_text(place) for place, node in walk_places(self.graph) if node is self.call)
         return f"{'' if self.get(name) else '+'}{path}.{name}"
 
 

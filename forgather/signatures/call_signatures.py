@@ -331,11 +331,11 @@ class Calls:
                 continue
             if base == Ref("typing.NamedTuple"):
                 made = [[Param("cls", EITHER), *tuple_params(self.names, last)]]
-                return _both(init, made if new is None else new)
+                return _new_and_init(init, made if new is None else new)
             ending = _foreign_base(base, init is not None, bool(self.names.own(cls, "__init__")))
             if ending is not None:
                 return ending
-        return _both(init, new)
+        return _new_and_init(init, new)
 
 
 def _foreign_base(base: Ref | Doubt, has_init: bool, own_init: bool) -> Doubt | None:
@@ -353,7 +353,7 @@ def _takes_anything(dotted: str) -> bool:
     return dotted.startswith("builtins.") and dotted.endswith(("Error", "Exception", "Warning"))
 
 
-def _both(init: Ways | None, new: Ways | None) -> Ways:
+def _new_and_init(init: Ways | None, new: Ways | None) -> Ways:
     """Joins `__init__` and `__new__`: a call must fit both."""
     if isinstance(init, Doubt) or isinstance(new, Doubt):
         return init if isinstance(init, Doubt) else new  # type: ignore[return-value]

@@ -197,7 +197,7 @@ def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
     for table in _tables(module, name):
         for key, value in zip(table.keys, table.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == name:
-                target = _place(value, name)
+                target = _literal_target(value, name)
                 if target is not None:
                     return target
             elif isinstance(key, ast.Constant) and isinstance(key.value, str) and _lists(value, name):
@@ -211,7 +211,7 @@ def _tables(module: Module, name: str) -> Iterator[ast.Dict]:
             yield statement.value
 
 
-def _place(value: ast.expr, name: str) -> tuple[str, str] | None:
+def _literal_target(value: ast.expr, name: str) -> tuple[str, str] | None:
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         place, _, attribute = value.value.partition(":")
         return place, attribute or name

@@ -134,10 +134,10 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
     result += keyword
     if stars:
         result += [p for p in own if p.kind is STARS] or [Param("kwargs", STARS)]
-    return [_apart(p, taken | hidden) for p in result]
+    return [_without_name_clash(p, taken | hidden) for p in result]
 
 
-def _apart(param: Param, names: Collection[str]) -> Param:
+def _without_name_clash(param: Param, names: Collection[str]) -> Param:
     """Returns a `*` or `**` parameter under a name that no other parameter has; nothing is given by its name."""
     if param.kind not in (STAR, STARS):
         return param

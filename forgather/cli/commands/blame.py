@@ -76,13 +76,13 @@ def run(invocation: Invocation) -> int:
 def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[Blame]:
     from forgather.config.insight.blame import blame
     from forgather.config.insight.path_lookup import matching
-    from forgather.config.traverse import places
+    from forgather.config.traverse import walk_places
 
     graph = project.graph
     if not paths:
         yield from blame(graph, aliases=False, depth=depth)
         return
-    known = list(places(graph))
+    known = list(walk_places(graph))
     for text in paths:
         stops = matching(graph, text, known)
         yield from blame(graph, [(stop.path, stop.node) for stop in stops], aliases=False, depth=depth)

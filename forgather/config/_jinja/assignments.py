@@ -32,7 +32,7 @@ class Given:
         return Span(self.name, line)
 
 
-def given(variables: Iterable[str]) -> dict[str, Places]:
+def given_places(variables: Iterable[str]) -> dict[str, Places]:
     """Returns the places of variables that were given from outside."""
     return {name: ((Given(name), 1, None),) for name in variables}
 

@@ -11,7 +11,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from forgather.config._jinja.assignments import given
+from forgather.config._jinja.assignments import given_places
 from forgather.config._jinja.budget import Account
 from forgather.config._jinja.cache import code_of
 from forgather.config._jinja.compiler import CompilerEnvironment
@@ -70,7 +70,7 @@ class Render:
         try:
             template = self.run.instance(found, None)
             context: Any = template.new_context(dict(variables))
-            context.fg_sets.update(given(variables))
+            context.fg_sets.update(given_places(variables))
             text = self.run.concat(template.root_render_func(context))
         except RENDER_FAULTS as error:
             fault = render_fault(error, self.library)

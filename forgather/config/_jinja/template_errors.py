@@ -222,7 +222,7 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
         error = error.error
     made = error if isinstance(error, ForgatherError) else _translated(error, frames, library)
     if made.span is None:
-        made.span = _place(frames, library)
+        made.span = _innermost_span(frames, library)
     if made.code == "FG111" and frames and made.found:
         made.hint = _unquoted_template(str(made.found), made.hint or "", *frames[-1][:2]) or made.hint
     if not made.context:
@@ -255,7 +255,7 @@ def _template_frames(traceback: TracebackType | None) -> Iterable[tuple[LoadedTe
         traceback = traceback.tb_next
 
 
-def _place(frames: Frames, library: Library) -> Span:
+def _innermost_span(frames: Frames, library: Library) -> Span:
     if frames:
         template, line, _ = frames[-1]
         return template.definition.span(line)

@@ -201,11 +201,11 @@ class _Walk:
             if isinstance(item, _Found):
                 found.append(item)
             else:
-                stack.extend(self._at(item)[::-1])
+                stack.extend(self._compare(item)[::-1])
         for item in found:
             yield Difference(item.change, item.old, item.new, self._also(item), item.partner)
 
-    def _at(self, place: _Place) -> list[_Place | _Found]:
+    def _compare(self, place: _Place) -> list[_Place | _Found]:
         if place.ids in self.met:
             self.met[place.ids].append(place)
             return []
@@ -229,9 +229,9 @@ class _Walk:
             return []
         found = []
         if ours.new is not place.new:
-            found.append(_apart(Change.APART, place, ours))
+            found.append(_sharing_change(Change.APART, place, ours))
         if theirs.old is not place.old:
-            found.append(_apart(Change.SHARED, place, theirs))
+            found.append(_sharing_change(Change.SHARED, place, theirs))
         return found
 
     def _inside(self, place: _Place) -> Iterator[_Place | _Found]:
@@ -389,7 +389,7 @@ def _texts(old: Node, new: Node) -> tuple[str, str]:
     return f"...{cut[0]}...", f"...{cut[1]}..."
 
 
-def _apart(change: Change, place: _Place, partner: _Place) -> _Found:
+def _sharing_change(change: Change, place: _Place, partner: _Place) -> _Found:
     """A value that was one object with that of another path and is not any more, or the reverse."""
     sides = [
         Side(value_text(node), entry.origin if entry is not None and entry.alias else node.origin, place.path(n), node)

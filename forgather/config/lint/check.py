@@ -59,13 +59,13 @@ def _calc_names(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iter
         try:
             names = names_in(parse_calc(node.expression))
         except Refusal as refusal:
-            yield _at(node, path, refusal.code, refusal.message, Severity.ERROR, refusal.hint)
+            yield _finding(node, path, refusal.code, refusal.message, Severity.ERROR, refusal.hint)
             continue
         for name in names:
             if name not in variables and name not in graph.targets:
                 message = f"!calc reads {name!r}, which is no target and no !var of this config"
                 hint = nearest(name, [*variables, *graph.targets]) or f"pass {name}=... when it is built"
-                yield _at(node, path, "FG232", message, Severity.WARNING, hint)
+                yield _finding(node, path, "FG232", message, Severity.WARNING, hint)
 
 
 def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
@@ -79,7 +79,7 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
     }
     told: set[str] = set()
     for name in _on_circles(reads):
-        circle = None if name in told else _way(name, reads)
+        circle = None if name in told else _shortest_circle(name, reads)
         if circle is None or told.intersection(circle):
             continue
         told.update(circle)
@@ -87,7 +87,7 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
         way = f" ({' -> '.join(circle)})" if len(circle) > 2 else ""
         message = f"!calc reads {circle[1]!r}, which is computed from it{way}"
         hint = "break the cycle with a !var or a plain value"
-        yield _at(calc, (Key(name),), "FG304", message, Severity.ERROR, hint)
+        yield _finding(calc, (Key(name),), "FG304", message, Severity.ERROR, hint)
 
 
 def _calcs(node: Node) -> Iterator[Calc]:
@@ -121,7 +121,7 @@ def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
     return [name for name, count in waits.items() if count]
 
 
-def _way(start: str, reads: Mapping[str, Collection[str]]) -> list[str] | None:
+def _shortest_circle(start: str, reads: Mapping[str, Collection[str]]) -> list[str] | None:
     """Returns the shortest way of reading from a target back to itself, both ends included."""
     came_from: dict[str, str] = {}
     waiting = [start]
@@ -146,7 +146,7 @@ def _calc_reads(node: Calc) -> list[str]:
         return []
 
 
-def _at(node: Node, path: GraphPath, code: str, message: str, severity: Severity, hint: str | None) -> Diagnostic:
+def _finding(node: Node, path: GraphPath, code: str, message: str, severity: Severity, hint: str | None) -> Diagnostic:
     return Diagnostic(code=code, message=message, severity=severity, span=node.span, path=format_path(path), hint=hint)
 
 

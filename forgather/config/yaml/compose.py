@@ -20,7 +20,7 @@ from forgather.config.path import PlainKey
 from forgather.config.tags import TAGS, parse_tag
 from forgather.config.yaml.duplicate_keys import Repeat, judge_repeat
 from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
-from forgather.config.yaml.merge import MERGE_KEY, settle
+from forgather.config.yaml.merge import MERGE_KEY, with_merges
 from forgather.config.yaml.node_builders import (
     STANDARD_CONTAINERS,
     STANDARD_SCALARS,
@@ -156,7 +156,8 @@ class Composer:
             below = self._places.anchor_below(name, event.line)
             hint = f"&{name} stands below, at {below}; move it above this line" if below else None
             hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
-            return self._hole(self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint), event)
+            fault = self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+            return self._placeholder(fault, event)
         self.reuse.aliased.add(id(node))
         if name in self.reuse:
             self.reuse.note_alias(event, node)
@@ -243,7 +244,7 @@ class Composer:
     def _mapping(self, frame: _Frame) -> Node:
         event = frame.event
         is_root = self._is_config and not self._frames
-        entries = self._settled(frame, is_root)
+        entries = self._merged_entries(frame, is_root)
         origin = self._places.origin(event)
         if event.tag is None or event.tag in STANDARD_CONTAINERS:
             node: Node = Mapped(origin=origin, kind=ContainerKind.DICT, entries=entries)
@@ -255,7 +256,7 @@ class Composer:
             self._entries[id(node)] = entries
         return node
 
-    def _settled(self, frame: _Frame, is_root: bool) -> tuple[Entry, ...]:
+    def _merged_entries(self, frame: _Frame, is_root: bool) -> tuple[Entry, ...]:
         explicit: list[Entry] = []
         lines: dict[int, Event] = {}
         definitions: list[Entry] = []
@@ -279,7 +280,7 @@ class Composer:
             self.definitions = tuple(definitions)
         if not merges and len({entry.key for entry in explicit}) == len(explicit):
             return tuple(explicit)
-        return settle(explicit, merges, self._places.descents, lambda repeat: self._repeated(repeat, lines))
+        return with_merges(explicit, merges, self._places.descents, lambda repeat: self._repeated(repeat, lines))
 
     def _key(self, node: Node, event: Event) -> PlainKey:
         if isinstance(node, Scalar):
@@ -342,10 +343,10 @@ class Composer:
         try:
             return make()
         except Refusal as refusal:
-            return self._hole(self._refused(event, refusal), event)
+            return self._placeholder(self._refused(event, refusal), event)
 
-    def _hole(self, fault: LoadError | BudgetError, event: Event) -> Node:
-        return self.faults.hole(fault, self._places.origin(event), is_key=self._at_key())
+    def _placeholder(self, fault: LoadError | BudgetError, event: Event) -> Node:
+        return self.faults.placeholder(fault, self._places.origin(event), is_key=self._at_key())
 
     def _at_key(self) -> bool:
         frame = self._frames[-1] if self._frames else None
@@ -390,7 +391,7 @@ class Faults:
             raise fault
         self._found.append(fault)
 
-    def hole(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
+    def placeholder(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
         """Keeps a fault, and returns what stands for the value until the end."""
         self.note(fault, is_key=is_key)
         node = Scalar(origin=origin, value=None)

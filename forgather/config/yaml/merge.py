@@ -20,7 +20,7 @@ MERGE_KEY = "<<"
 _REMEMBERED = 20
 
 
-def settle(
+def with_merges(
     explicit: Iterable[Entry],
     merges: Iterable[tuple[Origin | None, Iterable[tuple[Entry, ...]]]],
     descents: AbstractSet[tuple[Template, Template]],
