@@ -11,18 +11,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from forgather.config.anchor_names import anchor_names
-from forgather.config.graph import (
-    SPREAD,
-    Call,
-    Container,
-    Entry,
-    Graph,
-    Lookup,
-    Node,
-    Scalar,
-    Sequence,
-    word_of,
-)
+from forgather.config.graph import SPREAD, Call, Container, Entry, Graph, Lookup, Node, Scalar, Sequence, word_of
 from forgather.config.path import Key, PlainKey
 from forgather.config.traverse import entries
 from forgather.config.yaml.node_builders import is_positional

@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.graph import (
-    Calc,
-    Call,
-    CallKind,
-    Container,
-    Graph,
-    Lookup,
-    Node,
-    is_one_object,
-)
+from forgather.config.graph import Calc, Call, CallKind, Container, Graph, Lookup, Node, is_one_object
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import children, roots, shared_nodes
 from forgather.config.yaml.events import Refusal

@@ -11,16 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from forgather.config.graph import (
-    Container,
-    Entry,
-    Graph,
-    Lookup,
-    Node,
-    Scalar,
-    Sequence,
-    describe,
-)
+from forgather.config.graph import Container, Entry, Graph, Lookup, Node, Scalar, Sequence, describe
 from forgather.config.path import GraphPath, Key
 from forgather.config.traverse import Step, children, edges, homes
 from forgather.config.yaml.scalar_text import key_text, scalar_text

@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from forgather.config.calc import names_in, parse_calc
-from forgather.config.graph import (
-    Calc,
-    Call,
-    Graph,
-    Lookup,
-    Node,
-    Var,
-    is_null,
-)
+from forgather.config.graph import Calc, Call, Graph, Lookup, Node, Var, is_null
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes, children, entries, walk
 from forgather.config.yaml.events import Refusal
