@@ -1,9 +1,8 @@
 import pytest
 from documents import graph_of, origin, rendered
 
-from forgather.config.graph import Calc, Call, CallKind, ContainerKind, Env, Mapped, Scalar, Sequence, Var
+from forgather.config.graph import Calc, Call, CallKind, ContainerKind, Env, Mapped, Scalar, Sequence, Var, describe
 from forgather.config.load import load, load_value
-from forgather.config.yaml.node_builders import describe
 from forgather.errors import LoadError, Severity
 from forgather.source import Span
 
