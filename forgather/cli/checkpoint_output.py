@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.cli.output import plural
+from forgather.cli.palette import Look, indent_of, styled
 from forgather.errors import ForgatherError
 from forgather.project.path_display import near_path
 
@@ -53,6 +54,21 @@ def survey_text(survey: Any) -> str:
     else:
         lines.append(f"* '--resume auto' takes {newest.folder.name}, once it has read every byte of it ('ckpt verify')")
     return "\n".join(lines)
+
+
+def paint(line: str) -> str:
+    """Returns a line about checkpoints with its colors: what is not complete is red, what a resume takes stands out."""
+    if line.startswith("!"):
+        return styled("error", line)
+    if line.startswith("*"):
+        return styled("good", "*") + styled("strong" if line[1:2] == " " and line[2:3] == " " else "", line[1:])
+    head, word, rest = line.rpartition("  intact")
+    if word:
+        return f"{head}  {styled('good', 'intact')}{rest}"
+    return styled("dim", line) if line.startswith("   step ") else line
+
+
+LOOK = Look(paint, indent_of)
 
 
 def _loss(found: Any) -> str:

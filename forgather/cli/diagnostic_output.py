@@ -1,4 +1,4 @@
-"""All findings of a config together, short: grouped by file, one head line each.
+"""All findings of a config together, short: by file, each with a head line that names its place.
 
 Takes findings, gives lines for the terminal or facts for JSON; an error that ends a command, as JSON. Keeps true:
 nothing is left out, files with errors come first, and a finding reads the same as in the report of a single error, cut
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from forgather.cli.output import NO_LINES, findings_of, in_brief, source_line, write_json
+from forgather.cli.output import NO_LINES, columns, findings_of, in_brief, write_json
+from forgather.cli.source_excerpt import excerpt
 from forgather.errors import BuildNote, Diagnostic, ForgatherError
 from forgather.project.path_display import Display
+from forgather.source import Span
 
 if TYPE_CHECKING:
     from forgather.config.lint.call_check import Unchecked
@@ -26,36 +28,31 @@ def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
     for finding in findings:
         files.setdefault(finding.span.file if finding.span else "", []).append(finding)
     lines: list[str] = []
-    for file, found in files.items():
-        lines += [file[1:-1] if file.startswith(NO_LINES) else display(file)] if file else []
-        width = max(len(_line(finding)) for finding in found)
+    for found in files.values():
         for finding in found:
-            margin = "  " if file.startswith(NO_LINES) else ""
-            lines += [margin + line for line in _entry(finding, display, width if file else 0)]
+            lines += _entry(finding, display)
         lines.append("")
     return lines
 
 
-def _line(finding: Diagnostic) -> str:
-    return str(finding.span.line) if finding.span and not finding.span.file.startswith(NO_LINES) else ""
-
-
-def _entry(finding: Diagnostic, display: Display, width: int) -> list[str]:
-    number = _line(finding)
+def _entry(finding: Diagnostic, display: Display) -> list[str]:
     first, *more = in_brief(display.shorten(finding.message)).split("\n")
-    margin = " " * (width + 4 if width else 2)
-    head = f"{number:>{width + 2}}  " if width else ""
-    lines = [f"{head}{finding.severity}[{finding.code}]: {first}", *(f"{margin}{line}" for line in more[:3])]
-    text = source_line(finding.span) if finding.span else None
-    if text is not None and text.strip():
-        lines.append(f"{margin}| {in_brief(text.rstrip(), _SOURCE_WIDTH)}")
+    place = f"{_place(finding.span, display)}: " if finding.span else ""
+    lines = [f"{place}{finding.severity}[{finding.code}]: {first}", *(f"    {line}" for line in more[:3])]
+    lines += [
+        f"    | {line}" for line in excerpt(finding.span, min(_SOURCE_WIDTH, columns() or _SOURCE_WIDTH), finding)
+    ]
     if finding.path:
-        lines.append(f"{margin}in {in_brief(finding.path, _SOURCE_WIDTH)}")
+        lines.append(f"    in {in_brief(finding.path, _SOURCE_WIDTH)}")
     # A value that a template prints was perhaps set somewhere else.
-    lines += [f"{margin}{in_brief(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
+    lines += [f"    {in_brief(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
     if finding.hint:
-        lines.append(f"{margin}help: {in_brief(display.shorten(finding.hint))}".replace("\n", " "))
+        lines.append(f"    help: {in_brief(display.shorten(finding.hint))}".replace("\n", " "))
     return lines
+
+
+def _place(span: Span, display: Display) -> str:
+    return span.file[1:-1] if span.file.startswith(NO_LINES) else f"{display(span.file)}:{span.line}"
 
 
 def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forgather.cli.origin_labels import Labels, options_first
-from forgather.cli.output import BOLD, DIM, OFF
+from forgather.cli.palette import indent_of, styled
 from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.insight.show import value_facts
 from forgather.config.path import GraphPath, format_path
@@ -22,7 +22,7 @@ _TWO_VALUES = {Change.VALUE, Change.CONSTRUCTOR, Change.KIND, Change.NAME, Chang
 _MARKS = {Change.ADDED: "+", Change.REMOVED: "-"}
 _WIDTH = 72
 _SHOWN = 3
-_COLORS = {"+ ": "\x1b[32m", "- ": "\x1b[31m", "~ ": "\x1b[33m"}
+_ROLES = {"+ ": "added", "- ": "removed", "~ ": "changed"}
 
 
 def difference_lines(differences: Sequence[Difference], places: Places) -> list[str]:
@@ -66,10 +66,15 @@ def summary(differences: Sequence[Difference]) -> str:
 
 def paint(line: str) -> str:
     """Returns a line with the colors of a terminal."""
-    color = _COLORS.get(line[2:4] if line.startswith("  ") else "")
-    if color:
-        return f"{color}{line}{OFF}"
-    return f"{DIM}{line}{OFF}" if line.startswith("      ") else f"{BOLD}{line}{OFF}" if line[:1].strip() else line
+    role = _ROLES.get(line[2:4] if line.startswith("  ") else "")
+    if line == "no difference":
+        return styled("good", line)
+    return styled(role or ("dim" if line.startswith("      ") else "strong" if line[:1].strip() else ""), line)
+
+
+def hang(line: str) -> int:
+    """Returns the columns before the further parts of a line that is broken: below the key, behind the mark."""
+    return indent_of(line) + 2
 
 
 def difference_facts(differences: Sequence[Difference], places: Places) -> list[dict[str, Any]]:

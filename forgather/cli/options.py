@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.output import plural, visible
+from forgather.cli.output import plural
+from forgather.cli.source_excerpt import visible
 
 if TYPE_CHECKING:
     from forgather.project.dynamic_args import Declared, DeclaredOption

@@ -44,6 +44,11 @@ class Labels:
         file = Display(project.meta.project_dir, project.meta.workspace_root)
         return cls(file, lambda: project.declared_graph)
 
+    @property
+    def named(self) -> dict[str, str]:
+        """Absolute paths by the names that were given so far, for links."""
+        return self.file.named if isinstance(self.file, Display) else {}
+
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
         from forgather.project.dynamic_args import read_options

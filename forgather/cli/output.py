@@ -1,35 +1,30 @@
 """Draws errors and warnings, and writes what commands give.
 
-Takes errors and text, gives lines on the terminal or in a file. Keeps true: one report is at most fifteen lines,
-with the user's own line in it; colors appear on a terminal only, and never with `NO_COLOR`.
+Takes errors and text, gives lines on the terminal or in a file. Keeps true: one report is at most eighteen lines,
+with the user's own line in it; what a text shows of colors and width is up to `palette`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, NamedTuple, TextIO, cast
 
+from forgather.cli.palette import Look, hang_of_finding, paint_finding, shown_on, wants_color, width_of
+from forgather.cli.source_excerpt import clean, excerpt, visible
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.path_display import Display
 from forgather.redaction import hide
 from forgather.source import Span
 
-MAX_LINES = 15
+MAX_LINES = 18
 _WIDTH = 160
-_MAX_READ = 1_000_000
-_COLORS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "lint": "\x1b[1;36m"}
-DIM, BOLD, OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 # What has no lines: an option, or a variable that was given in Python.
 NO_LINES = ("<option ", "<variable ")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None = None) -> list[str]:
@@ -55,75 +50,36 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
 
 
 def _block(finding: Diagnostic, display: Display) -> list[str]:
-    message = _clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
+    message = clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
     if finding.severity is not Severity.ERROR and finding.span is not None and finding.span.file.startswith("<"):
         # About what was typed on the command line a moment ago: the message is enough.
         return lines
     if finding.span is not None:
-        lines += _place(finding.span, display)
+        lines += _place(finding.span, display, finding)
     context = display.shorten(", ".join(finding.context))
     where = [part for part in (finding.path, f"({context})" if finding.path and context else context) if part]
     if where:
-        lines.append("  in  " + _clean("      ".join(where), 2 * _WIDTH))
+        lines.append("  in  " + clean("      ".join(where), 2 * _WIDTH))
     if finding.hint:
-        lines.append("  help: " + _clean(display.shorten(finding.hint), 2 * _WIDTH).replace("\n", " "))
+        lines.append("  help: " + clean(display.shorten(finding.hint), 2 * _WIDTH).replace("\n", " "))
     return lines
 
 
-def _place(span: Span, display: Display) -> list[str]:
+def _place(span: Span, display: Display, finding: Diagnostic | None = None) -> list[str]:
     if span.file.startswith(NO_LINES):
         return [f"  --> {span.file[1:-1]}"]
-    lines = [f"  --> {display(span.file)}:{span.line}"]
-    text = source_line(span)
-    if text is not None and text.strip():
-        lines.append(f"      {span.line} | {_clean(text, _WIDTH)}")
-    return lines
-
-
-def source_line(span: Span) -> str | None:
-    """Returns the line of the user's file that a span names; None where it cannot be read."""
-    if not os.path.isabs(span.file):
-        return None
-    try:
-        facts = os.stat(span.file)
-        if not stat.S_ISREG(facts.st_mode):
-            return None
-        lines = _lines(span.file, facts.st_mtime_ns, facts.st_size)
-    except OSError:
-        return None
-    return lines[span.line - 1] if 0 < span.line <= len(lines) else None
-
-
-@lru_cache(maxsize=4)
-def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
-    # One file may have a finding on each of its lines.
-    if _leads_elsewhere(file):
-        return []
-    with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
-        return stream.read(_MAX_READ).split("\n")
-
-
-def _leads_elsewhere(file: str) -> bool:
-    """Whether a link shows a file of another folder, which an error about the link need not print."""
-    folder = os.path.realpath(os.path.dirname(file))
-    return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
-
-
-def visible(text: str) -> str:
-    """Returns text with characters that steer a terminal, or hide, as escapes; line breaks and tabs stay."""
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-def _clean(text: str, limit: int) -> str:
-    # One line may be as long as its file: what is cut away is not looked at.
-    shown = visible(text.replace("\r", "")[: limit + 1]).replace("\t", "→   ")
-    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+    number = str(span.line)
+    # A terminal that broke the line would take the caret away from below its value.
+    room = min(_WIDTH, (width_of(sys.stderr) if sys.stderr else None) or _WIDTH + 10) - len(number) - 9
+    shown = excerpt(span, max(room, 40), finding)
+    margins = (f"      {number} | ", f"      {'':{len(number)}} | ")
+    return [f"  --> {display(span.file)}:{number}", *map("".join, zip(margins, shown, strict=False))]
 
 
 def in_brief(text: str, limit: int = 2 * _WIDTH) -> str:
     """Returns text without characters that steer a terminal, cut to `limit`."""
-    return _clean(text, limit)
+    return clean(text, limit)
 
 
 def findings_of(error: ForgatherError) -> list[Diagnostic]:
@@ -148,7 +104,8 @@ def _key(finding: Diagnostic) -> tuple[object, ...]:
 
 def print_error(error: ForgatherError, project_dir: str | None = None, see_all: str | None = None) -> None:
     """Draws an error of ours on the error stream; `see_all` is the command that shows all of several."""
-    _print_lines(report(findings_of(error), Display(project_dir), see_all))
+    display = Display(project_dir)
+    _print_lines(report(findings_of(error), display, see_all), _reported(display))
 
 
 def print_crash(error: BaseException, project_dir: str | None = None) -> None:
@@ -156,7 +113,8 @@ def print_crash(error: BaseException, project_dir: str | None = None) -> None:
     # `traceback` costs more than `fgcli --help` may.
     from forgather.cli.traceback_trim import crash_lines
 
-    _print_lines(crash_lines(error, Display(project_dir), place=_place))
+    display = Display(project_dir)
+    _print_lines(crash_lines(error, display, place=_place), _reported(display))
 
 
 def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None, see_all: str | None = None) -> bool:
@@ -166,8 +124,13 @@ def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = Non
     if shown:
         warnings = [finding for finding in shown if finding.severity is Severity.WARNING]
         notes = [finding for finding in shown if finding.severity is Severity.NOTE]
-        _print_lines(report([*errors, *warnings, *notes], Display(project_dir), see_all))
+        display = Display(project_dir)
+        _print_lines(report([*errors, *warnings, *notes], display, see_all), _reported(display))
     return bool(errors)
+
+
+def _reported(display: Display) -> Look:
+    return Look(paint_finding, hang_of_finding, display.named)
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -185,13 +148,13 @@ def print_note(text: str) -> None:
     _print_lines([text])
 
 
-def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str] | None = None) -> None:
+def write_text(text: str, file: str | None = None, *, look: Look | None = None) -> None:
     """Writes text to a file, or to the terminal where none is named.
 
     Args:
         text: what to write; a missing last line end is added.
         file: where to; None for the standard output.
-        paint: gives a line its colors, where colors are wanted.
+        look: how its lines are shown on a terminal; None shows them as they are.
 
     Raises:
         ProjectError: the file cannot be written.
@@ -201,9 +164,9 @@ def write_text(text: str, file: str | None = None, *, paint: Callable[[str], str
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
         # What a config says must not steer the terminal; a file or another program gets it as it is.
-        shown = visible(text) if sys.stdout.isatty() else text
-        if paint is not None and _wants_color(sys.stdout):
-            shown = "\n".join(paint(line) for line in shown.split("\n"))
+        shown = visible(text) if _for_people() else text
+        if look is not None:
+            shown = "\n".join(shown_on(sys.stdout, line, look) for line in shown.split("\n"))
         _send(shown)
         flush_output()
         return
@@ -229,26 +192,50 @@ def _send(text: str) -> None:
         raise _no_output(error) from None
 
 
-def write_lines(lines: Iterable[tuple[str, bool]], file: str | None = None) -> None:
-    """Writes lines; on a terminal with colors those that are marked stand back.
+class Line(NamedTuple):
+    """One line that is shown in its own way.
 
     Args:
-        lines: text, and whether it stands back.
+        text: the line.
+        paint: gives it its colors.
+        hang: columns before its further parts, where it is broken.
+    """
+
+    text: str
+    paint: Callable[[str], str] | None = None
+    hang: int = 4
+
+
+def write_lines(lines: Iterable[Line], file: str | None = None, *, files: Mapping[str, str] | None = None) -> None:
+    """Writes lines, each in its own way on a terminal.
+
+    Args:
+        lines: what to write.
         file: name of a file; None writes to the terminal.
+        files: absolute paths by the names that stand for them.
     """
     found = list(lines)
-    if file is not None or sys.stdout is None or not _wants_color(sys.stdout):
-        write_text("\n".join(text for text, _ in found), file)
+    if file is not None or sys.stdout is None or not _for_people():
+        write_text("\n".join(line.text for line in found), file)
         return
-    for text, dim in found:
-        shown = visible(hide(text))
-        _send(f"{DIM}{shown}{OFF}\n" if dim else f"{shown}\n")
+    for line in found:
+        look = Look(line.paint, lambda _, hang=line.hang: hang, files or {})  # type: ignore[misc]
+        _send(shown_on(sys.stdout, visible(hide(line.text)), look) + "\n")
     flush_output()
 
 
-def write_findings(lines: Iterable[str]) -> None:
-    """Writes the lines of findings, in color where the terminal has colors."""
-    write_text("\n".join(lines), paint=_colored)
+def write_findings(lines: Iterable[str], files: Mapping[str, str] | None = None) -> None:
+    """Writes the lines of findings; `files` has absolute paths by the names that stand for them."""
+    write_text("\n".join(lines), look=Look(paint_finding, hang_of_finding, files or {}))
+
+
+def columns() -> int | None:
+    """Returns the width of the terminal that the output goes to; None where it goes elsewhere."""
+    return width_of(sys.stdout) if sys.stdout is not None else None
+
+
+def _for_people() -> bool:
+    return sys.stdout.isatty() or wants_color(sys.stdout)
 
 
 def flush_output() -> None:
@@ -351,29 +338,16 @@ def write_json(facts: Any, file: str | None = None) -> None:
     write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str), file)
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str], look: Look | None = None) -> None:
     flush_output()
     if sys.stderr is None:
         return
-    color = _wants_color(sys.stderr)
     # A report that nobody can read is no reason to fail, or to fail in another way.
     with suppress(OSError):
         for line in map(visible, map(hide, lines)):
-            sys.stderr.write(_encodable(_colored(line) if color else line, sys.stderr) + "\n")
+            shown = line if look is None else shown_on(sys.stderr, line, look)
+            sys.stderr.write(_encodable(shown, sys.stderr) + "\n")
         sys.stderr.flush()
-
-
-def _wants_color(stream: IO[str]) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _colored(line: str) -> str:
-    head = re.match(r"( *\d+  )?((error|warning|note|lint)(\[\w+\])?:)", line)
-    if head:
-        number = f"{DIM}{head[1]}{OFF}" if head[1] else ""
-        return f"{number}{_COLORS[head[3]]}{head[2]}{OFF}{BOLD}{line[head.end() :]}{OFF}"
-    label = re.match(r" +(-->|in |help:|not checked:|\d+ \||\|)", line)
-    return f"{DIM}{label[0]}{OFF}{line[label.end() :]}" if label else line
 
 
 def _encodable(text: str, stream: IO[str]) -> str:

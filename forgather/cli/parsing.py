@@ -18,6 +18,7 @@ from forgather import __version__
 from forgather.aliases import alias_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_declared_options
+from forgather.cli.palette import Look, hang_of_row, reflowed, shown_on, styled, width_of
 from forgather.errors import ForgatherError, nearest
 from forgather.redaction import hide
 from forgather.spelling import close_matches
@@ -25,34 +26,36 @@ from forgather.spelling import close_matches
 if TYPE_CHECKING:
     from forgather.project.dynamic_args import Declared
 
-COMMANDS = {
-    "ls": "list projects, their configs and what each is for",
-    "pp": "print a config as text, after all templates",
-    "graph": "print what a config would build",
-    "blame": "print who wrote each value, and what it replaced",
-    "targets": "list the targets of a config",
-    "trefs": "show the templates that a config loaded, and why",
-    "tlist": "list the templates that a project can use",
-    "diff": "show how the graphs of two configs, revisions or runs differ",
-    "golden": "compare the graphs of a project's configs with their goldens: snapshots that are kept beside them",
-    "check": "find every mistake that can be known without running anything",
-    "code": "write Python that builds what a config builds, without this package's configs",
-    "construct": "build targets and print them",
-    "train": "run the target 'main' of a config",
-    "rerun": "repeat a past run out of its folder",
-    "ckpt": "list, verify, show, export and prune checkpoints",
-    "new": "make a working project or config",
-    "trust": "say whose code may run",
-    "explain": "explain an error code",
+_GROUPS = {
+    ("write", "fgcli new project my_project"): {
+        "new": "make a working project or config",
+        "code": "write Python that builds what a config builds, without this package's configs",
+    },
+    ("look", "fgcli -t tiny.yaml blame trainer_args.learning_rate"): {
+        "ls": "list projects, their configs and what each is for",
+        "pp": "print a config as text, after all templates",
+        "graph": "print what a config would build",
+        "blame": "print who wrote each value, and what it replaced",
+        "targets": "list the targets of a config",
+        "trefs": "show the templates that a config loaded, and why",
+        "tlist": "list the templates that a project can use",
+        "diff": "show how the graphs of two configs, revisions or runs differ",
+        "explain": "explain an error code",
+    },
+    ("run", "fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20"): {
+        "train": "run the target 'main' of a config",
+        "rerun": "repeat a past run out of its folder",
+        "construct": "build targets and print them",
+        "trust": "say whose code may run",
+    },
+    ("verify", "fgcli check --all"): {
+        "check": "find every mistake that can be known without running anything",
+        "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
+        "ckpt": "list, verify, show, export and prune checkpoints",
+    },
 }
-_EPILOG = """examples:
-  fgcli ls                                       the configs of the project you are in
-  fgcli -t tiny.yaml pp                          what a config says, all templates applied
-  fgcli check                                    all that is wrong with it, without running anything
-  fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20
-  fgcli new project my_project                   start your own
-
-'fgcli COMMAND --help' or 'fgcli help COMMAND' says more; with -t it lists the config's own options too."""
+COMMANDS = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
+_EPILOG = "'fgcli COMMAND --help' or 'fgcli help COMMAND' says more; with -t it lists the config's own options too."
 _VALUED = ("-p", "--project", "-t", "--config")
 
 
@@ -63,10 +66,35 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
 
+    def format_help(self) -> str:
+        """Returns the help as it is printed: on a terminal with colors, and broken at words."""
+        if sys.stdout is None:
+            return super().format_help()
+        if width_of(sys.stdout) is not None and self.description:
+            self.description = reflowed(self.description)
+        text = super().format_help()
+        look = Look(_paint_help, _hang_of_help)
+        return "\n".join(shown_on(sys.stdout, line, look) for line in text.split("\n"))
+
     def error(self, message: str) -> NoReturn:
         """Prints a usage error and ends with status 2."""
         sys.stderr.write(hide(f"error: {reworded(message)}\n  help: {self.prog} --help\n"))
         sys.exit(2)
+
+
+def _paint_help(line: str) -> str:
+    """Returns a line of the help with its colors: titles, then names of commands and options, and examples."""
+    title = re.match(r"(usage:|[\w][\w ./-]{,60}:$)(.*)|(  \w+)(  +fgcli .*)$", line)
+    if title and title[1]:
+        return styled("strong", title[1]) + title[2]
+    if title:
+        return styled("strong", title[3]) + styled("dim", title[4])
+    name = re.match(r"( {2,8})((?:-|[a-z]|[A-Z]|fgcli )(?:\S| (?! ))*)(?=  |$)", line)
+    return f"{name[1]}{styled('key', name[2])}{line[name.end() :]}" if name else line
+
+
+def _hang_of_help(line: str) -> int:
+    return hang_of_row(line) if line.startswith(" ") else 0
 
 
 _KINDS = {"int": "a whole number", "float": "a number"}
@@ -114,7 +142,7 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
     parser.add_argument("-p", "--project", metavar="DIR", help="project folder (default: nearest above this folder)")
     parser.add_argument("-t", "--config", metavar="CONFIG", help="config (default: the project's default config)")
     parser.add_argument("--version", action="version", version=f"forgather {__version__}")
-    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
     chosen: Parser | None = None
     module: ModuleType | None = None
     if command in COMMANDS:
@@ -123,9 +151,20 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
         chosen = choices.add_parser(command, description=module.DESCRIPTION, epilog=module.EXAMPLES)
         module.configure(chosen)
     else:
-        for name, summary in COMMANDS.items():
-            choices.add_parser(name, help=summary, add_help=False)
+        for name in COMMANDS:
+            choices.add_parser(name, add_help=False)
+        parser.epilog = f"{_listed_commands()}\n\n{_EPILOG}"
     return parser, chosen, module
+
+
+def _listed_commands() -> str:
+    """Returns the list of commands: what each is for, by what one wants to do, with an example of each group."""
+    width = max(map(len, COMMANDS))
+    groups = []
+    for (title, example), commands in _GROUPS.items():
+        rows = [f"    {name:<{width}}  {summary}" for name, summary in commands.items()]
+        groups.append("\n".join([f"  {title:<{width + 2}}  {example}", *rows]))
+    return "commands:\n" + "\n\n".join(groups)
 
 
 def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:

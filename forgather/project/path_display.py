@@ -20,6 +20,9 @@ class Display:
         workspace_root: absolute folder of the workspace; None outside any.
         relative_to_cwd: False gives names that do not depend on the working folder.
         library: absolute folder of the library; None for the installed one.
+
+    Attributes:
+        named: absolute paths by the short names that were given so far.
     """
 
     def __init__(
@@ -32,15 +35,21 @@ class Display:
     ) -> None:
         self._library = library or library_dir()
         self._project = project_dir
+        self.named: dict[str, str] = {}
         self._workspace = workspace_root
         cwd = working_folder() if relative_to_cwd else None
         # Everything is below the root, so it would shorten no name.
         self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
 
     def __call__(self, file: str) -> str:
-        """Returns the short name of `file`; names in angle brackets are unchanged."""
+        """Returns the short name of `file`, and keeps it in `named`; names in angle brackets are unchanged."""
         if not os.path.isabs(file):
             return file
+        name = self._name(file)
+        self.named[name] = file
+        return name
+
+    def _name(self, file: str) -> str:
         inside = _inside(file, self._library)
         if inside is not None:
             return f"lib:{inside}"

@@ -90,7 +90,7 @@ launch:
     launch.in_process launch.process_request
     launch launch.batch_scripts launch.dry_run launch.multi_process launch.restart
 cli:
-    cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.traceback_trim
+    cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.checkpoint_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct

@@ -1,4 +1,4 @@
-"""Every mistake in a config or on the command line gets one located report of at most fifteen lines."""
+"""Every mistake in a config or on the command line gets one located report of at most MAX_LINES lines."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.cli.output import MAX_LINES
 from tests.golden import check_golden
 from tests.project.workbench import make_project
 
@@ -80,7 +81,7 @@ def report_of(arguments, capsys, folder):
     assert status not in (0, None)
     assert "forgather/c" not in error, "no frame of ours"
     assert "Traceback" not in error
-    assert 15 >= error.count("\n"), error
+    assert MAX_LINES >= error.count("\n"), error
     return f"exit status {status}\n{error}".replace(str(folder.parent), "<tmp>")
 
 

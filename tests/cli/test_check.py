@@ -51,53 +51,54 @@ def check(bench, capsys):
 
 
 def test_a_config_without_problems(check):
-    assert (0, "good.yaml: 0 errors, 0 warnings, 0 lints, 0 not checked\n") == check()
+    assert (0, "good.yaml: ok\n") == check()
 
 
 def test_all_problems_are_printed_by_file(check):
     status, out = check("bad.yaml")
     assert 1 == status
     assert out == (
-        "templates/base.yaml\n"
-        "  4  error[FG321]: 'maker.py' has no symbol 'mkae'\n"
-        "     | .also: !call:maker.py:mkae\n"
-        "     in ['.also']\n"
-        "     help: did you mean 'make'?\n"
-        "  3  lint[FG230]: nothing uses the definition '.spare'\n"
-        "     | .spare: &spare 1\n"
-        "     in .spare\n"
-        "     help: remove it, or drop the '.' to make it a target\n"
-        "  4  lint[FG230]: nothing uses the definition '.also'\n"
-        "     | .also: !call:maker.py:mkae\n"
-        "     in .also\n"
-        "     help: remove it, or drop the '.' to make it a target\n"
+        "templates/base.yaml:4: error[FG321]: 'maker.py' has no symbol 'mkae'\n"
+        "    | .also: !call:maker.py:mkae\n"
+        "    |                       ^^^^\n"
+        "    in ['.also']\n"
+        "    help: did you mean 'make'?\n"
+        "templates/base.yaml:3: lint[FG230]: nothing uses the definition '.spare'\n"
+        "    | .spare: &spare 1\n"
+        "    | ^^^^^^\n"
+        "    in .spare\n"
+        "    help: remove it, or drop the '.' to make it a target\n"
+        "templates/base.yaml:4: lint[FG230]: nothing uses the definition '.also'\n"
+        "    | .also: !call:maker.py:mkae\n"
+        "    | ^^^^^\n"
+        "    in .also\n"
+        "    help: remove it, or drop the '.' to make it a target\n"
         "\n"
-        "templates/configs/bad.yaml\n"
-        "  4  error[FG204]: make has no parameter 'siez'\n"
-        "     |   siez: 2\n"
-        "     in first\n"
-        "     help: did you mean 'size'?\n"
-        "  5  error[FG242]: make takes int as 'size', and gets the text '3'\n"
-        '     | second: !call:maker.py:make {size: "3"}\n'
-        "     in second.size\n"
-        "     help: a number in quotes is a text: write 3 without quotes\n"
-        "  6  warning[FG244]: !var 'seed' has no default, and has to be given a value whenever this is built\n"
-        "     | main: !var seed\n"
-        "     in main\n"
-        "     help: give it a default: !var {name: seed, default: ...}\n"
+        "templates/configs/bad.yaml:4: error[FG204]: make has no parameter 'siez'\n"
+        "    |   siez: 2\n"
+        "    |   ^^^^\n"
+        "    in first\n"
+        "    help: did you mean 'size'?\n"
+        "templates/configs/bad.yaml:5: error[FG242]: make takes int as 'size', and gets the text '3'\n"
+        '    | second: !call:maker.py:make {size: "3"}\n'
+        "    |                                    ^^^\n"
+        "    in second.size\n"
+        "    help: a number in quotes is a text: write 3 without quotes\n"
+        "templates/configs/bad.yaml:6: warning[FG244]: !var 'seed' has no default, and has to be given a value whenever "
+        "this is built\n"
+        "    | main: !var seed\n"
+        "    |            ^^^^\n"
+        "    in main\n"
+        "    help: give it a default: !var {name: seed, default: ...}\n"
         "\n"
-        "bad.yaml: 3 errors, 1 warning, 2 lints, 0 not checked\n"
+        "bad.yaml: 3 errors, 1 warning, 2 lints\n"
     )
 
 
 def test_several_configs_and_the_sum(check):
     status, out = check("odd", "good")
     assert 0 == status
-    assert out.endswith(
-        "odd.yaml: 0 errors, 1 warning, 0 lints, 0 not checked\n"
-        "good.yaml: 0 errors, 0 warnings, 0 lints, 0 not checked\n"
-        "2 configs: 0 errors, 1 warning, 0 lints, 0 not checked\n"
-    )
+    assert out.endswith("odd.yaml: 1 warning\ngood.yaml: ok\n2 configs: 1 warning\n")
 
 
 def test_strict_takes_warnings_for_errors(check):
@@ -107,18 +108,17 @@ def test_strict_takes_warnings_for_errors(check):
 def test_every_config_of_the_project(check):
     status, out = check("--all")
     assert 1 == status
-    assert [line.split(":")[0] for line in out.split("\n") if " not checked" in line] == [
-        "bad.yaml", "good.yaml", "none.yaml", "odd.yaml", "4 configs"
-    ]  # fmt: skip
-    assert "templates/configs/none.yaml\n  1  error[FG111]: " in out
+    for name in ("bad.yaml", "good.yaml", "none.yaml", "odd.yaml", "4 configs"):
+        assert f"\n{name}: " in out
+    assert "\ntemplates/configs/none.yaml:1: error[FG111]: " in out
 
 
 def test_outside_any_project_all_means_every_project_below(check, bench, monkeypatch):
     monkeypatch.chdir(bench.parent)
     _, out = check("--all")
     assert "bench/bad.yaml: 3 errors" in out
-    assert "other/one.yaml: 0 errors" in out
-    assert out.endswith("5 configs: 4 errors, 2 warnings, 2 lints, 0 not checked\n")
+    assert "other/one.yaml: ok" in out
+    assert out.endswith("5 configs: 4 errors, 2 warnings, 2 lints\n")
     assert out == check("-r")[1]
 
 
@@ -127,8 +127,8 @@ def test_a_broken_project_is_among_the_findings(check, bench, monkeypatch):
     monkeypatch.chdir(bench.parent)
     status, out = check("-r")
     assert 1 == status
-    assert "other/meta.yaml: 1 error, " in out
-    assert "bench/good.yaml: 0 errors" in out
+    assert "other/meta.yaml: 1 error\n" in out
+    assert "bench/good.yaml: ok" in out
 
 
 def test_a_mistake_in_meta_yaml_is_a_finding_too(check, bench):
@@ -136,14 +136,14 @@ def test_a_mistake_in_meta_yaml_is_a_finding_too(check, bench):
     status, out = check("good.yaml", "--json")
     (found,) = json.loads(out)["findings"]
     assert (1, "FG402", "meta.yaml", 2) == (status, found["code"], found["file"], found["line"])
-    assert "meta.yaml: 1 error, 0 warnings" in check()[1]
+    assert "meta.yaml: 1 error" in check()[1]
 
 
 def test_the_same_finding_of_two_configs_is_printed_once_and_counted_twice(check, bench):
     (bench / "templates/configs/bad2.yaml").write_text("-- extends 'base.yaml'\n")
     _, out = check("bad", "bad2")
     assert 1 == out.count("'maker.py' has no symbol 'mkae'")
-    assert "bad2.yaml: 1 error, 0 warnings, 2 lints" in out
+    assert "bad2.yaml: 1 error, 2 lints" in out
 
 
 def test_json_lists_findings_and_what_was_not_checked(check):
@@ -172,7 +172,7 @@ def test_what_was_not_checked_is_listed_with_the_reason(check, bench):
     status, out = check("c", "-v")
     assert 0 == status
     assert out.startswith("  not checked: main, zlib:crc32: ")
-    assert out.endswith("c.yaml: 0 errors, 0 warnings, 0 lints, 1 not checked\n")
+    assert out.endswith("c.yaml: ok, 1 not checked\n")
     assert ["zlib:crc32"] == [one["constructor"] for one in json.loads(check("c", "--json")[1])["unchecked"]]
 
 

@@ -1,10 +1,12 @@
 import json
+import re
 import runpy
 import shlex
 
 import pytest
 
 from forgather.cli.main import main
+from forgather.cli.parsing import COMMANDS
 from forgather.config.equality import same_graph
 from forgather.config.load import load
 from forgather.project.project import Project
@@ -112,6 +114,7 @@ def test_pp_begins_with_text_on_a_terminal_alone(bench, out, monkeypatch):
     (bench / "templates/configs/c.yaml").write_text("-- set a = 1\n\n\nmain: 1\n")
     assert out("-t", "c", "pp").startswith("\n")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     assert out("-t", "c", "pp").startswith("main: 1\n")
 
 
@@ -541,3 +544,38 @@ def test_the_command_that_shows_all_errors_is_about_the_same_config(bench, capsy
     assert 1 == main(["-p", bench.name, "-t", "wrong", "train", "--set", change])
     told = capsys.readouterr().err.split("\n")[-2]
     assert f"more: 'fgcli -p {bench.name} -t wrong check --set {shlex.quote(change)}' shows all" in told
+
+
+@pytest.fixture
+def help_text(capsys, monkeypatch):
+    def help_text():
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        return capsys.readouterr().out
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return help_text
+
+
+def test_the_help_lists_commands_by_what_one_wants_to_do_with_an_example_each(help_text):
+    text = help_text()
+    groups = re.findall(r"^  (\w+) +fgcli \S", text, re.M)
+    assert ["write", "look", "run", "verify"] == groups
+    assert sorted(COMMANDS) == sorted(re.findall(r"^    (\w+)  +\S", text, re.M))
+    assert "\x1b" not in text
+
+
+def test_the_help_has_colors_where_they_are_wanted(help_text, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "    \x1b[36mls\x1b[0m " in help_text()
+
+
+@pytest.mark.parametrize("arguments", ["graph", "blame", "pp", "pp --map", "pp --annotate", "ls", "check", "targets"])
+def test_colors_change_no_text(bench, out, monkeypatch, arguments):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = out(*arguments.split())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    colored = out(*arguments.split())
+    assert "\x1b" not in plain
+    assert "\x1b" in colored
+    assert plain.strip("\n") == re.sub(r"\x1b\[\d+(;\d+)?m", "", colored).strip("\n")

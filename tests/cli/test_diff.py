@@ -111,10 +111,8 @@ def test_trouble_has_a_status_of_its_own(bench, capsys, arguments, code, words):
 
 
 def test_colors_are_for_terminals(bench, monkeypatch, out):
-    from forgather.cli import output
-
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(output, "_wants_color", lambda stream: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     _, text = out("diff", "a", "b")
 
     assert "\x1b[33m  ~ lr: 0.1 -> 0.2" in text

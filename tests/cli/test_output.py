@@ -6,7 +6,9 @@ import time
 import pytest
 
 from forgather.cli import output
-from forgather.cli.output import findings_of, print_error, print_findings, print_note, report, source_line, write_text
+from forgather.cli.output import MAX_LINES, findings_of, print_error, print_findings, print_note, report, write_text
+from forgather.cli.palette import with_places
+from forgather.cli.source_excerpt import excerpt, source_line
 from forgather.errors import Diagnostic, ProjectError, Severity
 from forgather.project.path_display import Display
 from forgather.source import Span
@@ -34,6 +36,7 @@ def test_one_error_is_drawn_with_place_line_path_and_help(tmp_path):
         "error[FG204]: AdamW has no parameter 'weigth_decay'",
         "  --> templates/optim/adamw.yaml:12",
         "      12 |     weigth_decay: 0.1",
+        "         |     ^^^^^^^^^^^^",
         "  in  trainer.optimizer_factory      (config tiny.yaml, extends project.yaml, extends trainers/trainer.yaml)",
         "  help: did you mean 'weight_decay'?",
     ] == report([finding], Display(str(tmp_path)))
@@ -45,8 +48,8 @@ def test_many_findings_stay_on_one_screen(tmp_path):
 
     lines = report(findings, Display(str(tmp_path)))
 
-    assert 15 >= len(lines)
-    assert "  ... and 17 more" == lines[-1]
+    assert MAX_LINES >= len(lines)
+    assert "  ... and 16 more" == lines[-1]
 
 
 def test_an_error_brings_its_others_once():
@@ -159,3 +162,67 @@ def test_what_a_config_says_does_not_steer_the_terminal(capsys, monkeypatch):
     write_text("\x1b[2J\x07\u202ename\n")
 
     assert "\x1b[2J\x07\u202ename\n\\x1b[2J\\x07\\u202ename\n" == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "path", "part"),
+    [
+        ("lr: many  # so far", "lr is 'many'", "args.lr", "many"),
+        ("lr: 'a b'", "lr is 'a b'", "args.lr", "'a b'"),
+        ("{lr: -1, steps: 2}", "lr is -1", "args.lr", "-1"),
+        ("main: !call:fractions:Fracton", "'fractions' has no symbol 'Fracton'", "main", "Fracton"),
+        ("  learning_rat: 3", "no setting 'learning_rat'", "args.learning_rat", "learning_rat"),
+        ("  lr: 3", "'lr' has to be below 1, and is 3", "args.lr", "3"),
+        ("main: !call:textwrap:indent", "indent lacks the argument 'prefix'", "main", ""),
+    ],
+)
+def test_carets_are_below_what_a_finding_is_about(tmp_path, line, message, path, part):
+    file = tmp_path / "x.yaml"
+    file.write_text(f"{line}\n")
+
+    shown, *below = excerpt(Span(str(file), 1), 80, Diagnostic(code="FG300", message=message, path=path))
+
+    assert line == shown
+    assert [" " * line.index(part) + "^" * len(part)] * bool(part) == below
+
+
+def test_of_a_long_line_the_part_with_the_carets_is_shown(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text(f"a: [{'1, ' * 100}wrong]\n")
+
+    shown, below = excerpt(Span(str(file), 1), 60, Diagnostic(code="FG300", message="got 'wrong'"))
+
+    assert "wrong" == shown[below.index("^") : below.index("^") + 5]
+    assert 60 >= len(shown)
+
+
+def test_a_line_is_broken_at_words_below_its_text(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(output.sys, "stderr", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+
+    print_error(ProjectError("no", code="FG400", hint="this is a help of more than forty columns"))
+
+    assert "  help: this is a help of more than\n        forty columns\n" == terminal.getvalue().split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
+def test_force_color_colors_what_is_no_terminal_and_no_color_beats_it(monkeypatch, capsys, no_color, colored):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", no_color)
+
+    print_error(ProjectError("no", code="FG400"))
+
+    assert colored == ("\x1b[1;31merror[FG400]:" in capsys.readouterr().err)
+
+
+def test_a_place_leads_to_its_file_on_a_terminal_alone(tmp_path, monkeypatch):
+    file = adamw(tmp_path)
+    named = {"templates/optim/adamw.yaml": str(file)}
+    line = "  --> templates/optim/adamw.yaml:12"
+
+    shown = with_places(line, named, links=True)
+
+    assert f"\x1b]8;;file://{file}#12\x1b\\" in shown
+    assert "\x1b]8;" not in with_places(line, named, links=False)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from forgather.cli.output import MAX_LINES
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
@@ -71,7 +72,7 @@ def test_an_exception_of_the_run_is_shown_with_its_place_in_the_code(bench):
     assert ["error: RuntimeError: no memory", "  left", "  --> templates/configs/bad.yaml:1"] == lines[:3]
     assert "    toy.py:18 in explode" == lines[-2]
     assert any("outer frames hidden; FORGATHER_TRACEBACK=full shows all" in line for line in lines)
-    assert 15 >= len(lines)
+    assert MAX_LINES >= len(lines)
     assert "forgather/" not in done.stderr
 
 

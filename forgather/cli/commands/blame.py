@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import in_brief, write_json, write_lines
+from forgather.cli.output import Line, columns, in_brief, write_json, write_lines
+from forgather.cli.palette import styled
 
 if TYPE_CHECKING:
     from forgather.cli.origin_labels import Labels
@@ -69,7 +71,7 @@ def run(invocation: Invocation) -> int:
     drawing = _Drawing(labels, sources)
     for blamed in _without_repeats(found):
         drawing.add(blamed)
-    write_lines(drawing.lines(), options.output)
+    write_lines(drawing.lines(None if options.output else columns()), options.output, files=labels.named)
     return 0
 
 
@@ -148,7 +150,22 @@ class _Drawing:
         if source is not None and span is not None:
             self._rows.append((f"      | {in_brief(source.line(span.line).strip(), _SOURCE)}", "", True))
 
-    def lines(self) -> Iterator[tuple[str, bool]]:
-        width = max((len(text) for text, place, _ in self._rows if place and len(text) <= _WIDEST), default=0)
+    def lines(self, columns: int | None) -> Iterator[Line]:
+        """Yields the rows as lines; in so many columns, the place of a longer value begins a line of its own."""
+        widest = _WIDEST
+        if columns is not None:
+            widest = min(_WIDEST, columns - 2 - max((len(place) for _, place, _ in self._rows), default=0))
+        width = max((len(text) for text, place, _ in self._rows if place and len(text) <= widest), default=0)
         for text, place, dim in self._rows:
-            yield f"{text:<{width}}  {place}".rstrip(), dim
+            yield Line(f"{text:<{width}}  {place}".rstrip(), _paint_lost if dim else _paint_winner)
+
+
+def _paint_lost(line: str) -> str:
+    return styled("dim", line)
+
+
+def _paint_winner(line: str) -> str:
+    path, equals, rest = line.partition(" = ")
+    value = re.match(r".*?(?=  +\S+(?: ~)?$)|.*", rest)
+    shown = value[0] if value else rest
+    return f"{styled('key', path)}{equals}{styled('strong', shown)}{rest[len(shown) :]}"

@@ -60,7 +60,8 @@ def run(invocation: Invocation) -> int:
     if options.json:
         write_json(_facts(reports))
     else:
-        write_findings(_lines(reports, verbose=options.verbose))
+        lines = _lines(reports, verbose=options.verbose)
+        write_findings(lines, {name: file for report in reports for name, file in report.display.named.items()})
     bad = {Severity.ERROR, Severity.WARNING} if options.strict else {Severity.ERROR}
     return int(any(found.severity in bad for report in reports for found in report.checked.findings))
 
@@ -155,10 +156,10 @@ def _counts(reports: list[_Report]) -> str:
     found = Counter(found.severity for report in reports for found in report.checked.findings)
     unchecked = sum(len(report.checked.unchecked) for report in reports)
     words = [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.NOTE, "note"), (Severity.LINT, "lint")]
-    parts = [
-        plural(found[severity], word) for severity, word in words if found[severity] or severity is not Severity.NOTE
-    ]
-    return ", ".join([*parts, f"{unchecked} not checked"])
+    parts = [plural(found[severity], word) for severity, word in words if found[severity]]
+    if not found[Severity.ERROR] and not found[Severity.WARNING]:
+        parts.insert(0, "ok")
+    return ", ".join([*parts, *([f"{unchecked} not checked"] if unchecked else [])])
 
 
 def _facts(reports: list[_Report]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.cli.checkpoint_output import (
+    LOOK,
     contents_text,
     difference_text,
     fact_of,
@@ -176,7 +177,7 @@ def _ls(invocation: Invocation) -> int:
             }
         )
     else:
-        write_text(survey_text(survey))
+        write_text(survey_text(survey), look=LOOK)
     return int(any(found.problem is not None for found in survey.checkpoints))
 
 
@@ -222,7 +223,9 @@ def _verify(invocation: Invocation) -> int:
         for folder, manifest, problems in judged:
             if not problems:
                 size = import_module("forgather.ml.number_format").size(manifest.size)
-                write_text(f"{near_path(str(folder))}  intact: {plural(len(manifest.files), 'file')}, {size}")
+                write_text(
+                    f"{near_path(str(folder))}  intact: {plural(len(manifest.files), 'file')}, {size}", look=LOOK
+                )
                 continue
             write_text(f"{near_path(str(folder))}  {plural(len(problems), 'problem')}")
             write_text("\n".join(f"  [{error.code}] {error.message}" for error in problems))
@@ -254,9 +257,9 @@ def _show(invocation: Invocation) -> int:
     if invocation.options.json:
         write_json({"checkpoints": [_content_fact(folder, it) for folder, it in zip(folders, found, strict=True)]})
     elif len(found) == 1:
-        write_text(contents_text(folders[0], found[0]))
+        write_text(contents_text(folders[0], found[0]), look=LOOK)
     else:
-        write_text(difference_text(folders, found))
+        write_text(difference_text(folders, found), look=LOOK)
     return 0
 
 
@@ -318,7 +321,7 @@ def _prune(invocation: Invocation) -> int:
     gone = pruned.surplus_of(survey, **asked)
     kept = [found for found in survey.checkpoints if found not in gone]
     if not options.json:
-        write_text(prune_text(survey, gone, kept))
+        write_text(prune_text(survey, gone, kept), look=LOOK)
     removed = gone
     if gone and not options.dry_run:
         pruned.refuse_to_leave_none(survey, gone)

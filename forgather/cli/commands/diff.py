@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from forgather.cli.diff_output import difference_facts, difference_lines, paint, summary
+from forgather.cli.diff_output import difference_facts, difference_lines, hang, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.palette import Look
 from forgather.project.comparison import compare
 from forgather.project.comparison_sides import open_sides
+from forgather.project.path_display import Display
 
 TAKES_CONFIG = True
 TROUBLE = 2
@@ -46,5 +48,8 @@ def run(invocation: Invocation) -> int:
     else:
         head = [f"--- {old.title}", f"+++ {new.title}", ""]
         lines = [*head, *difference_lines(differences, places), "", summary(differences)]
-        write_text("\n".join(lines if differences else [summary(differences)]), options.output, paint=paint)
+        # Those of a revision are no files that a click could open.
+        known = [side.place.named for side in (old, new) if isinstance(side.place, Display)]
+        look = Look(paint, hang, {name: file for names in known for name, file in names.items()})
+        write_text("\n".join(lines if differences else [summary(differences)]), options.output, look=look)
     return int(bool(differences))

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from forgather.aliases import Alias, aliases_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.output import write_json, write_text
+from forgather.cli.output import columns, write_json, write_text
+from forgather.cli.palette import Look, hang_of_page, hang_of_row, paint_page, paint_row, reflowed
 from forgather.errors import ProjectError, nearest
 from forgather.project.locations import error_pages_dir
 from forgather.project.reference import setting_page, settings, template_page, templates
@@ -57,7 +58,9 @@ def run(invocation: Invocation) -> int:
         if options.json:
             write_json(codes)
         else:
-            write_text("\n".join(f"{code}  {title}" for code, title in codes.items()))
+            write_text(
+                "\n".join(f"{code}  {title}" for code, title in codes.items()), look=Look(paint_row, hang_of_row)
+            )
         return 0
     if _print_reference(options.code, as_json=options.json):
         return 0
@@ -77,7 +80,7 @@ def run(invocation: Invocation) -> int:
     if options.json:
         write_json({"code": code, "title": codes[code], "text": text})
     else:
-        write_text(text)
+        write_text(text if columns() is None else reflowed(text), look=Look(paint_page, hang_of_page))
     return 0
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from forgather.cli.diff_output import Places, difference_facts, difference_lines, paint, summary
+from forgather.cli.diff_output import Places, difference_facts, difference_lines, hang, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
+from forgather.cli.palette import Look
 from forgather.project.golden import Judged, State, judge, update
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display, near_path
@@ -38,7 +39,8 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     meta = load_meta(find_project(invocation.project_dir))
     judged = judge(meta, options.configs)
-    labels = Labels(Display(meta.project_dir, meta.workspace_root), lambda: None)
+    display = Display(meta.project_dir, meta.workspace_root)
+    labels = Labels(display, lambda: None)
     changed = [item for item in judged if update(item)] if options.update else []
     if options.json:
         write_json(
@@ -47,7 +49,9 @@ def run(invocation: Invocation) -> int:
     elif options.update:
         write_text("\n".join([*(_done(item) for item in changed), _counts(changed, "changed")]))
     else:
-        write_text("\n".join([*_report(judged, (labels, labels)), _verdict(judged)]), paint=paint)
+        write_text(
+            "\n".join([*_report(judged, (labels, labels)), _verdict(judged)]), look=Look(paint, hang, display.named)
+        )
     broken = [item for item in judged if item.state is State.BROKEN and item not in changed]
     for item in broken:
         if item.error is not None:

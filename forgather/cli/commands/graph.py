@@ -10,6 +10,7 @@ import sys
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import print_findings, print_note, write_text
+from forgather.cli.palette import Look, indent_of, paint_tree, paint_yaml
 from forgather.errors import ProjectError, nearest
 from forgather.project.path_display import Display
 from forgather.project.project import Project
@@ -24,6 +25,7 @@ _ENDINGS = {
 }  # fmt: skip
 _USUAL = ".html, .mmd, .dot, .yaml, .json and .txt"
 _PICTURES = (".svg", ".png", ".pdf", ".jpg")
+_LOOKS = {"tree": Look(paint_tree, indent_of), "yaml": Look(paint_yaml)}
 FORMATS = ("tree", "yaml", "json", "html", "mermaid", "dot")
 EXAMPLES = """examples:
   fgcli -t tiny.yaml graph
@@ -47,7 +49,7 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     form = _form(options)
     project = invocation.open_project()
-    write_text(_text(project, form), options.output)
+    write_text(_text(project, form), options.output, look=_LOOKS.get(form))
     if options.open:
         _show(options.output)
     return int(print_findings(project.diagnostics, project.meta.project_dir))

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.output import write_json, write_text
+from forgather.cli.output import Line, write_json, write_lines
+from forgather.cli.palette import styled
 from forgather.errors import ProjectError
 from forgather.project.configs import config_files
 from forgather.project.listing_cache import ConfigListing, ProjectListing, cached_listing, keep_listing
@@ -36,7 +37,8 @@ def run(invocation: Invocation) -> int:
     if invocation.options.json:
         write_json({"projects": [_fact(listing) for listing in listings]})
     else:
-        write_text("\n\n".join(_text(listing) for listing in listings))
+        lines = [line for listing in listings for line in (*_lines(listing), Line(""))]
+        write_lines(lines[:-1])
     return int(any(listing.error or any(config.error for config in listing.configs) for listing in listings))
 
 
@@ -89,18 +91,32 @@ def _describe(project_dir: str, name: str, display: Display) -> ConfigListing:
     return describe_config(project_dir, name, display)
 
 
-def _text(listing: ProjectListing) -> str:
-    head = f"{os.path.relpath(listing.project_dir)}  {listing.name}"
-    lines = [head + (f": {listing.description}" if listing.description else "")]
-    lines += [f"  ! {problem}" for problem in (*listing.warnings, listing.error) if problem]
+def _lines(listing: ProjectListing) -> list[Line]:
+    folder = os.path.relpath(listing.project_dir)
+    head = f"{folder}  {listing.name}" + (f": {listing.description}" if listing.description else "")
+    lines = [Line(head, lambda line: styled("strong", line[: len(folder)]) + line[len(folder) :], len(folder) + 2)]
+    lines += [Line(f"  ! {problem}", _paint_problem) for problem in (*listing.warnings, listing.error) if problem]
     width = max((len(config.name) for config in listing.configs), default=0)
     for config in listing.configs:
-        mark = "*" if config.name == listing.default_config else " "
+        is_default = config.name == listing.default_config
         text = f"! {config.error}" if config.error else config.description or config.title
-        lines.append(f"  {mark} {config.name:<{width}}  {text}".rstrip())
+        row = f"  {'*' if is_default else ' '} {config.name:<{width}}  "
+        lines.append(_row(row, text, is_default=is_default, is_broken=bool(config.error)))
     if not listing.configs and not listing.error:
-        lines.append("    no configs; 'fgcli new config NAME' makes one")
-    return "\n".join(lines)
+        lines.append(Line("    no configs; 'fgcli new config NAME' makes one"))
+    return lines
+
+
+def _row(head: str, text: str, *, is_default: bool, is_broken: bool) -> Line:
+    def paint(line: str) -> str:
+        name = styled("good" if is_default else "key", head.rstrip())
+        return name + (_paint_problem if is_broken else str)(line[len(head.rstrip()) :])
+
+    return Line(f"{head}{text}".rstrip(), paint, len(head))
+
+
+def _paint_problem(line: str) -> str:
+    return styled("error", line)
 
 
 def _fact(listing: ProjectListing) -> dict[str, object]:

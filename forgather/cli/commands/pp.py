@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import print_findings, print_note, write_json, write_lines, write_text
+from forgather.cli.output import Line, columns, print_findings, print_note, write_json, write_lines, write_text
+from forgather.cli.palette import Look, indent_of, paint_yaml, styled
 from forgather.errors import Severity
 from forgather.project.project import Project
 
@@ -23,6 +23,9 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml pp --map              the template and line that wrote each line
   fgcli -t tiny.yaml pp --annotate         the same, and which lines are overridden, by what
   fgcli -t tiny.yaml pp --set trainer_args.max_steps=10"""
+
+
+_LOOK = Look(paint_yaml, indent_of)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +56,24 @@ def run(invocation: Invocation) -> int:
     elif options.json:
         write_json({"config": project.config_name, "lines": _lines(project)}, options.output)
     elif options.map:
-        write_text(_mapped(project), options.output)
+        labels = _labels(project)
+        write_lines(_from_first_text(_mapped(project, labels), options.output), options.output, files=labels.named)
     else:
         text = _text(project)
-        # What the lines above the first text leave empty says nothing to people; a file or a program gets it as it is.
-        to_people = options.output is None and sys.stdout is not None and sys.stdout.isatty()
-        write_text(text.lstrip("\n") if to_people else text, options.output)
+        write_text(text if _is_exact(options.output) else text.lstrip("\n"), options.output, look=_LOOK)
     return int(print_findings(findings, project.meta.project_dir))
+
+
+def _is_exact(output: str | None) -> bool:
+    """Whether a file or a program gets the text; what its first lines leave empty says nothing to people."""
+    return output is not None or columns() is None
+
+
+def _from_first_text(rows: list[Line], output: str | None) -> list[Line]:
+    if _is_exact(output):
+        return rows
+    first = next((number for number, row in enumerate(rows) if row.text.strip(" |x")), 0)
+    return rows[first:]
 
 
 def _text(project: Project) -> str:
@@ -86,9 +100,11 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
     rows = []
     for place, line in zip(places, lines, strict=True):
         notes = labels.notes(line)
-        shown = f"{place:<{width}} {'|' if line.counts else 'x'} {line.text}".rstrip()
-        rows.append((f"{shown}  # {notes}" if notes else shown, not line.counts))
-    write_lines(rows, options.output)
+        head = f"{place:<{width}} {'|' if line.counts else 'x'} "
+        rows.append(
+            _row(head, line.text.rstrip() if notes else line.text, f"  # {notes}" if notes else "", counts=line.counts)
+        )
+    write_lines(_from_first_text(rows, options.output), options.output, files=labels.named)
 
 
 def _labels(project: Project) -> Labels:
@@ -111,10 +127,23 @@ def _lines(project: Project) -> list[dict[str, object]]:
     return facts
 
 
-def _mapped(project: Project) -> str:
-    labels = _labels(project)
+def _mapped(project: Project, labels: Labels) -> list[Line]:
     pairs = [(labels.origin(origin), line) for line, origin in project.rendered.source_map.lines()]
     if pairs and not pairs[-1][1]:
         pairs.pop()
     width = max((len(place) for place, _ in pairs), default=0)
-    return "\n".join(f"{place:<{width}} | {line}".rstrip() for place, line in pairs)
+    return [_row(f"{place:<{width}} | ", line) for place, line in pairs]
+
+
+def _row(head: str, text: str, notes: str = "", *, counts: bool = True) -> Line:
+    """Returns a line of the text behind its place; what does not count is in the background."""
+
+    def paint(line: str) -> str:
+        if not counts:
+            return styled("dim", line)
+        comment = len(line) - len(notes)
+        bar = len(head) - 2
+        place, sign = line[:bar], line[bar : len(head)]
+        return place + styled("dim", sign) + paint_yaml(line[len(head) : comment]) + styled("dim", line[comment:])
+
+    return Line(f"{head}{text}{notes}".rstrip(), paint, len(head) + indent_of(text))

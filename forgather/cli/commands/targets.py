@@ -6,7 +6,8 @@ import argparse
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_set
-from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.output import Line, print_findings, write_json, write_lines
+from forgather.cli.palette import paint_row
 from forgather.project.path_display import Display
 from forgather.project.targets import target_facts
 
@@ -42,5 +43,6 @@ def run(invocation: Invocation) -> int:
     elif targets:
         name_width = max(len(target.name) for target in targets)
         kind_width = max(len(target.kind) for target in targets)
-        write_text("\n".join(f"{t.name:<{name_width}}  {t.kind:<{kind_width}}  {t.summary}".rstrip() for t in targets))
+        rows = [f"{t.name:<{name_width}}  {t.kind:<{kind_width}}  {t.summary}".rstrip() for t in targets]
+        write_lines([Line(row, paint_row, name_width + kind_width + 4) for row in rows])
     return int(print_findings(project.diagnostics, project.meta.project_dir))

@@ -9,6 +9,7 @@ from forgather.bounded import walk_folders
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.palette import Look, hang_of_row, paint_row
 from forgather.project.locations import library_dir
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
@@ -37,9 +38,8 @@ def run(invocation: Invocation) -> int:
     elif facts:
         width = max(len(str(fact["name"])) for fact in facts)
         hidden = {True: "  (hidden by the one above)", False: ""}
-        write_text(
-            "\n".join(f"{fact['name']:<{width}}  {fact['file']}{hidden[fact['hidden'] is True]}" for fact in facts)
-        )
+        rows = [f"{fact['name']:<{width}}  {fact['file']}{hidden[fact['hidden'] is True]}" for fact in facts]
+        write_text("\n".join(rows), look=Look(paint_row, hang_of_row, display.named))
     return int(print_findings(meta.diagnostics, meta.project_dir)) if meta else 0
 
 

@@ -6,7 +6,8 @@ import argparse
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
-from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.output import columns, print_findings, write_json, write_text
+from forgather.cli.palette import Look, indent_of
 from forgather.config.environment import TemplateUse
 from forgather.project.path_display import Display
 
@@ -34,7 +35,7 @@ def run(invocation: Invocation) -> int:
         write_json({"config": project.config_name, "templates": [_fact(use, display) for use in uses]},
                    invocation.options.output)  # fmt: skip
     else:
-        write_text(_tree(uses, display), invocation.options.output)
+        write_text(_tree(uses, display), invocation.options.output, look=Look(None, indent_of, display.named))
     return int(print_findings(project.rendered.diagnostics, project.meta.project_dir))
 
 
@@ -68,4 +69,7 @@ def _tree(uses: tuple[TemplateUse, ...], display: Display) -> str:
             last = number == len(below) - 1
             stack.append((child, indent + ("└── " if last else "├── "), indent + ("    " if last else "│   ")))
     width = max((len(name) for name, _ in rows), default=0)
+    if (room := columns()) is not None and width + 2 + max((len(place) for _, place in rows), default=0) > room:
+        # A line for each name is worth more than a column of places.
+        width = 0
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows)

@@ -1,0 +1,277 @@
+"""Colors, widths and links of the terminal: one family for every command.
+
+Takes plain lines, gives lines as a terminal shows them. Keeps true: without a terminal a line stays as it is, byte for
+byte, unless `FORCE_COLOR` asks for colors; `NO_COLOR` beats `FORCE_COLOR`. Only the sixteen basic colors are used,
+which the theme of a terminal adapts to light and dark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from typing import IO, NamedTuple
+
+OFF = "\x1b[0m"
+ROLES = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "note": "\x1b[1;36m",
+    "lint": "\x1b[1;36m",
+    "good": "\x1b[1;32m",
+    "strong": "\x1b[1m",
+    "dim": "\x1b[2m",
+    "key": "\x1b[36m",
+    "place": "\x1b[94m",
+    "call": "\x1b[35m",
+    "anchor": "\x1b[33m",
+    "added": "\x1b[32m",
+    "removed": "\x1b[31m",
+    "changed": "\x1b[33m",
+}
+# It ends the color alone: a name of a file may stand in a bold or a dim line.
+_PLACE_OFF = "\x1b[39m"
+_CODE = r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\"
+_INVISIBLE, _CODES = re.compile(_CODE), re.compile(rf"({_CODE})")
+_WORDS = re.compile(rf"( *)((?:{_CODE}|[^ ])*)")
+# In a narrower window, lines that are broken at words are harder to read than those that the terminal breaks.
+_NARROWEST = 40
+_HEAD = re.compile(r"(.*?)((error|warning|note|lint)(\[\w+\])?:)")
+_COUNTS = re.compile(r"(\S.*: )(ok|\d+ (error|warning)s?)(?=$|, )")
+_LABEL = re.compile(r" +(-->|in |help:|not checked:|\d+ \||\|)")
+_BRANCH = re.compile(r"([│├└─ ]*)(\[\d+\]:|'[^']*':|[^\s:]+:)?(.*)")
+_KEY = re.compile(r"(\s*(?:- +)*)((?:[\w.*<-]+|'[^']*'|\"[^\"]*\")\s*:(?=\s|$))?(.*)")
+_WORD = re.compile(
+    r"(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<call>!\w[^\s,@]*)|(?P<anchor>(?:(?<=\s)|^)[&*][\w.-]+)|(?P<dim>(?:(?<=\s)|^)#.*)"
+)
+
+
+class Look(NamedTuple):
+    """How lines are shown on a terminal.
+
+    Args:
+        paint: gives a line its colors.
+        hang: gives the columns before the further parts of a line that is broken; None leaves lines whole.
+        files: absolute paths by the names that stand for them; those names become places.
+    """
+
+    paint: Callable[[str], str] | None = None
+    hang: Callable[[str], int] | None = None
+    files: Mapping[str, str] = {}
+
+
+def styled(role: str, text: str) -> str:
+    """Returns text in the color of a role; without a role, as it is.
+
+    Example:
+        >>> styled("good", "ok")
+        '\\x1b[1;32mok\\x1b[0m'
+    """
+    return f"{ROLES[role]}{text}{OFF}" if text and role else text
+
+
+def wants_color(stream: IO[str]) -> bool:
+    """Returns whether a stream has colors: a terminal does, another with `FORCE_COLOR`, none with `NO_COLOR`."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width_of(stream: IO[str]) -> int | None:
+    """Returns the columns of a terminal; None where lines are not to be broken."""
+    if not stream.isatty():
+        return None
+    columns = shutil.get_terminal_size().columns
+    return columns if columns >= _NARROWEST else None
+
+
+def shown_on(stream: IO[str], line: str, look: Look) -> str:
+    """Returns a line as a stream shows it: colors and links where it has them, broken at words where it has a width."""
+    columns = width_of(stream) if look.hang is not None else None
+    hang = look.hang(line) if look.hang is not None else 0
+    if wants_color(stream):
+        line = look.paint(line) if look.paint is not None else line
+        # What is stored, as the log of a CI job, has colors at most.
+        line = with_places(line, look.files, links=stream.isatty() and os.environ.get("TERM") != "linux")
+    return line if columns is None else wrapped(line, columns, hang)
+
+
+def wrapped(line: str, width: int, hang: int) -> str:
+    """Returns a line broken at its spaces, so that each part fits; a longer word stays whole, to be copied or clicked.
+
+    Args:
+        line: text, colors and links included; they take no room.
+        width: columns of the terminal.
+        hang: columns before the further parts.
+
+    Example:
+        >>> print(wrapped("  help: one two three", 15, 8))
+          help: one two
+                three
+    """
+    if len(_INVISIBLE.sub("", line)) <= width:
+        return line
+    hang = min(hang, width // 2)
+    parts: list[str] = []
+    column = 0
+    # A word goes on behind a code, until the next space.
+    for gap, word in _WORDS.findall(line):
+        length = len(_INVISIBLE.sub("", word))
+        if column > hang and length and column + len(gap) + length > width:
+            parts.append("\n" + " " * hang)
+            column = hang
+        else:
+            parts.append(gap)
+            column += len(gap)
+        parts.append(word)
+        column += length
+    return "".join(parts)
+
+
+def indent_of(line: str) -> int:
+    """Returns where the further parts of a line begin: below its text, two columns in."""
+    return len(line) - len(line.lstrip(" │├└─")) + 2
+
+
+def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
+    """Returns a line in which the names of files, with their line numbers, have the color of places.
+
+    Args:
+        line: text, with or without colors.
+        files: absolute paths by the names that stand for them.
+        links: whether a click on a name opens the file.
+    """
+    if not files:
+        return line
+    names = "|".join(re.escape(name) for name in sorted(files, key=len, reverse=True))
+
+    def place(match: re.Match[str], is_dim: bool) -> str:
+        name, number = match[1], match[2]
+        # Both together are too faint to be read.
+        text = match[0] if is_dim else f"{ROLES['place']}{match[0]}{_PLACE_OFF}"
+        if not links or not os.path.isabs(files[name]):
+            return text
+        return f"\x1b]8;;file://{_quoted(files[name])}{f'#{number}' if number else ''}\x1b\\{text}\x1b]8;;\x1b\\"
+
+    named = re.compile(rf"(?<![\w./:-])({names})(?::(\d+))?(?![\w/-])")
+    # Text and codes in turn: the letter that ends a code is not one of a word.
+    parts = _CODES.split(line)
+    for at in range(0, len(parts), 2):
+        is_dim = at > 0 and parts[at - 1] == ROLES["dim"]
+        parts[at] = named.sub(lambda match, is_dim=is_dim: place(match, is_dim), parts[at])
+    return "".join(parts)
+
+
+def _quoted(path: str) -> str:
+    """Returns a path as part of a link; `urllib` would cost a quarter of what `fgcli --help` may."""
+    return re.sub(
+        r"[^\w./~-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "replace")), path
+    )
+
+
+def paint_finding(line: str) -> str:
+    """Returns a line of a report with its colors: heads by severity, carets red, labels dim."""
+    if _COUNTS.match(line):
+        return paint_counts(line)
+    head = _HEAD.match(line)
+    if head:
+        return f"{head[1]}{styled(head[3], head[2])}{styled('strong', line[head.end() :])}"
+    label = _LABEL.match(line)
+    if label is None:
+        return line
+    rest = line[label.end() :]
+    return styled("dim", label[0]) + (styled("error", rest) if rest.strip(" ^") == "" else rest)
+
+
+def paint_counts(line: str) -> str:
+    """Returns a line such as "tiny.yaml: 1 error, 2 lints" with its colors; success is a green word."""
+    counts = _COUNTS.match(line)
+    if counts is None:
+        return line
+    word, kind = counts[2], counts[3]
+    return f"{counts[1]}{styled('good' if word == 'ok' else kind, word)}{line[counts.end() :]}"
+
+
+def hang_of_finding(line: str) -> int:
+    """Returns the columns before the further parts of a line of a report: those of its text, behind the label."""
+    label = _LABEL.match(line)
+    return len(label[0]) + (1 if label[0].endswith(":") else 0) if label else indent_of(line)
+
+
+def paint_tree(line: str) -> str:
+    """Returns a line of a tree with its colors: branches in the background, keys, and what a value is."""
+    return _BRANCH.sub(lambda found: styled("dim", found[1]) + _key(found[2]) + paint_value(found[3]), line, count=1)
+
+
+def paint_yaml(line: str) -> str:
+    """Returns a line of YAML with its colors."""
+    return _KEY.sub(lambda found: found[1] + _key(found[2]) + paint_value(found[3]), line, count=1)
+
+
+def _key(text: str | None) -> str:
+    return f"{styled('key', text[:-1])}:" if text else ""
+
+
+def paint_value(text: str) -> str:
+    """Returns a value with its colors: calls, anchors and aliases, and comments."""
+
+    def word(match: re.Match[str]) -> str:
+        kind = str(match.lastgroup)
+        return match[0] if kind == "quoted" else styled(kind, match[0])
+
+    return _WORD.sub(word, text)
+
+
+def paint_row(line: str) -> str:
+    """Returns a row of a table with its colors: its first cell is a name."""
+    name, gap, rest = line.partition("  ")
+    return f"{styled('key', name)}{gap}{rest}"
+
+
+def hang_of_row(line: str) -> int:
+    """Returns the columns before the further parts of a row of a table: those of its second cell."""
+    second = re.match(r"\s*\S.*?  +", line)
+    return len(second[0]) if second else indent_of(line)
+
+
+def paint_page(line: str) -> str:
+    """Returns a line of a page of the documentation with its colors."""
+    if line.startswith("#"):
+        return styled("strong", line.lstrip("# "))
+    if line.startswith("    "):
+        return paint_finding(line) if _LABEL.match(line[4:]) or _HEAD.match(line) else styled("key", line)
+    return re.sub(r"`([^`]+)`", lambda code: styled("key", code[1]), line)
+
+
+def reflowed(text: str) -> str:
+    """Returns a page with each paragraph on one line, to be broken where the terminal ends; code and lists stay.
+
+    Example:
+        >>> print(reflowed("# Title\\n\\nOne\\nparagraph.\\n\\n    code\\n    more"))
+        # Title
+        <BLANKLINE>
+        One paragraph.
+        <BLANKLINE>
+            code
+            more
+    """
+    lines: list[str] = []
+    fenced = goes_on = False
+    for line in text.split("\n"):
+        is_fence = line.startswith("```")
+        is_prose = not fenced and re.match(r"[\w`'\"(*]", line) is not None and not is_fence
+        if is_prose and goes_on and not line.startswith("* "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+        fenced ^= is_fence
+        goes_on = is_prose
+    return "\n".join(lines)
+
+
+def hang_of_page(line: str) -> int:
+    """Returns the columns before the further parts of a line of a page: prose has none, an item of a list its mark."""
+    return 2 if line.startswith("* ") else len(line) - len(line.lstrip())

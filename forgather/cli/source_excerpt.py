@@ -1,0 +1,114 @@
+"""The line of the user's file that a finding is about, with carets below the value.
+
+Takes findings, gives lines. Keeps true: a file is read once while it stays as it is, and only as far as its limit; what
+is below a line is in the columns of what it marks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from functools import lru_cache
+
+from forgather.errors import Diagnostic
+from forgather.source import Span
+
+_MAX_READ = 1_000_000
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# A name that a message quotes; the apostrophe of "it's" opens none.
+_QUOTED = re.compile(r"(?<!\w)'([^'\n]+)'(?!\w)|(?<!\w)\"([^\"\n]+)\"(?!\w)")
+_VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s,#{}\[\]](?:[^,#{}\[\]]*[^\s,#{}\[\]])?")
+
+
+def visible(text: str) -> str:
+    """Returns text with characters that steer a terminal, or hide, as escapes; line breaks and tabs stay."""
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def clean(text: str, limit: int) -> str:
+    """Returns text as it is shown: nothing that steers a terminal, tabs as arrows, cut to `limit`."""
+    # One line may be as long as its file: what is cut away is not looked at.
+    shown = visible(text.replace("\r", "")[: limit + 1]).replace("\t", "→   ")
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def source_line(span: Span) -> str | None:
+    """Returns the line of the user's file that a span names; None where it cannot be read."""
+    if not os.path.isabs(span.file):
+        return None
+    try:
+        facts = os.stat(span.file)
+        if not stat.S_ISREG(facts.st_mode):
+            return None
+        lines = _lines(span.file, facts.st_mtime_ns, facts.st_size)
+    except OSError:
+        return None
+    return lines[span.line - 1] if 0 < span.line <= len(lines) else None
+
+
+@lru_cache(maxsize=4)
+def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
+    # One file may have a finding on each of its lines.
+    if _leads_elsewhere(file):
+        return []
+    with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
+        return stream.read(_MAX_READ).split("\n")
+
+
+def _leads_elsewhere(file: str) -> bool:
+    """Whether a link shows a file of another folder, which an error about the link need not print."""
+    folder = os.path.realpath(os.path.dirname(file))
+    return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
+
+
+def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) -> list[str]:
+    """Returns the line of a span and, where it is known which part of it a finding is about, carets below that part.
+
+    Args:
+        span: the place; without a readable line, the answer is empty.
+        width: columns that may be used; of a longer line, the part that is marked is shown.
+        finding: what was found there; None marks nothing.
+    """
+    text = source_line(span) if span is not None else None
+    if text is None or not text.strip():
+        return []
+    text = text[:_MAX_READ].rstrip()
+    start, end = marked(text, finding) if finding is not None else (0, 0)
+    if end > start and len(clean(text[:end], end + 1)) > width - 3:
+        # The beginning of the line is what its reader can do without.
+        cut = max(0, min(start, end - width // 2))
+        text, start, end = f"...{text[cut:]}", start - cut + 3, end - cut + 3
+    shown = clean(text, width)
+    begin, behind = (min(len(clean(text[:stop], 4 * width)), len(shown)) for stop in (start, end))
+    return [shown, " " * begin + "^" * (behind - begin)] if behind > begin else [shown]
+
+
+def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
+    """Returns where the part of a line begins and ends that a finding is about; twice 0 where that is not known.
+
+    The last name that its message quotes, as the wrong one of "'fractions' has no symbol 'Fracton'"; the value that its
+    path leads to, where the message quotes no name of the line, or the key and, in other words, the value.
+    """
+    begin = len(line) - len(line.lstrip())
+    key = re.split(r"[.\[]", finding.path or "")[-1].rstrip("]")
+    value = _value_of(key, line) if key else None
+    names = [first or second for first, second in _QUOTED.findall(finding.message)]
+    for name in reversed(names):
+        found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", line[begin:])
+        if found is None:
+            continue
+        if name == key and value is not None and line[slice(*value)].strip("'\"") in finding.message.replace(name, ""):
+            return value
+        start, end = begin + found.start(), begin + found.end()
+        in_quotes = start > 0 and line[start - 1] in "'\"" and line[start - 1] == line[end : end + 1]
+        return start - in_quotes, end + in_quotes
+    return value or (0, 0)
+
+
+def _value_of(key: str, line: str) -> tuple[int, int] | None:
+    """Returns where the value of a key begins and ends in a line."""
+    found = re.search(rf"(?<![\w.]){re.escape(key)}[\"']?\s*:\s+", line)
+    value = _VALUE.match(line, found.end()) if found is not None else None
+    # A call or a container has its faults inside.
+    return value.span() if value is not None and value[0][0] not in "&!*|>[{" else None
