@@ -20,6 +20,10 @@ from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.cache_file import digest_of
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Call, Entry, Env, Graph, Mapped, Scalar
+from forgather.config.graph import Sequence as Items
+from forgather.config.insight.blame import Writing, blame
+from forgather.config.insight.path_lookup import path_text
+from forgather.config.load import COMMAND_LINE
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
@@ -37,9 +41,11 @@ from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.template_environment import host_facts
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
+from forgather.source import variable_of
 
 FORM = 2
 """The number of the format."""
+_NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 """Environment variables that numerical results can depend on."""
@@ -213,7 +219,42 @@ def _facts(project: Project, command: Sequence[str], started: datetime, output_d
         "system_path": list(project.meta.system_path),
         "data": data_facts(project.graph, project.meta.project_dir),
         "seeds": _seeds(project.graph),
+        "changes": _changes(project),
     }
+
+
+def _changes(project: Project) -> dict[str, object]:
+    """Returns the values that the config or the command line gives in place of those of its parent, or adds to them.
+
+    `parent` is the template that the config extends; without one, all of the config is its own, and no change.
+    """
+    own, *others = project.rendered.templates
+    parent = next((use.name for use in others if use.parent == 0 and use.why == "extends"), None)
+    values: list[dict[str, object]] = []
+    whole: set[tuple[object, ...]] = set()
+    for found in blame(project.graph, aliases=False) if parent is not None or project.overrides else ():
+        if found.path[:-1] in whole and not found.was:
+            # It was written together with what is around it.
+            whole.add(found.path)
+        elif isinstance(found.node, (Mapped, Items)) and found.now.text.endswith(")"):
+            # One that its text does not show whole is told by what is inside.
+            continue
+        elif found.path[0] not in _NOT_BUILT and _is_own(found.now, own.file if parent else None):
+            whole.add(found.path)
+            name = str(getattr(found.path[-1], "name", ""))
+            texts = {"value": found.now.text, "was": found.was[0].text if found.was else None}
+            shown = {part: hidden(text, name) for part, text in texts.items()}
+            values.append({"path": path_text(found.path), **shown})
+    return {"parent": parent, "values": values}
+
+
+def _is_own(writing: Writing, file: str | None) -> bool:
+    """Whether a value comes from the command line, or from the config's own file."""
+    if writing.origin is None or writing.alias is not None:
+        return False
+    # A file that the config includes is a part of it.
+    sites = (*writing.origin.sites, *writing.origin.sets)
+    return any(site.span.file in (COMMAND_LINE, file) or variable_of(site) is not None for site in sites)
 
 
 def environment_needed(graph: Graph) -> dict[str, bool]:

@@ -207,3 +207,44 @@ def test_a_chart_of_any_length_is_balanced(number):
     card = chart("Loss", [("train", series), ("eval", series)], Look(wide=True))
     parsed(card)
     assert bool(card) == bool(number)
+
+
+CHANGES = {
+    "parent": "project.yaml",
+    "values": [{"path": "trainer_args.lr", "value": "1e-2", "was": "1e-3"}, {"path": "a.b", "value": "7", "was": None}],
+}
+RUN = {"config": "a.yaml", "command": "fgcli -t a train", "working_dir": "/nowhere", "changes": CHANGES}
+
+
+def body_of(folder):
+    return write_report(folder).read_text().partition("<body>")[2]
+
+
+def test_what_one_looks_for_comes_before_what_is_looked_up(tmp_path):
+    summary = {"status": "finished", "places": {"model": "out/model"}, "arguments": {"seed": 1}}
+    run_folder(tmp_path, metrics_jsonl=METRICS, summary_json=json.dumps(summary), run_json=json.dumps(RUN))
+    body = body_of(tmp_path)
+    parts = (
+        "eval loss", "train loss", 'aria-label="Loss by step"', "Changed against project.yaml", "fgcli rerun",
+        "fgcli -t a train", "out/model", "<details",
+    )  # fmt: skip
+    places = [body.index(part) for part in parts]
+    assert sorted(places) == places
+    assert "<details open" not in body.partition("What the model writes")[0]
+
+
+def test_a_change_is_shown_with_what_it_replaced(tmp_path):
+    run_folder(tmp_path, run_json=json.dumps(RUN))
+    text = " ".join(parsed(write_report(tmp_path).read_text()).split())
+    assert "trainer_args.lr 1e-3 → 1e-2 a.b 7" in text
+
+
+def test_a_run_without_a_parent_has_no_changes(tmp_path):
+    run_folder(tmp_path, run_json=json.dumps({**RUN, "changes": {"parent": None, "values": []}}))
+    assert "Changed" not in body_of(tmp_path)
+
+
+def test_a_secret_among_the_changes_is_hidden(tmp_path):
+    values = [{"path": "hub.token", "value": "hf_abcdef0123456789", "was": None}]
+    run_folder(tmp_path, run_json=json.dumps({**RUN, "changes": {"parent": "p.yaml", "values": values}}))
+    assert "hf_abcdef0123456789" not in body_of(tmp_path)

@@ -264,3 +264,17 @@ def test_a_callable_may_end_as_a_script_does(tmp_path, ending, status):
     make_project(tmp_path, files)
 
     assert status == run(plan_run(Project("a", tmp_path)), str(tmp_path)).status
+
+
+def test_the_record_says_what_the_config_and_the_command_line_change_against_the_parent(tmp_path):
+    text = "-- extends 'base.yaml'\n[body]\n    == super()\n    lr: 2\n    new: {deep: [1]}\n"
+    one = project(tmp_path, text, overrides=[("args.steps", "9")])
+    base = "args:\n-- block body\n    lr: 1\n    steps: 3\n    same: 5\n-- endblock body\nmain: !partial:toy.py:status [0]\n"
+    (tmp_path / "templates/base.yaml").write_text(base)
+
+    changes = json.loads((tmp_path / ended(one).run_dir / "run.json").read_text())["changes"]
+
+    assert "base.yaml" == changes["parent"]
+    assert [("args.lr", "2", "1"), ("args.steps", "9", "3"), ("args.new.deep", "[1]", None)] == [
+        (value["path"], value["value"], value["was"]) for value in changes["values"]
+    ]

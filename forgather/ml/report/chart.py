@@ -100,8 +100,9 @@ def _log_ticks(low: float, high: float, wanted: int) -> list[float]:
     return within[:: max(math.ceil(len(within) / (wanted * 2)), 1)]
 
 
-WIDTH, HEIGHT = 620, 280
-WIDE_WIDTH, WIDE_HEIGHT = 1120, 320
+# About the pixels that a chart has on the page: its texts are scaled with it.
+WIDTH, HEIGHT = 380, 190
+WIDE_WIDTH, WIDE_HEIGHT = 740, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 34
 _MOST_POINTS = 800
 _SMOOTHED_FROM = 60  # points; a shorter curve is read well as it is
@@ -115,7 +116,7 @@ class Look:
         may_log: a wide spread of values may get a logarithmic axis.
         from_zero: the value axis begins at zero.
         smooth: a long curve is drawn faintly with its mean over it.
-        wide: across the whole page.
+        wide: twice as wide as the others.
     """
 
     may_log: bool = True

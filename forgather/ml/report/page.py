@@ -6,6 +6,8 @@ Keeps true: every text from a file is escaped, and its secrets are hidden; the p
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -39,6 +41,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         Look(may_log=False, from_zero=True, smooth=False),
     ),
 )
+_CHANGES = 12  # values that are shown; a config that changes more is read better as itself
 _UNCHARTED = ("_runtime", "_per_second", "total_flos", "train_loss", "num_input_tokens_seen")
 
 
@@ -50,11 +53,8 @@ def page(facts: RunFacts) -> str:
             _head(facts, title),
             _tiles(facts),
             _problems(facts),
-            f'<section class="charts">{_charts(facts)}</section>',
-            _samples(facts.samples),
-            _evaluations(facts),
-            _settings(facts),
-            _files(facts),
+            f'<section class="first">{_loss(facts)}{_this_run(facts)}</section>',
+            _more(facts),
         )
     )
     return (
@@ -164,24 +164,98 @@ def _problems(facts: RunFacts) -> str:
     return "".join(f'<p class="note bad">{html_text(problem)}</p>' for problem in [*problems, *facts.problems])
 
 
+def _loss(facts: RunFacts) -> str:
+    """Returns the chart that is looked at first: the loss, with that of each evaluation set."""
+    found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
+    return chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
+
+
+def _losses(facts: RunFacts) -> dict[str, str]:
+    of_sets = {name: label.replace("eval loss", "eval") for name, label in evaluation_losses(facts.series).items()}
+    return {"loss": "train", **of_sets}
+
+
+def _this_run(facts: RunFacts) -> str:
+    """Returns what changed against the parent config, what repeats the run, and where its results are."""
+    places = facts.summary.get("places") or {}
+    rows = [
+        *_changes(facts.run.get("changes")),
+        ("Repeat", _commands(facts)),
+        *((_words(name), _code(str(places[name]))) for name in ("model", "checkpoint") if places.get(name)),
+    ]
+    shown = "".join(f"<dt>{html_text(name)}</dt><dd>{value}</dd>" for name, value in rows if value)
+    return f'<section class="card"><h3>This run</h3><dl>{shown}</dl></section>' if shown else ""
+
+
+def _code(text: str) -> str:
+    return f"<code>{html_text(text)}</code>"
+
+
+def _changes(changes: Any) -> list[tuple[str, str]]:
+    """Returns the values that the config, or the command line, gave in place of those of its parent, with a title."""
+    if not isinstance(changes, Mapping):
+        return []
+    values = [item for item in changes.get("values") or () if isinstance(item, Mapping)]
+    items = [
+        f"<li>{_code(str(item.get('path')))} "
+        + (f"<s>{html_text(_told(item, 'was'))}</s> → " if item.get("was") is not None else "")
+        + f"<b>{html_text(_told(item, 'value'))}</b></li>"
+        for item in values[:_CHANGES]
+    ]
+    if rest := len(values) - _CHANGES if len(values) > _CHANGES else 0:
+        items.append(f"<li><small>and {rest} more: see “Configuration”</small></li>")
+    parent = changes.get("parent")
+    title = f"Changed against {parent}" if parent else "Changed"
+    return [(title, f"<ul>{''.join(items)}</ul>" if items else "nothing")] if items or parent else []
+
+
+def _told(item: Mapping[str, Any], name: str) -> str:
+    path = str(item.get("path"))
+    return _cell(hidden(item.get(name), path.rpartition(".")[2] or path))
+
+
+def _commands(facts: RunFacts) -> str:
+    """Returns the command that repeats the run out of its folder, and the one that was typed."""
+    command, begun_in = facts.run.get("command"), facts.run.get("working_dir")
+    if not command:
+        return ""
+    folder = str(facts.folder.resolve())
+    if begun_in and os.path.isabs(str(begun_in)):
+        near = os.path.relpath(folder, str(begun_in))
+        folder = folder if near.startswith(os.pardir) else near
+    typed = f"<small>it was started by</small> {_code(str(command))}"
+    where = f" <small>in</small> {_code(str(begun_in))}" if begun_in else ""
+    return f"{_code(shlex.join(['fgcli', 'rerun', folder]))}<br>{typed}{where}"
+
+
+def _more(facts: RunFacts) -> str:
+    """Returns the parts that are looked up rather than read, each closed."""
+    charts = _charts(facts)
+    parts = [
+        ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
+        ("What the model writes", _samples(facts.samples)),
+        ("Evaluations", _evaluations(facts)),
+        *_settings(facts),
+        ("Files", _files(facts)),
+    ]
+    shown = "".join(f"<details><summary>{title}</summary>{body}</details>" for title, body in parts if body)
+    return f'<section class="card more">{shown}</section>'
+
+
 def _charts(facts: RunFacts) -> str:
     series = facts.series
-    cards, named = [], set()
-    of_sets = ((name, label.replace("eval loss", "eval")) for name, label in evaluation_losses(series).items())
-    losses = ("Loss", (("loss", "train"), *of_sets), Look(wide=True))
-    for title, wanted, look in (losses, *_CHARTS):
+    cards, named = [], set(_losses(facts))
+    for title, wanted, look in _CHARTS:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
         cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))
-    return "".join(cards) or '<p class="note">No metric was logged yet.</p>'
+    return "".join(cards)
 
 
 def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
-    if not samples:
-        return ""
     by_step: dict[Any, list[Mapping[str, Any]]] = {}
     for sample in samples:
         by_step.setdefault(sample.get("step"), []).append(sample)
@@ -195,7 +269,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
         groups.append(
             f"<details{' open' if number == 0 else ''}><summary>step {html_text(str(step))}</summary>{texts}</details>"
         )
-    return f'<section><h2>What the model writes</h2><div class="card">{"".join(groups)}</div></section>'
+    return "".join(groups)
 
 
 def _evaluations(facts: RunFacts) -> str:
@@ -211,34 +285,29 @@ def _evaluations(facts: RunFacts) -> str:
     head = "".join(f"<th>{html_text(_words(name.removeprefix('eval_')))}</th>" for name in names)
     body = "".join(_row([str(step), *(figure(row.get(name, "")) for name in names)]) for step, row in rows.items())
     table = f'<table class="numbers"><thead><tr><th>step</th>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<section><h2>Evaluations</h2><div class="card scroll">{table}</div></section>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _settings(facts: RunFacts) -> str:
+def _settings(facts: RunFacts) -> list[tuple[str, str]]:
     summary = facts.summary
     model = summary.get("model") or {}
     known = {} if facts.run.get("versions") else summary.get("versions") or {}
-    parts = [
-        ("Training arguments", summary.get("arguments"), False),
-        ("Optimizer", summary.get("optimizer"), False),
-        ("Learning rate schedule", summary.get("schedule"), False),
-        ("Model configuration", model.get("config"), False),
-        ("Versions and machine", {**known, **(summary.get("machine") or {})}, True),
-        ("How it was started", facts.run, True),
-    ]
-    blocks = "".join(
-        f"<details{' open' if is_open else ''}><summary>{title}</summary>{_table(values)}</details>"
-        for title, values, is_open in parts
-        if values
-    )
-    if facts.config:
-        config = html_text(facts.config, is_document=True)
-        blocks += f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
-    return f'<section><h2>How to repeat it</h2><div class="card">{blocks}</div></section>' if blocks else ""
+    # Its values have a place of their own, with those of the parent.
+    run = {name: value for name, value in facts.run.items() if name != "changes"}
+    tables = {
+        "Training arguments": summary.get("arguments"),
+        "Optimizer": summary.get("optimizer"),
+        "Learning rate schedule": summary.get("schedule"),
+        "Model configuration": model.get("config"),
+        "Versions and machine": {**known, **(summary.get("machine") or {})},
+        "How it was started": run,
+    }
+    config = f"<pre>{html_text(facts.config, is_document=True)}</pre>" if facts.config else ""
+    return [*((title, _table(values)) for title, values in tables.items() if values), ("Configuration", config)]
 
 
 def _table(values: Mapping[str, Any]) -> str:
@@ -278,8 +347,8 @@ def _files(facts: RunFacts) -> str:
         links.append(f'<li><a href="{quote(shown)}">{escape(shown)}</a> <small>{about}</small></li>')
     places = facts.summary.get("places") or {}
     where = _table({name: place for name, place in places.items() if place})
-    listed = f'<ul class="files">{"".join(links)}</ul>'
-    return f'<section><h2>Files</h2><div class="card">{where if places else ""}{listed}</div></section>'
+    listed = f'<ul class="files">{"".join(links)}</ul>' if links else ""
+    return (where if places else "") + listed
 
 
 def _words(name: str) -> str:
