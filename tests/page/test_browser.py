@@ -406,3 +406,41 @@ def test_the_page_follows_the_color_scheme(opened):
     dark = page.js(ground)
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert light != dark
+
+
+@pytest.fixture
+def small_window(browser):
+    frame = {"width": 800, "height": 600, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", frame)
+    yield
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+LIKE_A_RUN = {
+    "templates/configs/run.yaml": "\n".join([
+        "meta: {config_name: Run}",
+        "dynamic_args: {names: --steps}",
+        *(f"part{at}: &part{at} !singleton:application.parts:Part{at}@part{at}\n  size: {at}" for at in range(9)),
+        "main: !singleton:application:Trainer@trainer",
+        *(f"  argument{at}: *part{at}" for at in range(9)),
+        "",
+    ])
+}  # fmt: skip
+
+
+def test_in_a_small_window_nothing_is_cut_and_all_can_be_read(opened, small_window):
+    page = opened(LIKE_A_RUN, config="run")
+    assert page.js("""[...document.querySelectorAll('#objects .box')].every(box => {
+      const frame = box.getBoundingClientRect(), plane = document.getElementById('plane').getBoundingClientRect();
+      return frame.top >= plane.top && frame.bottom <= plane.bottom && frame.left >= 0 && frame.right <= plane.right;
+    })""")
+    assert {"run.yaml", "Trainer"} < set(page.titles)
+    assert 70 <= int(page.browser.find_element("id", "zoom").text[:-1])
+    page.click("[data-do=unfold]")
+    assert 70 <= int(page.browser.find_element("id", "zoom").text[:-1])
+
+
+def test_what_runs_is_listed_before_what_describes_it(opened):
+    page = opened(LIKE_A_RUN, config="run")
+    rows = page.box("run.yaml").text.split("\n")
+    assert rows.index("main") < min(rows.index("meta"), rows.index("dynamic_args"))

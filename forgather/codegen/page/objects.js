@@ -7,7 +7,8 @@ const ROWS = 24; // rows that a box shows at first
 const MANY_USES = 12; // edges to one box, above which only their beginning is drawn
 const LONGEST = 8000; // height of an edge, above which only its beginning is drawn
 const SMALLEST = 0.85; // scale at which the page begins, where all would be smaller
-const LOW = 0.7; // scale at which it begins in a low window
+const LOW = 0.7; // scale at which it begins in a small window, and the smallest at which all that is unfolded can be read
+const NARROW = 1000; // width of a window below which columns are closer
 const START = 70; // boxes that the page shows at first, where all of them fit
 const FEW = 8; // boxes below which the page goes on to the next level
 const FILLED = [ROWS, 8, 5, 3]; // rows that a folded box shows at first: the most that there is room for
@@ -97,7 +98,22 @@ class Objects {
         }
       }
     } else if (this.fits(LOW)) this.smallest = LOW;
+    else if (main && this.canvas.host.clientWidth < NARROW) this.cutShort(main);
     this.layout();
+  }
+
+  /** Shows of what runs as many arguments as fit; where there is no room for a column of them, their names alone. */
+  cutShort(main) {
+    this.smallest = LOW;
+    for (const most of FILLED.slice(1)) {
+      main.most = most;
+      if (this.fits(LOW)) return;
+    }
+    main.open = false;
+    for (const most of FILLED) {
+      main.most = most;
+      if (this.fits(LOW)) return;
+    }
   }
 
   /** The boxes that can be seen and are folded, each with its head alone. */
@@ -120,7 +136,7 @@ class Objects {
   setAll(open) {
     for (const box of boxes) Object.assign(box, { open: open || box.id === 0, whole: open, most: null });
     this.layout();
-    this.canvas.fit(open ? 0.35 : SMALLEST);
+    this.canvas.fit(open ? LOW : SMALLEST);
   }
 
   /** Opens or closes a box, which stays where it is on the screen. */
@@ -180,7 +196,7 @@ class Objects {
         node.kids.push({ node: this.nodes.get(row.box), at: HEAD + ROW * (at + 0.5) });
       });
     }
-    tidy(this.nodes.get(0), { x: 76, y: 18 });
+    tidy(this.nodes.get(0), { x: this.canvas.host.clientWidth < NARROW ? 44 : 76, y: 18 });
     return order;
   }
 
