@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-distributed test-reliability mutations lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Installing what constraints.txt pins into $(VENV): a few minutes the first time, most of it PyTorch."
+	@echo "Making $(VENV), and installing into it the packages that constraints.txt pins."
+	@echo "The first time this takes minutes: PyTorch and its libraries are large downloads. pip shows how far each is."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch" -e ".[dev]"
+	@$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c constraints.txt "torch" -e ".[dev]"
 	@touch $(STAMP)
 
 demo: $(STAMP)
