@@ -54,7 +54,7 @@ def project(tmp_path):
          "FG770", "torch_compile: true", "torch_compile with tensor_parallel_size 2"),
         ([ZBV, "ddp_static_graph: true"], "FG770", "ddp_static_graph: true", "DDP with 'ScheduleZBVZeroBubble'"),
         (["ddp_bucket_cap_mb: 10"], "FG770", "ddp_bucket_cap_mb: 10", "DDP with 'ScheduleGPipe'"),
-        ([ZBV, "fsdp: FULL_SHARD", "data_parallel_size: 2"], "FG770", "fsdp: FULL_SHARD", "shared again"),
+        ([ZBV, "fsdp: FULL_SHARD", "data_parallel_size: 2"], "FG770", "fsdp: FULL_SHARD", "resharded"),
         (["fsdp: true", "fsdp_config: {cpu_offload: true}"], "FG770", "fsdp_config: {cpu_offload: true}", "cpu_offload"),
         (["fsdp_config: {cpu_offload: true}"], "FG814", "fsdp_config: {cpu_offload: true}", "fsdp is None"),
         (["fsdp: true", "fsdp_config: {shard_size: 3}", "data_parallel_size: 4"],
@@ -98,7 +98,7 @@ def test_what_cannot_be_right_is_found_at_its_line_and_refused_in_the_same_words
         (
             ["tensor_parallel_size: 2", "fsdp: true", "torch_compile_mode: reduce-overhead"],
             "FG770",
-            "fails to compile layers that are sliced",
+            "fails to compile tensor parallel layers",
         ),
         (["split_spec: 4"], "FG810", "AccelTrainingArguments has no setting 'split_spec'"),
     ],
@@ -186,7 +186,7 @@ def test_a_collator_that_flattens_is_found_beside_a_pipeline(project):
     """
     found = [one for one in check_project(project(textwrap.dedent(text))).errors if one.code == "FG770"]
     assert [
-        (4, "a collator that flattens a batch to one row leaves a pipeline no rows to split into micro-batches")
+        (4, "a collator that flattens a batch to one row leaves no rows that a pipeline could split into micro-batches")
     ] == [(one.span.line, one.message) for one in found]
 
 
@@ -214,9 +214,9 @@ def test_arguments_of_another_trainer_are_found_and_refused(project, arguments):
 @pytest.mark.parametrize(
     ("settings", "optimizer", "line", "words"),
     [
-        ("fsdp: true, optim: adafactor", None, 4, "takes means of whole ones"),
-        ("fsdp: true", "!partial:torch.optim:Adafactor", 5, "takes means of whole ones"),
-        ("deepspeed: {zero_optimization: {stage: 2}}", "!partial:torch.optim:Muon", 5, "flat slices"),
+        ("fsdp: true, optim: adafactor", None, 4, "needs means over whole weights"),
+        ("fsdp: true", "!partial:torch.optim:Adafactor", 5, "needs means over whole weights"),
+        ("deepspeed: {zero_optimization: {stage: 2}}", "!partial:torch.optim:Muon", 5, "flat shards"),
         ("fsdp: true", "!partial:torch.optim:Muon", None, None),
         ("optim: adafactor", None, None, None),
         ("fsdp: true, optim: adafactor", "!partial:torch.optim:SGD", None, None),
