@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-distributed test-reliability mutations lint bench clean
+.PHONY: demo test test-fast test-distributed test-reliability mutations lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Making $(VENV), and installing into it the packages that constraints.txt pins."
@@ -20,9 +20,16 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# For a change of what reads configs: nothing is trained, no browser is started, no package is built. Under 90 seconds.
+FAST := architecture codegen config project signatures cli test_aliases.py test_errors.py test_rules.py test_spelling.py
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/,$(FAST)) \
+	  --ignore tests/cli/test_static.py --ignore tests/cli/test_process.py
+
 # Every cell of the matrix of strategies (about 600 trainings, about forty minutes); writes the table of docs/parallelism.md.
+# With it, the cases of other tests that `make test` leaves out.
 test-distributed: $(STAMP)
-	$(BIN)/python -m pytest tests/ml/distributed tests/ml/strategy tests/launch --all-cells --write-results build/results.json
+	$(BIN)/python -m pytest tests --ignore tests/reliability -m "distributed or matrix" --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json
 
 # The full sets of the tests of reliability, whose quick sets are part of `make test`, and what a save costs (out of reach is

@@ -15,6 +15,19 @@ from tests.patience import patience
 
 TEST_SECONDS = 300
 
+MARKS = {
+    "ml/distributed": "distributed",
+    "ml/strategy": "distributed",
+    "launch": "distributed",
+    "seeds": "distributed",
+    "reliability": "reliability",
+    "page": "browser",
+    "build": "packaging",
+}
+"""What tests of a folder are marked with, so that `pytest -m "not distributed"` leaves them out."""
+
+STARTED = pytest.StashKey[float]()
+
 # Before torch is imported, here and in processes that tests start: threads that wait for one another on a tiny model
 # take twice the processor time. Whoever sets another number tests with it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,7 +36,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# What is imported and collected lives as long as the suite: the collector need not look at it again and again.
+# What is imported and collected exists as long as the suite: the collector need not look at it again and again. A
+# training of transformers alone asks for four whole collections, which took nine tenths of such a test.
 gc.disable()
 gc.set_threshold(10_000, 20, 20)
 
@@ -35,6 +49,8 @@ def pytest_addoption(parser):
         "--full", action="store_true", help="run the full sets of the tests of reliability, and note figures"
     )
 
+    parser.addoption("--dearest", type=int, default=0, metavar="N", help="show the N tests that took most CPU time")
+
 
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +58,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
+    import hypothesis  # noqa: F401 - of what is frozen it takes each generator of random numbers for a temporary one
+
     gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,12 +91,52 @@ def process_group_ends():
         group.shutdown()
 
 
+def cpu_seconds():
+    """Returns the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_setup(item):
+    item.stash[STARTED] = cpu_seconds()
+    yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item):
+    yield
+    # The report of the teardown takes it to the process that prints the summary.
+    item.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[STARTED]))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    count = config.getoption("dearest")
+    if not count:
+        return
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    taken = [
+        (dict(report.user_properties)["cpu_seconds"], report.nodeid)
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+    ]
+    whole = sum(seconds for seconds, _ in taken)
+    terminalreporter.section(f"CPU time of {len(taken)} tests, their processes included: {whole:.0f} s")
+    for seconds, name in sorted(taken, reverse=True)[:count]:
+        terminalreporter.line(f"{seconds:7.2f} s  {name}")
+
+
 def pytest_collection_modifyitems(config, items):
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parent.as_posix()
+        for name, mark in MARKS.items():
+            if folder == name or folder.startswith(f"{name}/"):
+                item.add_marker(mark)
     if config.getoption("timeout") is None:
         limit = pytest.mark.timeout(patience(TEST_SECONDS))
         for item in items:
             item.add_marker(limit)
-    if not config.getoption("all_cells"):
+    if not (config.getoption("all_cells") or config.getoption("full")):
         further = [item for item in items if item.get_closest_marker("matrix")]
         config.hook.pytest_deselected(items=further)
         items[:] = [item for item in items if item not in set(further)]

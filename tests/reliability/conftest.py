@@ -4,6 +4,7 @@ Takes `--full`; gives the fixtures `full` and `figure`. Keeps true: a quick set 
 docs/guarantees.md tells of full sets only.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -47,6 +48,7 @@ def warm(tmp_path_factory):
     job.trainer(tmp_path_factory.mktemp("warm"), "synchronous", max_steps=1).train()
     for module in ("strategy.data_parallel", "strategy.fsdp2", "strategy.pipeline.strategy", "trainer.accel"):
         importlib.import_module(f"forgather.ml.{module}")
+    gc.freeze()  # what is here already is not looked at, and so not copied, by the children
 
 
 def _note(guarantee, test, text):

@@ -4,7 +4,6 @@ Takes functions; gives what they returned in a process of their own, or how that
 a function does there is seen here; a process that is stuck is ended and named. This process must have one thread.
 """
 
-import gc
 import os
 import pickle
 import select
@@ -112,20 +111,15 @@ def spread(function, cases, *args, workers=2, timeout=600.0):
     The first exception of a case is raised here, with its traceback and the case.
     """
     cases = list(cases)
-    gc.collect()
-    gc.freeze()  # what is here already is not looked at, and so not copied, by the children
-    try:
-        children = [Child(_share, function, cases[number::workers], args) for number in range(workers)]
-        results = [None] * len(cases)
-        failures = []
-        for number, child in enumerate(children):
-            ended = child.ended(timeout)
-            if ended.signal or ended.error:
-                failures.append(f"signal {ended.signal}" if ended.signal else ended.error)
-            else:
-                results[number::workers] = ended.value
-    finally:
-        gc.unfreeze()
+    children = [Child(_share, function, cases[number::workers], args) for number in range(workers)]
+    results = [None] * len(cases)
+    failures = []
+    for number, child in enumerate(children):
+        ended = child.ended(timeout)
+        if ended.signal or ended.error:
+            failures.append(f"signal {ended.signal}" if ended.signal else ended.error)
+        else:
+            results[number::workers] = ended.value
     if failures:
         raise AssertionError("\n".join(failures))
     return results

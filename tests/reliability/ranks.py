@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from forgather.cli.main import main
-from tests.ml.distributed.gang import free_port
+from tests.ml.distributed.gang import free_port, import_what_ranks_import
 from tests.patience import patience
 
 _fork = multiprocessing.get_context("fork")
@@ -40,6 +40,7 @@ class Ended:
 
 def run_command(words, cwd, *, ranks=2, timeout=60.0):
     """Runs `fgcli` with these words in so many ranks (1: in one process that nobody launched)."""
+    import_what_ranks_import()
     output = cwd / "printed.txt"
     output.write_bytes(b"")
     port = free_port()

@@ -41,15 +41,12 @@ def run_ranks(world_size, function, *args, timeout=60.0, start_group=False):
     timeout = patience(timeout)
     port = free_port()
     children = []
-    # What is here already is not looked at, and so not copied, by the collector of each rank.
-    gc.freeze()
     for rank in range(world_size):
         here, there = _fork.Pipe(duplex=False)
         child = _fork.Process(target=_work, args=(there, rank, world_size, port, start_group, function, args))
         child.start()
         there.close()
         children.append((child, here))
-    gc.unfreeze()
     try:
         return _collect(children, time.monotonic() + timeout, timeout)
     finally:
@@ -86,6 +83,8 @@ def import_what_ranks_import():
     """Imports once, here, what each rank would import for itself."""
     for name in (*_OURS, "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"):
         importlib.import_module(name)
+    # What is here already is not looked at, and so not copied, by the collector of each rank.
+    gc.freeze()
 
 
 _OURS = [
@@ -106,6 +105,7 @@ def import_compiler():
     """Compiles something once, here: what that imports takes each rank seconds."""
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
     torch.compiler.reset()
+    gc.freeze()
 
 
 @functools.cache
@@ -117,6 +117,7 @@ def import_engine():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    gc.freeze()
 
 
 def free_port():
