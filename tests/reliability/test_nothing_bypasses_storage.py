@@ -40,7 +40,7 @@ _ANNOUNCED = {"remove_file": "remove", "remove_folder": "remove"}
 def test_every_change_below_the_output_folder_was_asked_of_the_storage(tmp_path):
     out, notes, log = tmp_path / "out", tmp_path / "notes.json", tmp_path / "log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ["strace", "-f", "-q", "-y", "-e", f"trace={CALLS}", "-o", str(log)]
+    words = ["strace", "-f", "--seccomp-bpf", "-q", "-y", "-e", f"trace={CALLS}", "-o", str(log)]
     command = [*words, sys.executable, "-c", SCRIPT, str(out), str(notes), "retention", "asynchronous"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     if "ptrace" in done.stderr and not notes.exists():

@@ -154,7 +154,7 @@ class Retained(RuleBasedStateMachine):
 
 
 def test_what_must_stay_stays_whatever_happens(full, figure):
-    examples = 500 if full else 50
+    examples = 500 if full else 20
     run_state_machine_as_test(
         Retained, settings=settings(max_examples=examples, stateful_step_count=12, deadline=None, database=None)
     )

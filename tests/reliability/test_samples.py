@@ -57,7 +57,7 @@ def test_each_row_is_met_once_an_epoch_with_the_same_draws_wherever_a_run_is_int
         for stop in positions(accumulation)
     ]
     if not full:
-        cases = [case for number, case in enumerate(cases) if number % (3 if case[1] == 0 else 16) == 0]
+        cases = [case for number, case in enumerate(cases) if number % (8 if case[1] == 0 else 27) == 0]
     for case, (whole, met) in zip(cases, spread(whole_and_resumed, cases), strict=True):
         assert {epoch: list(range(ROWS)) for epoch in range(EPOCHS)} == {
             epoch: sorted(found) for epoch, found in numbers(met).items()
@@ -170,7 +170,7 @@ def dealt(sampler, workers):
 
 
 def test_any_number_of_replicas_and_workers_meets_the_same_global_batches(full, figure):
-    rows, together = (10_000, 48) if full else (1_000, 48)
+    rows, together = (10_000, 48) if full else (400, 48)
     began = time.perf_counter()
     whole = Reader(Numbered(rows), batch_size=together)
     expected = dealt(whole.batches.loader.batch_sampler, 0)

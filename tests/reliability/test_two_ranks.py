@@ -13,7 +13,7 @@ from tests.patience import patience
 from tests.reliability import faults, job, two_ranks
 from tests.reliability.forks import spread
 
-QUICK = 24
+QUICK = len(two_ranks.STRATEGIES)
 PROMPT = 5.0
 """Seconds within which the other rank must have ended."""
 
@@ -76,19 +76,23 @@ def is_begin(name, file):
 
 def cases_of(clean, full):
     cases = []
-    for number, ((strategy, (_, operations)), rank) in enumerate(itertools.product(clean.items(), range(2))):
-        points = points_of(operations[rank])
-        if full:
-            faults_of = [(faults.Kill(), faults.Refusal(faults.REFUSALS[place % 3])) for place in range(len(points))]
-        else:
-            # The same share for each rank of each strategy: the beginning, the middle and the end of its part.
-            count = QUICK // (2 * len(clean))
-            points = [points[(2 * place + 1) * len(points) // (2 * count)] for place in range(count)]
-            refusal = faults.Refusal(faults.REFUSALS[number % 3])
-            faults_of = [(refusal if (number // 2 + rank + place) % 2 else faults.Kill(),) for place in range(count)]
-        cases += [
-            (strategy, rank, at, fault) for at, of_point in zip(points, faults_of, strict=True) for fault in of_point
-        ]
+    for (strategy, (_, operations)), rank in itertools.product(clean.items(), range(2)):
+        for place, at in enumerate(points_of(operations[rank])):
+            cases += [
+                (strategy, rank, at, fault) for fault in (faults.Kill(), faults.Refusal(faults.REFUSALS[place % 3]))
+            ]
+    return cases if full else quick_cases(clean)
+
+
+def quick_cases(clean):
+    """Returns one case of each strategy: each rank and each kind of fault twice, from the beginning of a save to its end."""
+    cases = []
+    for number, (strategy, (_, operations)) in enumerate(clean.items()):
+        rank, points = number % 2, points_of(operations[number % 2])
+        at = points[(2 * number + 1) * len(points) // (2 * QUICK)]
+        cases.append(
+            (strategy, rank, at, faults.Kill() if number in (0, 3) else faults.Refusal(faults.REFUSALS[number]))
+        )
     return cases
 
 
