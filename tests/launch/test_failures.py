@@ -77,7 +77,7 @@ def failed(bench, how, rank):
             ("SIGKILL", 1, 137, "error[FG710]: rank 1 of 2 was ended by SIGKILL in run, without a word"),
             ("SIGSEGV", 0, 139, "error[FG710]: rank 0 of 2 was ended by SIGSEGV in run, without a word"),
         ],
-        lambda how, rank, status, told: (how, rank) in (("raise", 1), ("leave", 0), ("SIGKILL", 1)),
+        lambda how, rank, status, told: (how, rank) == ("raise", 1),
     ),
 )
 def test_one_process_that_fails_ends_all_and_is_named(bench, how, rank, status, told):
@@ -86,7 +86,7 @@ def test_one_process_that_fails_ends_all_and_is_named(bench, how, rank, status, 
     assert status == done.returncode, done.stderr
     assert [told] == [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert "Traceback" not in done.stderr
-    assert 15 > seconds
+    assert seconds < patience(15)
     if how == "raise":
         assert f"note: rank {rank} of 2, run" in done.stderr
         assert "toy.py:8 in fail" in done.stderr
@@ -101,7 +101,7 @@ def test_a_process_that_hangs_is_found_explained_and_ended(bench):
     assert "Timed out waiting 8000ms" in done.stderr
     assert "note: rank 0 of 2, run" in done.stderr
     assert re.search(r"note: the others wait for rank 1: run, at .*toy.py:15 in fail", done.stderr), done.stderr
-    assert 18 > seconds
+    assert seconds < patience(18)
     (report,) = (bench / "out" / "runs").glob("*/hang.txt")
     text = report.read_text()
     assert re.search(r"rank 0: run\n  last collective: all_reduce number 2 of shape \[\[3\]\]", text), text
@@ -109,6 +109,7 @@ def test_a_process_that_hangs_is_found_explained_and_ended(bench):
     assert re.search(r"toy.py:15 in fail", text)
 
 
+@pytest.mark.matrix
 def test_a_failure_under_torchrun_is_told_once(bench):
     words = ["--standalone", "--nproc-per-node", "2", str(ROOT / "scripts" / "train_script.py")]
     done = subprocess.run(

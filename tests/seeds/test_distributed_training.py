@@ -24,6 +24,7 @@ import pytest
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from forgather.project.world_size import processes_asked_for
+from tests.matrix import thinned
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
@@ -128,7 +129,16 @@ def test_every_block_has_its_expectation():
     assert sorted({*TRAINS, *REFUSED}) == sorted(BLOCKS)
 
 
+QUICK = ("04_communication", "08_one_f_one_b", "12_distributed_env", "17_start_simple")
+"""A block of settings of each trainer, one that names all parts, and a config that stands alone."""
+
+
 @pytest.mark.parametrize("name", TRAINS)
+def test_a_block_is_right_as_far_as_it_can_be_seen_without_a_run(name, framed):
+    assert [] == check_project(Project("a", str(framed(name, *TRAINS[name]))), for_run=True).errors
+
+
+@pytest.mark.parametrize("name", thinned(TRAINS, lambda name: name in QUICK))
 def test_a_block_trains(name, framed):
     from tests.ml.distributed.gang import run_ranks
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from tests.ml.distributed.bench import LIMITS, Cell, Errors, broken_limits, compare, measure, reference
-from tests.ml.distributed.cells import all_cells
+from tests.ml.distributed.cells import SCHEDULES, all_cells
 
 CELLS = list(all_cells())
+SCHEDULE_NAMES = [name.removeprefix("Schedule") for name in SCHEDULES]
 
 
 def pytest_generate_tests(metafunc):
@@ -14,6 +15,14 @@ def pytest_generate_tests(metafunc):
         whole = metafunc.config.getoption("all_cells")
         chosen = CELLS if whole else [cell.small for cell in CELLS if cell.quick]
         metafunc.parametrize("cell", chosen, ids=[cell.name for cell in chosen])
+
+
+def test_the_quick_cells_hold_every_strategy_schedule_model_and_accumulation():
+    quick = [cell for cell in CELLS if cell.quick]
+    words = set().union(*(cell.strategy.replace(",", "").split() for cell in quick))
+    assert {*SCHEDULE_NAMES, "DDP", "FSDP2", "HSDP", "TP2", "ZeRO-2", "ZeRO-3"} <= words
+    for dimension in ("model", "accumulation", "trainer"):
+        assert {getattr(cell, dimension) for cell in quick} == {getattr(cell, dimension) for cell in CELLS}
 
 
 def test_the_cell_is_equal_to_one_process(cell, measured):

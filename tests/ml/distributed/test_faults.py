@@ -10,6 +10,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.patience import patience
 from tests.project.workbench import fgcli, make_project
 
@@ -31,7 +33,7 @@ ALL = [
         for case in (("raise", "eval", 1), ("SIGKILL", "backward", 1), ("leave", "save", 1), ("memory", "backward", 0))
     ),
 ]
-ALWAYS = [("ddp", "raise", "backward", 1), ("fsdp2", "leave", "save", 1)]
+ALWAYS = [("fsdp2", "leave", "save", 1)]
 TOLD = {
     "raise": "error: ValueError: of this rank",
     "memory": "error: OutOfMemoryError: out of memory",
@@ -196,6 +198,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(tmp_path, case):
         assert f"note: rank {rank} of 2, {PHASES[phase]}" in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_rank_that_hears_no_signal_is_found_and_ended(tmp_path):
     done, seconds = failed(tmp_path, "ddp", "SIGSTOP", "step", 1)
 

@@ -111,7 +111,9 @@ def assert_as(alone, results, folder):
         assert largest_difference(saved(checkpoint_of_one), saved(folder / "checkpoint-7")) < 1e-10
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one"])
+@pytest.mark.parametrize(
+    "layout", thinned([name for name in LAYOUTS if name != "one"], lambda name: name in ("copies", "stages"))
+)
 def test_a_run_leaves_behind_what_one_process_leaves(layout, alone, tmp_path):
     assert_as(alone, run(tmp_path, layout), tmp_path)
 
@@ -124,7 +126,7 @@ def test_a_run_leaves_behind_what_one_process_leaves(layout, alone, tmp_path):
             ("shards", "stages"), ("stages", "one"), ("stages", "shards"), ("copies of stages", "copies"),
             ("copies of stages", "stages"),
         ],
-        lambda first, then: "one" in (first, then) or first == "copies",
+        lambda first, then: (first, then) in (("one", "shards"), ("stages", "one")),
     ),
 )  # fmt: skip
 def test_a_run_goes_on_in_another_layout(first, then, alone, tmp_path):
@@ -132,7 +134,7 @@ def test_a_run_goes_on_in_another_layout(first, then, alone, tmp_path):
     assert_as(alone, run(tmp_path, then), tmp_path)
 
 
-@pytest.mark.parametrize("layout", ["shards", "copies of stages"])
+@pytest.mark.parametrize("layout", thinned(["shards", "copies of stages"], lambda layout: layout == "shards"))
 def test_every_process_is_heard_when_it_is_asked_to_stop(layout, tmp_path):
     ranks = LAYOUTS[layout][0]
     for rank in {1, ranks - 1}:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.strategy.fsdp2 import Sharded
+from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.equality import environment
 from tests.ml.strategy.models import batches, llama
@@ -76,7 +77,7 @@ def saved(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).state_dict()
 
 
-@pytest.mark.parametrize("name", list(LAYOUTS))
+@pytest.mark.parametrize("name", thinned(LAYOUTS, lambda name: name == "shards"))
 def test_a_run_is_saved_and_resumed_as_one_of_one_process(name, tmp_path):
     ranks, replicas, more = LAYOUTS[name]
     (expected,) = run_ranks(1, alone, tmp_path / "one")
