@@ -157,6 +157,7 @@ def test_the_command_that_goes_on_keeps_all_other_words_where_they_belong(bench,
     assert f"fgcli train {expected}" == command_to_go_on(Project("plain", bench), command)
 
 
+@pytest.mark.matrix
 def test_it_works_in_several_processes(bench):
     done = fgcli("train", "--resume", "out/checkpoint-5", "--nproc-per-node", "2", cwd=bench)
     lines = [line.split(" ", 2) for line in (done.stdout + done.stderr).splitlines() if "TOLD" in line]

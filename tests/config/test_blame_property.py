@@ -1,6 +1,6 @@
 """Changing a plain `key: scalar` line changes exactly the values that are blamed on it.
 
-Tried on a copy of everything that is shipped, line by line: each config of `projects/`, one config for each template of
+Tried on a copy of everything that is shipped, one line of four (each with `--all-cells`): each config of `projects/`, one config for each template of
 the library, and a config that is made of all the ways in which a line can reach a value.
 """
 
@@ -116,6 +116,12 @@ def copy(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def every(request):
+    """One line of so many is tried; each of them with `--all-cells`."""
+    return 1 if request.config.getoption("all_cells") else 4
+
+
 class Config:
     """One config of the copy, loaded as often as it takes."""
 
@@ -171,13 +177,13 @@ def changed_by(before, after):
     }
 
 
-def try_lines(config, files=None):
-    """Changes line after line; returns how many, and the lines whose blame was wrong."""
+def try_lines(config, every, files=None):
+    """Changes one line of so many after the other; returns how many, and the lines whose blame was wrong."""
     rendered, before = config.load()
     tried, wrong = 0, []
     for file in files or sorted(rendered.sources):
         text = Path(file).read_text()
-        for number, changed in lines_of(file):
+        for number, changed in list(lines_of(file))[::every]:
             lines = text.split("\n")
             lines[number - 1] = changed
             Path(file).write_text("\n".join(lines))
@@ -190,36 +196,36 @@ def try_lines(config, files=None):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_every_plain_line_of_a_config_is_blamed_for_what_it_changes(copy, config):
+def test_every_plain_line_of_a_config_is_blamed_for_what_it_changes(copy, every, config):
     path = Path(config)
     loaded = Config(copy, path.parents[1], f"configs/{path.name}")
     files = None
     if config not in FIRST:
         # What the library says is tried behind the first config of each project, and behind each trainer.
         files = [file for file in sorted(loaded.load()[0].sources) if not file.startswith(str(copy / LIBRARY.name))]
-    tried, wrong = try_lines(loaded, files)
+    tried, wrong = try_lines(loaded, every, files)
     assert [] == wrong
-    assert tried > (40 if files is None else 0)
+    assert tried > (40 // every if files is None else 0)
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
-def test_every_plain_line_of_a_fragment_of_the_library(copy, tmp_path, fragment):
+def test_every_plain_line_of_a_fragment_of_the_library(copy, every, tmp_path, fragment):
     block = re.match(r"## For \[(\w+)\]", (LIBRARY / fragment).read_text())[1]
     (tmp_path / "main.yaml").write_text(f"-- extends 'trainers/trainer.yaml'\n[{block}]\n    -- include '{fragment}'\n")
-    assert [] == try_lines(Config(copy, tmp_path, "main.yaml"), [str(copy / "templatelib" / fragment)])[1]
+    assert [] == try_lines(Config(copy, tmp_path, "main.yaml"), every, [str(copy / "templatelib" / fragment)])[1]
 
 
 @pytest.mark.parametrize("trainer", [name for name in TRAINERS if not name.endswith("base.yaml")])
-def test_every_plain_line_behind_a_trainer_of_the_library(copy, tmp_path, trainer):
+def test_every_plain_line_behind_a_trainer_of_the_library(copy, every, tmp_path, trainer):
     (tmp_path / "main.yaml").write_text(f"-- extends '{trainer}'\n")
-    tried, wrong = try_lines(Config(copy, tmp_path, "main.yaml"))
+    tried, wrong = try_lines(Config(copy, tmp_path, "main.yaml"), every)
     assert [] == wrong
-    assert tried > 40
+    assert tried > 40 // every
 
 
 def test_every_plain_line_reaches_its_values_in_every_way_there_is(copy):
     config = Config(copy, "ways", "configs/ways.yaml")
-    assert [] == try_lines(config)[1]
+    assert [] == try_lines(config, 1)[1]
     _, blamed = config.load()
     part = str(copy / "ways" / "part.yaml")
     assert {"included", "inner.included"} <= {path.removeprefix("macro_b.") for path in blamed_on(blamed, part, 1)}

@@ -17,6 +17,7 @@ EXACT = ("bit_for_bit", "is_exact", "does_not_change", "does_not_depend", "are_e
 HERE = "tests/ml/numerics"
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(1200)  # a whole process of pytest
 def test_equal_numbers_are_equal_with_the_oldest_instructions():
     words = ["-q", "-x", "-p", "no:cacheprovider", "-k", " or ".join(("oldest_are_in_use", *EXACT))]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from forgather.ml import Trainer
+from tests.matrix import thinned
 from tests.ml.fixtures import Noisy, Recorder, StopAt, assert_same_weights, largest_difference, tiny_llama, weights
 
 STEPS = 9  # two epochs of four updates, and one more
@@ -40,7 +41,7 @@ def everything(trainer):
     return {**weights(trainer.model), **tensors}
 
 
-@pytest.mark.parametrize("stop", [1, 2, 4, 5, 7, 8])
+@pytest.mark.parametrize("stop", thinned([1, 2, 4, 5, 7, 8], lambda stop: stop in (1, 4, 7)))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(settings, tmp_path, stop):
     whole = make(settings)
     whole.train()
