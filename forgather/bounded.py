@@ -38,14 +38,14 @@ def open_regular(file: str) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
     """
-    stream = open(file, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - the caller closes it
+    stream = open(file, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
     stream.close()
     raise OSError(errno.EINVAL, "not a regular file", file)
 
 
-def _opened(file: str, flags: int) -> int:
+def _open_nonblocking(file: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe blocks until another process opens it for writing.
     return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -122,7 +122,7 @@ def walk_folders(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
             todo += [(folder, depth + 1) for folder in inner if not os.path.islink(folder)]
 
 
-def matching(pattern: str) -> Iterator[str]:
+def matching_files(pattern: str) -> Iterator[str]:
     """Yields the files that match a pattern, as `glob.iglob(pattern, recursive=True)` does.
 
     Raises:

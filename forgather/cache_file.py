@@ -57,13 +57,13 @@ def digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=20).hexdigest()
 
 
-def sealed(body: bytes) -> bytes:
+def with_digest(body: bytes) -> bytes:
     """Returns the body of an entry, preceded by its digest."""
     return digest_of(body).encode() + b"\n" + body
 
 
 @cache
-def edition(*folders: str) -> str:
+def code_fingerprint(*folders: str) -> str:
     """Returns a text that changes whenever the code in these folders changes; the version alone is not enough in a
     checkout.
     """
@@ -74,7 +74,7 @@ def edition(*folders: str) -> str:
     return f"{__version__} {digest_of(repr(sorted(states)).encode())}"
 
 
-def read_kept(file: str, form: int) -> dict[str, Any] | None:
+def read_cached(file: str, form: int) -> dict[str, Any] | None:
     """Returns the facts that are stored in a file; None without an intact entry of that format.
 
     Args:
@@ -97,7 +97,7 @@ def read_kept(file: str, form: int) -> dict[str, Any] | None:
     return entry["facts"] if isinstance(entry, dict) and entry.get("form") == form else None
 
 
-def keep(file: str, form: int, facts: dict[str, Any]) -> None:
+def write_cached(file: str, form: int, facts: dict[str, Any]) -> None:
     """Stores facts in a file of a private folder; does nothing if it cannot be written.
 
     Args:
@@ -110,7 +110,7 @@ def keep(file: str, form: int, facts: dict[str, Any]) -> None:
         # A rename replaces the entry in one step, so that a reader never sees half of it.
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), delete=False) as stream:
             try:
-                stream.write(sealed(content))
+                stream.write(with_digest(content))
                 stream.flush()
                 os.replace(stream.name, file)
             except OSError:

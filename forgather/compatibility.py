@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forgather.parallel_sizes import follows
+from forgather.parallel_sizes import apply_if_known
 from forgather.pipeline_schedules import with_schedules
 
 REFUSED = "FG770"
 """The error code of a refused combination."""
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "matrix.json")
-_SHARED = {
+_SHARDING = {
     "full_shard": "fsdp2 with resharding",
     "shard_grad_op": "fsdp2",
     "hybrid_shard": "hybrid shards",
@@ -142,26 +142,26 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = settings.get
     pipelined = given("trainer") == "pipeline"
-    shared = follows(_shared, given("fsdp"), given("fsdp_config"), given("data_parallel_size"))
-    strategy = follows(_strategy, given("deepspeed"), shared, given("tensor_parallel_size"))
+    shared = apply_if_known(_weight_sharding, given("fsdp"), given("fsdp_config"), given("data_parallel_size"))
+    strategy = apply_if_known(_strategy, given("deepspeed"), shared, given("tensor_parallel_size"))
     compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
     return {
         "strategy": "pipeline" if pipelined else strategy,
         "schedule": given("schedule_class") if pipelined else None,
-        "replicas": follows(_replicas, shared, *map(given, _DDP)) if pipelined else None,
-        "tensor": follows(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
-        "accumulation": follows(_accumulation, given("gradient_accumulation_steps")),
-        "precision": follows(_precision, given("fp16"), given("bf16"), given("accelerator_args")),
-        "compile": follows(lambda *asked: "yes" if any(asked) else "no", *map(given, compiles)),
-        "offload": follows(_offload, given("fsdp_config")),
-        "reentrant": follows(_reentrant, given("gradient_checkpointing_kwargs")),
+        "replicas": apply_if_known(_replicas, shared, *map(given, _DDP)) if pipelined else None,
+        "tensor": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
+        "accumulation": apply_if_known(_accumulation, given("gradient_accumulation_steps")),
+        "precision": apply_if_known(_precision, given("fp16"), given("bf16"), given("accelerator_args")),
+        "compile": apply_if_known(lambda *asked: "yes" if any(asked) else "no", *map(given, compiles)),
+        "offload": apply_if_known(_offload, given("fsdp_config")),
+        "reentrant": apply_if_known(_reentrant, given("gradient_checkpointing_kwargs")),
     }
 
 
 _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 
 
-def _shared(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
+def _weight_sharding(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
     """Returns how data-parallel ranks hold the weights: all-reduce over replicas, or a form of FSDP2."""
     if not fsdp or replicas == 1:
         return "all-reduce" if not fsdp else "fsdp2"
@@ -169,7 +169,7 @@ def _shared(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas:
     asked = fsdp if isinstance(fsdp, str) else (config or {}).get("sharding_strategy")
     if (config or {}).get("reshard_after_forward") is True:
         return "fsdp2 with resharding"
-    return _SHARED.get(str(asked).lower(), "fsdp2") if asked else "fsdp2"
+    return _SHARDING.get(str(asked).lower(), "fsdp2") if asked else "fsdp2"
 
 
 def _replicas(shared: str, *ddp: Any) -> str:

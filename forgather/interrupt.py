@@ -24,8 +24,8 @@ from forgather.process_limits import LISTENER
 
 # Each value is larger than the number of processes times the one before, so that the sum over all processes tells which
 # signals arrived; and small enough to be summed in float32.
-_WISHES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
-_USUAL: dict[signal.Signals, Any] = {
+_STOP_CODES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
+_DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGUSR1: signal.SIG_DFL,
@@ -72,7 +72,7 @@ class Interrupt:
         self.requested = False
         self.began = False
         """True once something was trained that an immediate end would lose."""
-        self.is_told = False
+        self.has_trainer = False
         """True once a trainer has taken over and will call `begin`."""
         self.defers = False
         """True while the first signal is only recorded and ends nothing by itself."""
@@ -94,7 +94,7 @@ class Interrupt:
         _active.append(self)
         if threading.current_thread() is threading.main_thread():
             # A handler that the program installed itself is left in place, and so is SIG_IGN.
-            for number, usual in _USUAL.items():
+            for number, usual in _DEFAULT_HANDLERS.items():
                 if signal.getsignal(number) is usual:
                     self._previous[number] = signal.signal(number, self._remember)
             if self._insists:
@@ -136,18 +136,18 @@ class Interrupt:
         return KeyboardInterrupt() if self._number == signal.SIGINT else Terminated()
 
     @property
-    def wish(self) -> float:
+    def stop_code(self) -> float:
         """The value that processes sum with an all-reduce to learn whether one of them was asked to stop, and by which
         signal.
         """
-        return _WISHES[self._number] if self.requested else 0.0
+        return _STOP_CODES[self._number] if self.requested else 0.0
 
-    def told(self, wishes: float) -> KeyboardInterrupt | None:
-        """Returns the exception to raise for the all-reduced sum of `wish`; None if no process was asked to stop."""
-        if not wishes:
+    def error_for(self, stop_codes: float) -> KeyboardInterrupt | None:
+        """Returns the exception to raise for the all-reduced `stop_code`; None if no process was asked to stop."""
+        if not stop_codes:
             return None
-        self.wants_requeue |= wishes >= _WISHES[signal.SIGUSR1]
-        return Terminated() if wishes >= _WISHES[signal.SIGTERM] else KeyboardInterrupt()
+        self.wants_requeue |= stop_codes >= _STOP_CODES[signal.SIGUSR1]
+        return Terminated() if stop_codes >= _STOP_CODES[signal.SIGTERM] else KeyboardInterrupt()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         # Writing to a terminal that is gone raises OSError, which would end the save.
@@ -176,19 +176,19 @@ class Interrupt:
         os.set_blocking(writing, False)
         # The interpreter writes the signal's number to the descriptor from the C handler, even while native code runs.
         self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))
-        threading.Thread(target=self._see_to_the_end, args=(reading,), name=LISTENER, daemon=True).start()
+        threading.Thread(target=self._watch_signals, args=(reading,), name=LISTENER, daemon=True).start()
 
-    def _see_to_the_end(self, reading: int) -> None:
-        heard = 0
+    def _watch_signals(self, reading: int) -> None:
+        num_signals = 0
         first = 0.0
         while number := os.read(reading, 1):
             # torchrun's agent replaces these handlers with its own; then the signal is its business.
             if number[0] not in self._previous or signal.getsignal(number[0]) != self._remember:
                 continue
-            if heard and time.monotonic() - first < self.same_within:
+            if num_signals and time.monotonic() - first < self.same_within:
                 continue
-            heard, first = heard + 1, time.monotonic()
-            if self.defers and heard < 2:
+            num_signals, first = num_signals + 1, time.monotonic()
+            if self.defers and num_signals < 2:
                 continue
             # The main thread gets time to react by itself first: it raises, saves and cleans up.
             time.sleep(DEAF_SECONDS)
@@ -235,14 +235,14 @@ def _is_gone(stream: int) -> bool:
 
 
 _active: list[Interrupt] = []
-_heard: list[Interrupt] = []
+_program_handlers: list[Interrupt] = []
 
 
 def _in_child() -> None:
     for interrupt in _active:
         interrupt.forget()
     _active.clear()
-    _heard.clear()
+    _program_handlers.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -260,30 +260,30 @@ def _ended_by(interrupt: Interrupt) -> Iterator[None]:
 
 
 @contextmanager
-def of_process(interrupt: Interrupt) -> Iterator[Interrupt]:
-    """Handles the signals of a whole program, from start to end; `heard` finds the handler that this installs."""
+def handle_signals(interrupt: Interrupt) -> Iterator[Interrupt]:
+    """Handles the signals of a whole program, from start to end; `signal_handler` finds it."""
     with interrupt, _ended_by(interrupt):
-        _heard.append(interrupt)
+        _program_handlers.append(interrupt)
         try:
             yield interrupt
         finally:
-            _heard.remove(interrupt)
+            _program_handlers.remove(interrupt)
 
 
 @contextmanager
-def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
+def signal_handler(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
     """Yields the handler that is active in this process: that of the program, or one for this block.
 
     Args:
         same_within: as for `Interrupt`, if one is made for the block.
         speaks: as for `Interrupt`, if one is made for the block.
     """
-    if not _heard:
+    if not _program_handlers:
         with Interrupt(same_within=same_within, speaks=speaks) as own, _ended_by(own):
             yield own
         return
-    interrupt = _heard[-1]
-    interrupt.is_told = True
+    interrupt = _program_handlers[-1]
+    interrupt.has_trainer = True
     try:
         with _ended_by(interrupt):
             yield interrupt
@@ -291,9 +291,9 @@ def heard(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator
         interrupt.defers = False
 
 
-def present() -> Interrupt | None:
+def current_handler() -> Interrupt | None:
     """Returns the handler of this program; None if only a training run handles signals."""
-    return _heard[-1] if _heard else None
+    return _program_handlers[-1] if _program_handlers else None
 
 
 def ignore_signals() -> None:

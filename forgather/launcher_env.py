@@ -4,7 +4,7 @@ Reads the variables of torchrun, `accelerate launch`, SLURM, Open MPI and Kubefl
 that a launcher started, `NodeFacts` for a machine whose processes are still to be started, and the name of the launcher
 for messages. Nothing is started here. If several launchers have set variables, the innermost one counts.
 
-`wish` and `launched` pass on how many processes a config asks for while it is built.
+`requested` and `compared_by_launcher` pass on how many processes a config asks for while it is built.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
     Raises:
         DistributedError: FG701 if a variable is not a number, or the numbers contradict each other.
     """
-    launcher, values = _spoken(environ)
+    launcher, values = _launcher_and_position(environ)
     if not launcher:
         return ProcessFacts()
     world_size = _number(values, "WORLD_SIZE", 1)
@@ -170,10 +170,10 @@ def tasks_on_this_machine(environ: Mapping[str, str]) -> int:
 
 def is_worker(environ: Mapping[str, str]) -> bool:
     """Returns whether a launcher started this process as one of the processes of a run."""
-    return bool(_spoken(environ)[0]) and node_facts(environ) is None
+    return bool(_launcher_and_position(environ)[0]) and node_facts(environ) is None
 
 
-def _spoken(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+def _launcher_and_position(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
     """Returns the launcher, and the position of this process under torchrun's names."""
     # torchrun may run inside a SLURM step, so the innermost launcher is asked first.
     if "TORCHELASTIC_RUN_ID" in environ:
@@ -260,14 +260,14 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
-OURS = "FORGATHER_CHECKED"
+STARTED_BY_FGCLI = "FORGATHER_CHECKED"
 """The variable that `fgcli` sets for the processes that it starts."""
-_OPTION = r"--num[-_]processes(?:=(\d+))?"
-_SETTING = r"(?m)^num_processes:\s*(\d+)"
+_NUM_PROCESSES_OPTION = r"--num[-_]processes(?:=(\d+))?"
+_NUM_PROCESSES_SETTING = r"(?m)^num_processes:\s*(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestedProcesses:
     """The number of processes that a config asks for.
 
     Args:
@@ -281,9 +281,9 @@ class Wish:
     project_dir: str
 
 
-wish: ContextVar[Wish | None] = ContextVar("wish", default=None)
+requested: ContextVar[RequestedProcesses | None] = ContextVar("requested", default=None)
 """The request of the config that is being built, if no launcher has started processes for it."""
-launched: ContextVar[bool] = ContextVar("launched", default=False)
+compared_by_launcher: ContextVar[bool] = ContextVar("compared_by_launcher", default=False)
 """True if a launcher of ours compares the number of processes with the config itself."""
 
 
@@ -303,10 +303,10 @@ def started_by(environ: Mapping[str, str], program: str | None = None, *, parent
     """
     launcher = process_facts(environ).launcher
     if launcher:
-        return "fgcli" if OURS in environ and launcher == "torchrun" else launcher
+        return "fgcli" if STARTED_BY_FGCLI in environ and launcher == "torchrun" else launcher
     if is_accelerate(environ):
         # On a machine without a GPU, accelerate starts one process even if --num_processes asks for more.
-        asked = asked_of_accelerate(environ, _parent() if parent is None else parent)
+        asked = processes_of_accelerate(environ, _parent() if parent is None else parent)
         if asked is None or asked == 1:
             return "accelerate launch"
         return f"accelerate launch, which was asked for {asked} and starts one where there is no GPU"
@@ -323,7 +323,7 @@ def _program(program: str) -> str:
     return f"python {name}" if name.endswith(".py") else "python"
 
 
-def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> int | None:
+def processes_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> int | None:
     """Returns how many processes `accelerate launch` was asked for; None if that cannot be determined.
 
     Args:
@@ -331,13 +331,13 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
         parent: the command line of the launcher.
 
     Example:
-        >>> asked_of_accelerate({"HF_HOME": "/nowhere"}, ["python", "accelerate", "launch", "--num_processes", "2"])
+        >>> processes_of_accelerate({"HF_HOME": "/nowhere"}, ["python", "accelerate", "launch", "--num_processes", "2"])
         2
     """
     if not any("accelerate" in word for word in parent):
         return None
     for word, after in pairwise([*parent, ""]):
-        found = re.fullmatch(_OPTION, word)
+        found = re.fullmatch(_NUM_PROCESSES_OPTION, word)
         number = (found[1] or after) if found else ""
         if number.isdigit():
             return int(number)
@@ -346,7 +346,7 @@ def asked_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> in
     file = named or accelerate_config(environ)
     try:
         with open(file or os.devnull, encoding="utf-8") as stream:
-            found = re.search(_SETTING, stream.read())
+            found = re.search(_NUM_PROCESSES_SETTING, stream.read())
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) if found else None

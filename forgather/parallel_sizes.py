@@ -34,32 +34,34 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = settings.get
     pipelined = "schedule_class" in settings
-    stages = follows(_stages, given("split_spec"))
-    usual = follows(_usual_per_rank, given("schedule_class"))
-    each = follows(lambda each, usual: each or usual, given("stages_per_rank"), usual)
-    ranks = follows(_ranks, given("pipeline_parallel_size"), stages, each) if pipelined else 1
-    held = follows(_times, given("pipeline_parallel_size"), given("stages_per_rank"))
-    per_replica = follows(lambda ranks, tensor: _times(ranks, tensor or 1), ranks, given("tensor_parallel_size"))
+    stages = apply_if_known(_stages, given("split_spec"))
+    usual = apply_if_known(_default_stages_per_rank, given("schedule_class"))
+    each = apply_if_known(lambda each, usual: each or usual, given("stages_per_rank"), usual)
+    ranks = apply_if_known(_ranks, given("pipeline_parallel_size"), stages, each) if pipelined else 1
+    held = apply_if_known(_product, given("pipeline_parallel_size"), given("stages_per_rank"))
+    per_replica = apply_if_known(
+        lambda ranks, tensor: _product(ranks, tensor or 1), ranks, given("tensor_parallel_size")
+    )
     # Without `pipeline_parallel_size`, all processes form one pipeline.
     alone = pipelined and settings.get("pipeline_parallel_size") is None
-    replicas = follows(lambda asked: asked or (1 if alone else None), given("data_parallel_size"))
-    processes = follows(_times, replicas, per_replica)
+    replicas = apply_if_known(lambda asked: asked or (1 if alone else None), given("data_parallel_size"))
+    processes = apply_if_known(_product, replicas, per_replica)
     return {
         "stages": stages,
         "ranks": ranks,
-        "num_stages": follows(lambda cut, ranks, each: cut or _times(ranks, each or 2), stages, ranks, each),
-        "most_per_rank": follows(_most_per_rank, given("stages_per_rank"), stages, ranks),
+        "num_stages": apply_if_known(lambda cut, ranks, each: cut or _product(ranks, each or 2), stages, ranks, each),
+        "most_per_rank": apply_if_known(_most_per_rank, given("stages_per_rank"), stages, ranks),
         "held": held,
-        "held_cuts": follows(lambda held: held and held - 1, held),
-        "rounds": follows(_rounds, given("pipeline_chunks"), ranks),
+        "held_cuts": apply_if_known(lambda held: held and held - 1, held),
+        "rounds": apply_if_known(_rounds, given("pipeline_chunks"), ranks),
         "per_replica": per_replica,
         "replicas_asked": replicas,
         "processes": processes,
-        "machines": follows(_machines, processes, per_replica, given("nproc_per_node")),
+        "machines": apply_if_known(_machines, processes, per_replica, given("nproc_per_node")),
     }
 
 
-def follows(compute: Callable[..., Any], *values: Any) -> Any:
+def apply_if_known(compute: Callable[..., Any], *values: Any) -> Any:
     """Returns `compute(*values)`; `UNKNOWN` if a value is unknown or of a wrong type.
 
     A wrong type is reported by the rule about that setting, so that one mistake gives one message.
@@ -88,7 +90,7 @@ def _cut(name: str, where: Any) -> tuple[str, Any]:
     return (found[1], int(found[2]) + (where == "end")) if found else (name, where)
 
 
-def _usual_per_rank(schedule: Any) -> int | None:
+def _default_stages_per_rank(schedule: Any) -> int | None:
     facts = SCHEDULES.get(schedule) if isinstance(schedule, str) else None
     return facts.usual_stages if facts is not None and (facts.one_stage or facts.v_shaped) else None
 
@@ -103,7 +105,7 @@ def _most_per_rank(given: int | None, stages: int | None, ranks: int | None) -> 
     return given or (-(-stages // ranks) if stages and ranks else None)
 
 
-def _times(one: int | None, other: int | None) -> int | None:
+def _product(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one * other
 
 

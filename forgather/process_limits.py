@@ -43,7 +43,7 @@ def limits_on() -> Iterator[None]:
 
 
 @contextmanager
-def reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
+def limits_while_reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
     """Applies the limits while a config is read, if they are enabled.
 
     Args:

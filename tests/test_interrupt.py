@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forgather.interrupt import SAME_SECONDS, Interrupt, Terminated, heard, of_process
+from forgather.interrupt import SAME_SECONDS, Interrupt, Terminated, handle_signals, signal_handler
 
 
 def test_signals_of_one_moment_are_one_and_a_later_one_ends_at_once():
@@ -33,16 +33,16 @@ def _native():
 
 
 def test_what_native_code_makes_of_a_signal_is_still_an_end_by_a_signal():
-    with pytest.raises(Terminated), heard():
+    with pytest.raises(Terminated), signal_handler():
         _native()
-    with pytest.raises(Terminated), of_process(Interrupt()), heard():
+    with pytest.raises(Terminated), handle_signals(Interrupt()), signal_handler():
         _native()
-    with pytest.raises(Terminated), of_process(Interrupt()):
+    with pytest.raises(Terminated), handle_signals(Interrupt()):
         _native()
 
 
 def test_an_error_is_an_error_also_after_a_signal_that_was_only_remembered():
-    with pytest.raises(ValueError, match="own"), of_process(Interrupt()), heard() as interrupt:
+    with pytest.raises(ValueError, match="own"), handle_signals(Interrupt()), signal_handler() as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGTERM)
         raise ValueError("its own")
@@ -55,7 +55,7 @@ def test_the_end_of_a_terminal_is_remembered_as_a_signal_of_a_scheduler():
             interrupt.begin()
             signal.raise_signal(number)
             assert interrupt.requested and isinstance(interrupt.error, Terminated)
-            wishes.append(interrupt.wish)
+            wishes.append(interrupt.stop_code)
     assert 1 == len(set(wishes))
 
 

@@ -29,7 +29,14 @@ from forgather.cli.output import (
 )
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
-from forgather.interrupt import NOTHING_TRAINED, SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, of_process, status_of
+from forgather.interrupt import (
+    NOTHING_TRAINED,
+    SAME_OF_SEVERAL_SECONDS,
+    SAME_SECONDS,
+    Interrupt,
+    handle_signals,
+    status_of,
+)
 from forgather.launcher_env import is_worker, process_facts
 from forgather.process_limits import limits_on
 from forgather.redaction import note_words, without_secrets
@@ -68,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 gc.unfreeze()
             gc.enable()
     if (several := sys.modules.get("forgather.launch.multi_process")) is not None:
-        several.end_where_left(status)
+        several.skip_teardown_after_leaving(status)
     return status
 
 
@@ -90,7 +97,7 @@ def _run(arguments: list[str]) -> int:
             interrupt = _signals()
             # What a run has computed is worth more than a console that somebody closed.
             lasting = outlasting_readers() if getattr(command, "TRAINS", False) else nullcontext()
-            with of_process(interrupt), lasting:
+            with handle_signals(interrupt), lasting:
                 return int(command.run(invocation))
         return int(command.run(invocation))
     except ForgatherError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forgather.errors import ForgatherError
 from forgather.project.dynamic_args import read_options
-from forgather.project.fault_tolerance import resumes_from, takes_resume
+from forgather.project.fault_tolerance import has_trainer_arguments, resumes_from
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 
@@ -23,7 +23,7 @@ _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
 
 def resuming_words(project: Project) -> tuple[str, ...]:
     """Returns the option that resumes; nothing where the config has none, and no trainer either."""
-    if takes_resume(project.graph):
+    if has_trainer_arguments(project.graph):
         return ("--resume", "auto")
     declared = any(RESUME_OPTION in option.names for option in read_options(project.graph).options)
     return (RESUME_OPTION, "auto") if declared else ()

@@ -16,8 +16,8 @@ from forgather.launcher_env import is_worker
 from forgather.project.checks.trusted_calls import needs_of
 from forgather.project.path_display import near_path
 from forgather.project.project import Project
-from forgather.project.trust import Trust, add_trust, current_trust, inherit, trust_file
-from forgather.project.untrusted import Needs, said, way
+from forgather.project.trust import Trust, add_trust, current_trust, pass_to_processes, trust_file
+from forgather.project.untrusted import Needs, trust_hint, untrusted_message
 
 
 def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
@@ -32,9 +32,11 @@ def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
     missing = needs.beyond(current_trust())
     if missing:
         if not (_is_terminal() and _says_yes(missing)):
-            raise ProjectError(said(missing), code="FG440", hint=way(missing), context=project.lineage)
+            raise ProjectError(
+                untrusted_message(missing), code="FG440", hint=trust_hint(missing), context=project.lineage
+            )
         _keep(missing)
-    inherit(Trust(folders=needs.folders, packages=needs.packages))
+    pass_to_processes(Trust(folders=needs.folders, packages=needs.packages))
 
 
 def _is_terminal() -> bool:
@@ -42,7 +44,7 @@ def _is_terminal() -> bool:
 
 
 def _says_yes(missing: Needs) -> bool:
-    print_note(said(missing))
+    print_note(untrusted_message(missing))
     sys.stderr.write("trust it from now on? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

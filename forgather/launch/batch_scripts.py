@@ -24,7 +24,7 @@ _OF_LAUNCHING = (
 )  # fmt: skip
 
 
-def script(
+def batch_script(
     kind: str,
     asked: ProcessRequest,
     arguments: Sequence[str],

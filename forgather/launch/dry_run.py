@@ -18,7 +18,7 @@ _ON_ONE_MACHINE = 8
 _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
-def lay_out(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
+def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
     """Returns what each process would hold, and the shapes of one step.
 
     Args:
@@ -42,7 +42,7 @@ def lay_out(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, 
 
 
 def layout_text(found: dict[str, Any]) -> str:
-    """Returns the result of `lay_out` as a table for the terminal."""
+    """Returns the result of `dry_run_layout` as a table for the terminal."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1) or "one process"
     rows = [
         ("processes", f"{found['world_size']}: {mesh}  ({found['strategy']})"),

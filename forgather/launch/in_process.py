@@ -16,8 +16,8 @@ from typing import Any
 
 from forgather.config.graph import Call, Lookup, describe, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
-from forgather.interrupt import present, status_of
-from forgather.launcher_env import launched
+from forgather.interrupt import current_handler, status_of
+from forgather.launcher_env import compared_by_launcher
 from forgather.project.project import Project
 from forgather.project.run_writer import make_run_folder, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
@@ -156,7 +156,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
     # It stays None if a signal ends the construction.
     main: Any = None
     try:
-        main = _built(plan, run_dir)
+        main = _construct(plan, run_dir)
         if built is not None:
             built(main)
         with plan.project.located():
@@ -166,27 +166,27 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
                 saved = _save(main)
                 return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
             if callable(main) and not _is_module(main):
-                return Outcome(status=_called(main), run_dir=run_dir)
+                return Outcome(status=_call_status(main), run_dir=run_dir)
     except KeyboardInterrupt as stop:
-        heard = present()
+        heard = current_handler()
         return Outcome(
             status=status_of(stop),
             run_dir=run_dir,
             checkpoint=_newest_checkpoint(plan, main),
             interrupted=True,
             # A trainer that never announced its `begin`, such as transformers', may have trained already.
-            nothing_trained=heard is not None and not heard.began and (main is None or heard.is_told),
+            nothing_trained=heard is not None and not heard.began and (main is None or heard.has_trainer),
         )
     raise _not_runnable(f"of type {type(main).__name__}", plan.project)
 
 
-def _built(plan: RunPlan, run_dir: str) -> Any:
+def _construct(plan: RunPlan, run_dir: str) -> Any:
     # The caller has already compared the number of processes with the config's.
-    token = launched.set(True)
+    token = compared_by_launcher.set(True)
     try:
         return plan.project(MAIN, run_dir=run_dir)
     finally:
-        launched.reset(token)
+        compared_by_launcher.reset(token)
 
 
 def _is_trainer(main: object) -> bool:
@@ -237,7 +237,7 @@ def _newest_checkpoint(plan: RunPlan, trainer: object) -> str | None:
     return max(fresh)[1] if fresh else None
 
 
-def _called(main: Callable[[], object]) -> int:
+def _call_status(main: Callable[[], object]) -> int:
     """Returns the exit status of a callable, which may also end with `sys.exit`."""
     try:
         return _status(main())

@@ -20,9 +20,16 @@ from typing import Any
 from forgather.errors import ForgatherError, ProjectError
 from forgather.interrupt import Terminated, end_promptly
 from forgather.launch.process_request import ProcessRequest, torchrun_words
-from forgather.launcher_env import DEFAULT_PORT, OURS, NodeFacts, ProcessFacts, process_facts, tasks_on_this_machine
+from forgather.launcher_env import (
+    DEFAULT_PORT,
+    STARTED_BY_FGCLI,
+    NodeFacts,
+    ProcessFacts,
+    process_facts,
+    tasks_on_this_machine,
+)
 
-CHECKED = OURS
+CHECKED = STARTED_BY_FGCLI
 SAFE_PATH = ("PYTHONSAFEPATH", "forgather")
 
 
@@ -39,7 +46,7 @@ class Ending:
     error: ForgatherError | None = None
 
 
-def start(
+def start_processes(
     asked: ProcessRequest, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None
 ) -> Ending:
     """Starts the processes, each with the same `fgcli` arguments, and waits until they end.
@@ -77,7 +84,7 @@ def _let_children_find_us() -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Any]:
+def join_run() -> Iterator[Any]:
     """Joins this process to the others of its run for the block. If the block fails, the failure ends all processes.
 
     Raises:
@@ -101,26 +108,26 @@ def joined() -> Iterator[Any]:
             raise Terminated from error
         raise SecondaryFailure(member.status) from error
     member.leave()
-    _left.append(member)
+    _left_runs.append(member)
 
 
-_left: list[Any] = []
+_left_runs: list[Any] = []
 
 
-def end_where_left(status: int) -> None:
+def skip_teardown_after_leaving(status: int) -> None:
     """Makes this process skip the interpreter's teardown, if it has left the other processes of its run.
 
     Args:
         status: the exit status.
     """
-    if _left:
+    if _left_runs:
         atexit.register(end_promptly, status)
 
 
-def as_one_of_several(run: Callable[[Any], int]) -> int:
+def run_joined(run: Callable[[Any], int]) -> int:
     """Returns the exit status of `run(member)` in this process, which a launcher has started together with others."""
     try:
-        with joined() as member:
+        with join_run() as member:
             status = run(member)
             member.ended(status)
             return status
@@ -169,7 +176,7 @@ def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
         devices = import_module("forgather.ml.distributed.launcher").count_devices()
         wished = devices or (os.cpu_count() or 1 if wished in ("auto", "cpu") else 1)
     lone = ProcessFacts(launcher="accelerate launch, which starts one process where there is no GPU,")
-    refuse_difference(replace(asked, per_node=wished), lone, config)
+    refuse_other_process_count(replace(asked, per_node=wished), lone, config)
 
 
 def refuse_two_launchers(environ: Mapping[str, str]) -> None:
@@ -188,14 +195,14 @@ def refuse_two_launchers(environ: Mapping[str, str]) -> None:
         )
 
 
-def met_as(facts: ProcessFacts) -> NodeFacts:
+def launched_nodes(facts: ProcessFacts) -> NodeFacts:
     """Returns the machines that a launcher distributed the processes over."""
     machines = max(facts.world_size // max(facts.local_world_size, 1), 1)
     master = facts.master or ("localhost", DEFAULT_PORT)
     return NodeFacts(machines, facts.rank // max(facts.local_world_size, 1), master, facts.launcher)
 
 
-def refuse_difference(asked: ProcessRequest, facts: ProcessFacts, config: str) -> None:
+def refuse_other_process_count(asked: ProcessRequest, facts: ProcessFacts, config: str) -> None:
     """Raises if a launcher started another number of processes than was asked for.
 
     Args:

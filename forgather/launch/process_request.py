@@ -20,7 +20,7 @@ from forgather.project.literal import string_entries
 from forgather.project.locations import library_dir
 from forgather.project.project import Project
 from forgather.project.targets import MOST_PROCESSES, run_meta
-from forgather.project.world_size import wished_processes
+from forgather.project.world_size import processes_per_machine
 
 _WORDS = ("auto", "cpu", "gpu", "xpu")
 _DEVICE = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")
@@ -113,7 +113,7 @@ def asked_processes(
     """
     tolerance = fault_tolerance(project.graph)
     asked = ProcessRequest(
-        per_node=wished_processes(project.graph),
+        per_node=processes_per_machine(project.graph),
         handed=tuple(handed),
         is_default=_is_default(project),
         attempts=tolerance.max_retry_attempts if tolerance else 0,
@@ -130,13 +130,13 @@ def asked_processes(
             code="FG462",
             hint=f"name {asked.per_node} devices, or give --nproc-per-node {len(devices)}",
         )
-    placed = _placed(asked, options, node)
+    placed = _with_machines(asked, options, node)
     given = options.nproc_per_node is not None or run_meta(project.graph).nproc_per_node != "auto"
     # An explicit number counts processes on one machine, while the sizes of a config count all of them.
-    return placed if given else _shared_out(placed)
+    return placed if given else _per_machine(placed)
 
 
-def _shared_out(asked: ProcessRequest) -> ProcessRequest:
+def _per_machine(asked: ProcessRequest) -> ProcessRequest:
     """Returns a request for processes on each machine, if the sizes of the config count those of all machines."""
     total, machines = asked.per_node, asked.num_nodes
     if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
@@ -177,7 +177,7 @@ def _devices(text: str | None) -> list[str]:
     return devices
 
 
-def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
+def _with_machines(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
     # The command line takes precedence over the scheduler.
     if node is not None and options.nnodes is None:
         return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)
@@ -206,7 +206,7 @@ def _placed(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts 
     return replace(asked, num_nodes=num_nodes, node_rank=rank, master=master)
 
 
-def refuse_no_meeting_place(asked: ProcessRequest) -> None:
+def refuse_missing_rendezvous(asked: ProcessRequest) -> None:
     """Raises if a run on several machines has no address for the rendezvous.
 
     Raises:
@@ -257,7 +257,7 @@ _GROUPS = {
     "MEGATRON_LM_": "ACCELERATE_USE_MEGATRON_LM",
     "PARALLELISM_CONFIG_": "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
-_UNTOLD = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+_ALWAYS_SET = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 """Variables that are set in every run, or listed separately."""
 
 
@@ -270,13 +270,13 @@ def added_settings(environ: Mapping[str, str]) -> list[str]:
         switch = next((switch for group, switch in _GROUPS.items() if name.startswith(group)), None)
         if switch is None and not name.startswith("ACCELERATE_"):
             continue
-        is_on = _counts(environ.get(switch, "")) if switch else True
-        if is_on and _counts(environ[name]) and name not in _UNTOLD:
+        is_on = _has_effect(environ.get(switch, "")) if switch else True
+        if is_on and _has_effect(environ[name]) and name not in _ALWAYS_SET:
             found.append(f"{name}={environ[name]}")
     # `accelerate launch` always sets it; only a value other than 1 changes anything.
     steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     return found if steps in ("", "1") else [*found, f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={steps}"]
 
 
-def _counts(value: str) -> bool:
+def _has_effect(value: str) -> bool:
     return value.strip().lower() not in _IDLE

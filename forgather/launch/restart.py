@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.interrupt import present
+from forgather.interrupt import current_handler
 from forgather.launch.in_process import Outcome
 from forgather.project.fault_tolerance import FaultTolerance
 
-GOES_ON = "FORGATHER_GOES_ON"
+RESUME_VARIABLE = "FORGATHER_GOES_ON"
 """The variable that tells a new attempt whether to resume: "auto" or "no"."""
 
 
@@ -68,10 +68,10 @@ class RestartPolicy:
             return False
         cause = import_module("forgather.ml.distributed.launcher").in_a_line(failures, self._world_size)
         serial, folder = self._newest()
-        goes_on = self._auto_resume and serial > self._earlier
+        resumes = self._auto_resume and serial > self._earlier
         # The launcher starts the new processes with this environment.
-        os.environ[GOES_ON] = "auto" if goes_on else "no"
-        begins = f"going on from {folder}" if goes_on else self._begins_as_before()
+        os.environ[RESUME_VARIABLE] = "auto" if resumes else "no"
+        begins = f"going on from {folder}" if resumes else self._begins_as_before()
         self._say(f"attempt {attempt} of {attempts}, after {cause}; {begins}")
         return True
 
@@ -90,7 +90,7 @@ class RestartPolicy:
         return serial, f"step {step}"
 
 
-def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
+def resumes_after_restart(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
     """Returns whether this process belongs to a restarted run that resumes from its newest checkpoint.
 
     A job that SLURM requeued resumes by default; a further attempt under torchrun resumes if the config asks for it.
@@ -103,10 +103,10 @@ def goes_on(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> boo
         return False
     names = ["SLURM_RESTART_COUNT"] if tolerance is None else ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"]
     is_further = any(environ.get(name, "") not in ("", "0") for name in names)
-    return is_further and environ.get(GOES_ON, "auto") == "auto"
+    return is_further and environ.get(RESUME_VARIABLE, "auto") == "auto"
 
 
-def requeued(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
+def requeue(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
     """Requeues this SLURM job, if SIGUSR1 ended its run.
 
     Args:
@@ -117,7 +117,7 @@ def requeued(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> 
     Returns:
         What was done, or why not; None if there is nothing to do.
     """
-    heard = present()
+    heard = current_handler()
     job = environ.get("SLURM_JOB_ID", "")
     if not (job and outcome.interrupted and heard is not None and heard.wants_requeue):
         return None

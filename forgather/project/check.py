@@ -102,11 +102,11 @@ def check_project(
     try:
         found = [*project.diagnostics]
     except ForgatherError as error:
-        return Checked(_ordered([*_of(error), *_known_before(project)]))
+        return Checked(_ordered([*_all_findings(error), *_known_before(project)]))
     graph = project.graph
     reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
-    started = None if for_run else _started(graph)
+    started = None if for_run else _process_count(graph)
     settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
     elsewhere, unread = judge_projects(graph, project)
     found = [one for one in _without_meant(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
@@ -116,7 +116,7 @@ def check_project(
     subject = Subject(project, graph, judgement.calls, reader)
     for check in CHECKS:
         found += check(subject)
-    found += (*judge_remote_code(graph), *_of_meta(graph))
+    found += (*judge_remote_code(graph), *_meta_findings(graph))
     known = {one.span for one in found}
     # A call's own finding at that place says more than a finding about the root setting.
     found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
@@ -160,7 +160,7 @@ def _known_before(project: Project) -> list[Diagnostic]:
     return known
 
 
-def _of(error: ForgatherError) -> Iterator[Diagnostic]:
+def _all_findings(error: ForgatherError) -> Iterator[Diagnostic]:
     yield error.diagnostic
     yield from error.others
 
@@ -181,7 +181,7 @@ def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> 
         yield replace(fault.error.diagnostic, severity=severity)
 
 
-def _started(graph: Graph) -> int | None:
+def _process_count(graph: Graph) -> int | None:
     """Returns the number of processes on one machine; None if it depends on the machine or on sizes."""
     try:
         processes = run_meta(graph).nproc_per_node
@@ -190,12 +190,12 @@ def _started(graph: Graph) -> int | None:
     return processes if isinstance(processes, int) else None
 
 
-def _of_meta(graph: Graph) -> Iterator[Diagnostic]:
+def _meta_findings(graph: Graph) -> Iterator[Diagnostic]:
     try:
         run_meta(graph)
         fault_tolerance(graph)
     except ForgatherError as error:
-        yield from _of(error)
+        yield from _all_findings(error)
 
 
 def _as_a_run_sees(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:

@@ -24,7 +24,7 @@ from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
 from forgather.project.project import Project
-from forgather.project.template_environment import surroundings
+from forgather.project.template_environment import template_environment
 from forgather.project.workspace import META_FILE, find_project, project_above
 
 
@@ -108,7 +108,9 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
         config: the config's name.
         now: the time that clock functions return.
     """
-    environment = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
+    environment = template_environment(
+        meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root
+    )
     project = Project.placed(meta, config, environment=replace(environment, now=now))
     display = Display(meta.project_dir, meta.workspace_root)
     graph = project.graph

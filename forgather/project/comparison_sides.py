@@ -27,7 +27,7 @@ from forgather.project.path_display import Display, near_path
 from forgather.project.project import Project
 from forgather.project.run_facts import is_run_folder
 from forgather.project.run_reader import open_run
-from forgather.project.template_environment import surroundings
+from forgather.project.template_environment import template_environment
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_project, find_workspace
 from forgather.source import Span
 from forgather.spelling import close_matches
@@ -49,12 +49,12 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
     """
     is_path = os.sep in word or word.endswith(".yaml") and os.path.isfile(word) or os.path.isdir(word)
     start = os.path.realpath(word) if word and is_path else os.path.realpath(find_project(folder))
-    with open_tree(start, revision) as tree, _told(tree):
+    with open_tree(start, revision) as tree, _places_at_revision(tree):
         project_dir = _project_in(tree, start, word)
         meta = _meta(tree, project_dir)
         config = _config(tree, meta, start, word if not is_path else None)
         workspace = tree.real(meta.workspace_root) if meta.workspace_root else None
-        environment = surroundings(meta.searchpath, project_dir=project_dir, workspace_root=workspace)
+        environment = template_environment(meta.searchpath, project_dir=project_dir, workspace_root=workspace)
         project = Project.placed(meta, config, environment=replace(environment, now=now))
         display = Display(project_dir, workspace)
         return Compared(
@@ -130,7 +130,7 @@ def _config(tree: Tree, meta: ProjectMeta, start: str, name: str | None) -> str:
 
 
 @contextmanager
-def _told(tree: Tree) -> Iterator[None]:
+def _places_at_revision(tree: Tree) -> Iterator[None]:
     """Makes the places in errors name the revision: the file of the working tree may have another text."""
     try:
         yield
@@ -148,7 +148,7 @@ def _told(tree: Tree) -> Iterator[None]:
         raise
 
 
-def open_past(folder: str) -> Compared:
+def open_past_run(folder: str) -> Compared:
     """Returns a past run.
 
     Raises:
@@ -167,7 +167,7 @@ def open_past(folder: str) -> Compared:
     )
 
 
-def config_now(folder: str) -> Compared:
+def open_current_config(folder: str) -> Compared:
     """Returns the graph that the config of a run gives now.
 
     Raises:
@@ -181,7 +181,7 @@ def config_now(folder: str) -> Compared:
         error.context = (*error.context, f"the config of the run {os.path.basename(run.folder)}")
         raise
     variables, overrides = run.changes
-    now = surroundings(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
+    now = template_environment(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
     then = run.environment()
     # A config that names its folders after the host would otherwise differ on every other machine.
     told = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
@@ -221,25 +221,25 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
     name = name or config or ""
     if b is None:
         # The config is opened first: a mistyped name is reported as such, not as a problem of Git.
-        new = _opened(name, None, folder, now) if revision is None else None
-        old = _opened(name, "HEAD" if revision is None else revision, folder, now)
-        return old, new or _opened(name, None, folder, now)
-    old = _opened(name, revision, folder, now)
+        new = _open_side(name, None, folder, now) if revision is None else None
+        old = _open_side(name, "HEAD" if revision is None else revision, folder, now)
+        return old, new or _open_side(name, None, folder, now)
+    old = _open_side(name, revision, folder, now)
     if is_run_folder(b):
         # The graph of a run is recorded without the declaration of options.
-        return replace(old, graph=without_options(old.graph)), open_past(b)
+        return replace(old, graph=without_options(old.graph)), open_past_run(b)
     other, other_revision = split_revision(b, folder)
-    return old, _opened(other or name, other_revision, folder, now)
+    return old, _open_side(other or name, other_revision, folder, now)
 
 
 def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> tuple[Compared, Compared]:
-    old = open_past(a)
+    old = open_past_run(a)
     if b is None:
-        return old, config_now(a)
+        return old, open_current_config(a)
     if is_run_folder(b):
-        return old, open_past(b)
+        return old, open_past_run(b)
     name, revision = split_revision(b, folder)
-    new = _opened(name or old.config, revision, folder, now)
+    new = _open_side(name or old.config, revision, folder, now)
     return old, replace(new, graph=without_options(new.graph))
 
 
@@ -284,7 +284,7 @@ def _nothing_named(word: str, folder: str | None, error: ProjectError) -> Projec
     return ProjectError(f"project {meta.name!r} has no config or run {word!r}", code="FG405", hint=hint, found=word)
 
 
-def _opened(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
+def _open_side(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
     if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
         from forgather.project.run_reader import open_run
 

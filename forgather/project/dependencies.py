@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from forgather.bounded import MAX_CODE_BYTES, TooManyEntriesError, matching, read_text, walk_folders
+from forgather.bounded import MAX_CODE_BYTES, TooManyEntriesError, matching_files, read_text, walk_folders
 from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.traverse import all_nodes, walk
@@ -133,17 +133,19 @@ def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple
         then, now = item["files"], _files(item["named"], project_dir)
         gone = [file for file in then if file not in now]
         new = [file for file in now if file not in then]
-        other = [file for file, fact in then.items() if file in now and not _same(fact, file)]
+        other = [file for file, fact in then.items() if file in now and not _is_unchanged(fact, file)]
         if gone or new or other:
             kinds = ((other, "changed"), (gone, "gone"), (new, "new"))
             words = [
-                f"{len(files)} {word}{_which(files, item['named'], project_dir)}" for files, word in kinds if files
+                f"{len(files)} {word}{_changed_names(files, item['named'], project_dir)}"
+                for files, word in kinds
+                if files
             ]
             changes.append((item["named"], f"{len(then)} file{'' if len(then) == 1 else 's'}", ", ".join(words)))
     return changes
 
 
-def _which(files: list[str], named: str, project_dir: str) -> str:
+def _changed_names(files: list[str], named: str, project_dir: str) -> str:
     """Returns the names of files, unless the text that names them is a single file."""
     around = os.path.normpath(os.path.join(project_dir, os.path.expanduser(named)))
     if files == [around]:
@@ -189,7 +191,7 @@ def _files(text: str, project_dir: str) -> list[str]:
     if not glob.has_magic(path):
         return []
     with suppress(TooManyEntriesError):
-        return sorted(matching(path))[:_MAX_FILES]
+        return sorted(matching_files(path))[:_MAX_FILES]
     return []
 
 
@@ -216,7 +218,7 @@ def _fact(file: str, left: int) -> dict[str, Any]:
     return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "digest": digest}
 
 
-def _same(then: dict[str, Any], file: str) -> bool:
+def _is_unchanged(then: dict[str, Any], file: str) -> bool:
     try:
         facts = os.stat(file)
         if then["size"] != facts.st_size:

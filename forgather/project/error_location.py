@@ -87,7 +87,7 @@ class Writers:
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def pinpoint(error: ForgatherError, writers: Writers) -> None:
+def locate_error(error: ForgatherError, writers: Writers) -> None:
     """Sets the place of an error that has none to the place of the setting that the error names.
 
     For an error of a constructor the keywords of that call are searched; for an error of the run, all keywords of

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
+from forgather.cache_file import Digests, code_fingerprint, digest_of, read_cached, write_cached
 from forgather.project.locations import cache_dir, config_dir, library_dir
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Dependencies:
     env: dict[str, str | None] = field(default_factory=dict)
 
 
-def holds(made_from: Dependencies | None, digest: Digests) -> bool:
+def is_current(made_from: Dependencies | None, digest: Digests) -> bool:
     """Returns whether everything that a fact was made from is unchanged.
 
     Args:
@@ -80,10 +80,10 @@ def read_entry(part: str, name: str) -> dict[str, Any] | None:
         name: the name of the entry.
     """
     file = _entry_file(part, name)
-    return None if file is None else read_kept(file, FORM)
+    return None if file is None else read_cached(file, FORM)
 
 
-def keep_entry(part: str, name: str, facts: dict[str, Any]) -> None:
+def write_entry(part: str, name: str, facts: dict[str, Any]) -> None:
     """Stores facts, if there is a cache folder.
 
     Args:
@@ -93,7 +93,7 @@ def keep_entry(part: str, name: str, facts: dict[str, Any]) -> None:
     """
     file = _entry_file(part, name)
     if file is not None:
-        keep(file, FORM, facts)
+        write_cached(file, FORM, facts)
 
 
 def _entry_file(part: str, name: str) -> str | None:
@@ -102,7 +102,7 @@ def _entry_file(part: str, name: str) -> str | None:
         return None
     # A home folder may be shared by machines on which templates see other values.
     host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
-    key = "\0".join((edition(*_CODE), library_dir(), config_dir(), host, name))
+    key = "\0".join((code_fingerprint(*_CODE), library_dir(), config_dir(), host, name))
     return os.path.join(folder, digest_of(os.fsencode(key)) + ".json")
 
 
@@ -110,7 +110,7 @@ def _entry_file(part: str, name: str) -> str | None:
 _LOOKS_AROUND = re.compile(r"ignore\s+missing|\b(?:include|extends|import|from)\s*[\[(]")
 
 
-def made_from(rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
+def dependencies_of(rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
     """Returns the dependencies of a rendered text; None if they cannot be determined.
 
     Args:

@@ -80,7 +80,9 @@ def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
     return ProjectError(f"{KEY!r} of target 'meta' {found}", code="FG640", span=span, path=f"meta.{KEY}", hint=hint)
 
 
-def assignments(graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool) -> tuple[tuple[str, str], ...]:
+def restart_assignments(
+    graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool
+) -> tuple[tuple[str, str], ...]:
     """Returns pairs of graph path and YAML text for the trainer's arguments.
 
     Args:
@@ -114,7 +116,7 @@ _SAYS = {
 }
 
 
-def takes_resume(graph: Graph) -> bool:
+def has_trainer_arguments(graph: Graph) -> bool:
     """Returns whether `main` has trainer arguments, which can say what a run resumes from."""
     return trainer_arguments(graph) is not None
 
@@ -157,7 +159,7 @@ def resume_assignments(
             path="main",
         )
     for name, says in _SAYS.items():
-        if allowed.get(name) and resume is None and _begins_anew(arguments):
+        if allowed.get(name) and resume is None and _never_resumes(arguments):
             option = f"--{name.replace('_', '-')}"
             raise ProjectError(
                 f"{option} says {says}, and the run goes on from none",
@@ -168,7 +170,7 @@ def resume_assignments(
     return tuple((arguments.path(name), text) for name, text in wanted.items())
 
 
-def _begins_anew(arguments: TrainerArguments) -> bool:
+def _never_resumes(arguments: TrainerArguments) -> bool:
     tolerance = fault_tolerance(arguments.graph)
     said = arguments.get(RESUME)
     says_none = said is None or (isinstance(said, Scalar) and said.value in (None, False))

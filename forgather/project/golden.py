@@ -2,8 +2,8 @@
 
 Takes a project; gives its configs in an environment with fixed stand-ins for folders, host, clock, versions and
 environment variables, and graphs whose paths begin with `{project}`. A stand-in is an absolute path, so that templates
-treat it like a real one. A golden contains nothing of the machine that wrote it. `judge` compares goldens with configs,
-and `update` writes them.
+treat it like a real one. A golden contains nothing of the machine that wrote it.
+`compare_goldens` compares goldens with configs, and `update_golden` writes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FOLDERS = ("user_data_dir", "user_cache_dir", "user_config_dir", "site_data_dir
 _NOT_GIVEN = object()
 
 
-def still_project(meta: ProjectMeta, config_name: str) -> Project:
+def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
     """Returns a config whose templates see no facts of this machine or day.
 
     Args:
@@ -55,7 +55,7 @@ def still_project(meta: ProjectMeta, config_name: str) -> Project:
     return Project.placed(meta, config_name, environment=environment)
 
 
-def still_graph(project: Project) -> Graph:
+def machine_independent_graph(project: Project) -> Graph:
     """Returns the graph of such a config, with `{project}` and similar names in place of the stand-in folders."""
     meta, graph = project.meta, project.graph
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
@@ -165,7 +165,7 @@ class Judged:
     error: ForgatherError | None = None
 
 
-def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
+def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
     """Returns the comparison of each golden with its config.
 
     Args:
@@ -177,17 +177,17 @@ def judge(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
     """
     available = list(config_files(meta.searchdir, meta.config_prefix))
     chosen = list(dict.fromkeys(choose_config(meta, name) for name in names)) or available
-    judged = [_judged(meta, config) for config in chosen]
+    judged = [_compare_golden(meta, config) for config in chosen]
     if not names:
         judged += [
             Judged(config=name, file=golden_file(meta, name), state=State.LOST)
-            for name in _kept(meta)
+            for name in _existing_goldens(meta)
             if name not in available
         ]
     return judged
 
 
-def update(judged: Judged) -> bool:
+def update_golden(judged: Judged) -> bool:
     """Writes the current graph into a golden, or removes it if its config is gone. Returns whether anything changed.
 
     Raises:
@@ -279,10 +279,10 @@ def _graph_of(text: str, file: str) -> Graph:
         raise _no_golden(file, f"cannot be read: {error.message}", error.span) from error
 
 
-def _judged(meta: ProjectMeta, config: str) -> Judged:
+def _compare_golden(meta: ProjectMeta, config: str) -> Judged:
     file = golden_file(meta, config)
     try:
-        graph = still_graph(still_project(meta, config))
+        graph = machine_independent_graph(machine_independent_project(meta, config))
         text = golden_text(graph)
     except ForgatherError as error:
         return Judged(config=config, file=file, state=State.BROKEN, error=error)
@@ -297,7 +297,7 @@ def _judged(meta: ProjectMeta, config: str) -> Judged:
     return Judged(config=config, file=file, state=state, differences=differences, text=text)
 
 
-def _kept(meta: ProjectMeta) -> Iterator[str]:
+def _existing_goldens(meta: ProjectMeta) -> Iterator[str]:
     """Yields the names of the goldens that exist; other files in the folder are ignored."""
     for name, file in config_files([meta.project_dir], FOLDER).items():
         if (_text(file) or "").startswith(_HEAD):

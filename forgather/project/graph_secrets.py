@@ -21,7 +21,7 @@ def note_graph(graph: Graph) -> None:
     seen: set[int] = set()
     stack: list[Node] = []
     for path, node in roots(graph):
-        _look_below(str(path[-1].name) if isinstance(path[-1], Key) else "", node)
+        _note_nested(str(path[-1].name) if isinstance(path[-1], Key) else "", node)
         stack.append(node)
     while stack:
         node = stack.pop()
@@ -36,7 +36,7 @@ def note_graph(graph: Graph) -> None:
             _note_words(node.items if isinstance(node, Sequence) else node.args)
         for step, child, _ in edges(node):
             if isinstance(step, Key) and isinstance(step.name, str):
-                _look_below(step.name, child)
+                _note_nested(step.name, child)
             if not isinstance(child, Scalar):
                 stack.append(child)
 
@@ -52,7 +52,7 @@ def _note_option(record: Mapped) -> None:
                 _note_value(name.value.lstrip("-"), default.value)
 
 
-def _look_below(name: str, node: Node) -> None:
+def _note_nested(name: str, node: Node) -> None:
     if strength_of(name) is Strength.NONE:
         return
     if isinstance(node, Scalar):

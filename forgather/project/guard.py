@@ -33,7 +33,7 @@ from forgather.config.resolve import Guard
 from forgather.errors import ResolveError
 from forgather.project.metadata import ProjectMeta
 from forgather.project.trust import Trust
-from forgather.project.untrusted import Needs, Places, denied, to_trust, untrusted
+from forgather.project.untrusted import Needs, Places, denied_error, name_to_trust, untrusted_error
 
 _CALLED = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, type, partial)
 
@@ -84,9 +84,9 @@ class ProjectGuard(Guard):
             # A failing import runs no code, and its error says what is missing.
             return None
         if verdict.standing is Standing.DENIED:
-            raise denied(verdict)
+            raise denied_error(verdict)
         if verdict.standing is Standing.UNLISTED and not self._trust.has_package(module):
-            raise untrusted(Needs(packages=(to_trust(module),)))
+            raise untrusted_error(Needs(packages=(name_to_trust(module),)))
         return None
 
     def before_files(self, folders: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class ProjectGuard(Guard):
         """
         needs = Needs(folders=tuple(self._places.owner(folder) for folder in folders)).beyond(self._trust)
         if needs:
-            raise untrusted(needs)
+            raise untrusted_error(needs)
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
         """Returns the object to call, if neither it nor a module on the way to it is denied or untrusted.
@@ -135,13 +135,13 @@ class ProjectGuard(Guard):
 
     def _admit(self, verdict: Verdict, *, is_own: bool) -> None:
         if verdict.standing is Standing.DENIED:
-            raise denied(verdict)
+            raise denied_error(verdict)
         module = verdict.name.partition(":")[0]
         if verdict.standing is Standing.UNLISTED and not is_own and not self._trust.has_package(module):
             home = self._places.home(module.partition(".")[0])
-            needs = Needs(folders=(home,)) if home else Needs(packages=(to_trust(module),))
+            needs = Needs(folders=(home,)) if home else Needs(packages=(name_to_trust(module),))
             if needs.beyond(self._trust):
-                raise untrusted(needs)
+                raise untrusted_error(needs)
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Implements the built-in name `call`: calls an object that passed the guard."""

@@ -10,7 +10,7 @@ import os
 
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.dynamic_args import read_options
-from forgather.project.fact_cache import made_from
+from forgather.project.fact_cache import dependencies_of
 from forgather.project.listing_cache import ConfigListing, ProjectListing
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
@@ -64,7 +64,7 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
         config_class=facts.config_class,
         output_dir=trainer_output_dir(project.graph) or "",
         error=_line(errors[0], display) if errors else None,
-        dependencies=made_from(project.rendered, project.meta.searchpath),
+        dependencies=dependencies_of(project.rendered, project.meta.searchpath),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from forgather.cache_file import Digests
-from forgather.project.fact_cache import Dependencies, holds, keep_entry, read_entry, restore_dependencies
+from forgather.project.fact_cache import Dependencies, is_current, read_entry, restore_dependencies, write_entry
 
 _PART = "listings"
 
@@ -77,16 +77,16 @@ def cached_listing(project_dir: str) -> ProjectListing | None:
     except (TypeError, ValueError, KeyError):
         return None
     digest = Digests()
-    if listing.project_dir != project_dir or not holds(listing.dependencies, digest):
+    if listing.project_dir != project_dir or not is_current(listing.dependencies, digest):
         return None
-    return replace(listing, configs=tuple(one for one in listing.configs if holds(one.dependencies, digest)))
+    return replace(listing, configs=tuple(one for one in listing.configs if is_current(one.dependencies, digest)))
 
 
-def keep_listing(listing: ProjectListing) -> None:
+def store_listing(listing: ProjectListing) -> None:
     """Stores a listing, if there is a cache folder."""
     if listing.error is None and listing.dependencies is not None:
         sound = tuple(one for one in listing.configs if one.error is None and one.dependencies is not None)
-        keep_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))
+        write_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))
 
 
 def _restore(facts: dict[str, Any]) -> ProjectListing:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forgather.cache_file import Digests
-from forgather.project.fact_cache import holds, keep_entry, read_entry, restore_dependencies
+from forgather.project.fact_cache import is_current, read_entry, restore_dependencies, write_entry
 from forgather.project.locations import library_dir
 from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_file import is_allowed_root
@@ -32,7 +32,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
     """
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
-    if kept is not None and kept.project_dir == project_dir and holds(kept.dependencies, Digests()):
+    if kept is not None and kept.project_dir == project_dir and is_current(kept.dependencies, Digests()):
         # The digests of files do not show that a folder was removed.
         if all(os.path.isdir(folder) for folder in (*kept.searchdir, *kept.system_path)) and _is_allowed(kept):
             return kept
@@ -41,7 +41,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
 
     meta = read_meta(project_dir)
     if meta.dependencies is not None:
-        keep_entry(_PART, project_dir, asdict(meta))
+        write_entry(_PART, project_dir, asdict(meta))
     return meta
 
 

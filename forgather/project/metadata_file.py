@@ -20,12 +20,12 @@ from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ProjectError, Severity, nearest
-from forgather.process_limits import reading
-from forgather.project.fact_cache import Dependencies, made_from
+from forgather.process_limits import limits_while_reading
+from forgather.project.fact_cache import Dependencies, dependencies_of
 from forgather.project.literal import plain_value
 from forgather.project.locations import config_dir, library_dir
 from forgather.project.metadata import ProjectMeta
-from forgather.project.template_environment import surroundings
+from forgather.project.template_environment import template_environment
 from forgather.project.trust import current_trust
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
 from forgather.source import SourceFile, SourceMap, Span
@@ -109,8 +109,8 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     shared = [os.path.join(workspace, WORKSPACE_FOLDER)] if workspace else []
     candidates = (project_dir, *shared, os.path.join(config_dir(), "templates"), around.library)
     path = tuple(folder for folder in candidates if os.path.isdir(folder))
-    with reading(META_FILE, lambda: os.path.join(project_dir, META_FILE)):
-        rendered = _render(project_dir, surroundings(path, project_dir=project_dir, workspace_root=workspace))
+    with limits_while_reading(META_FILE, lambda: os.path.join(project_dir, META_FILE)):
+        rendered = _render(project_dir, template_environment(path, project_dir=project_dir, workspace_root=workspace))
         graph = load(rendered) if rendered.text.strip() else Graph(targets={})
     _refuse_unknown_keys(graph)
     entries = graph.targets
@@ -142,7 +142,7 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
 def _dependencies(meta: ProjectMeta, rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
     if meta.diagnostics or any(_MOVING.search(source.text) for source in rendered.sources.values()):
         return None
-    found = made_from(rendered, searchpath)
+    found = dependencies_of(rendered, searchpath)
     if found is None:
         return None
     # A workspace that appears closer to the project would take precedence over the present one.

@@ -15,7 +15,7 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def alone_in(output_dir: str) -> Iterator[None]:
+def output_folder_lock(output_dir: str) -> Iterator[None]:
     """Holds `<output_dir>/runs/.lock` during the block.
 
     Raises:

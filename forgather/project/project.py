@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, UnknownTargetError
-from forgather.launcher_env import Wish, launched, wish
-from forgather.process_limits import reading
+from forgather.launcher_env import RequestedProcesses, compared_by_launcher, requested
+from forgather.process_limits import limits_while_reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.dynamic_args import read_options, unread_options
-from forgather.project.error_location import Writers, pinpoint
+from forgather.project.error_location import Writers, locate_error
 from forgather.project.graph_secrets import note_graph
 from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
 from forgather.project.rendered_variable import RENDERED, reads_rendered
 from forgather.project.setting_precedence import Precedence
-from forgather.project.template_environment import surroundings
+from forgather.project.template_environment import template_environment
 from forgather.project.workspace import find_project
 from forgather.redaction import note, note_secrets
 
@@ -111,7 +111,7 @@ class Project:
     @cached_property
     def rendered(self) -> RenderedText:
         """The config as rendered text, with the origin of every line."""
-        environment = self._environment or surroundings(
+        environment = self._environment or template_environment(
             self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
         )
         variables = {**environment.variables, "config_stem": self.config_stem}
@@ -129,7 +129,7 @@ class Project:
     def see(self, now: datetime) -> None:
         """Sets the time that the clock functions of the templates return; has to be called before the first render."""
         self._environment = replace(
-            surroundings(
+            template_environment(
                 self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
             ),
             now=now,
@@ -163,7 +163,7 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
-        from forgather.project.setting_precedence import settable_paths, without_second_names
+        from forgather.project.setting_precedence import settable_paths, without_duplicate_settings
 
         graph = self.declared_graph
         if self.overrides:
@@ -172,7 +172,7 @@ class Project:
             with self._named_in_errors(), self._reading():
                 graph = override(graph, settable_paths(graph, self.overrides))
             note_graph(graph)
-        return without_second_names(graph, self.precedence)
+        return without_duplicate_settings(graph, self.precedence)
 
     @property
     def writers(self) -> Writers:
@@ -262,7 +262,7 @@ class Project:
         from forgather.config.materialize import materialize
         from forgather.config.resolve import Resolver
         from forgather.project.guard import ProjectGuard
-        from forgather.project.seeding import seeded
+        from forgather.project.seeding import seeded_construction
 
         self.refuse_errors()
         guard = ProjectGuard(self.meta, self._trust)
@@ -273,7 +273,7 @@ class Project:
                 if folder not in sys.path:
                     sys.path.append(folder)
             resolver = Resolver(self.meta.project_dir, guard=guard)
-            with self._wishing(), seeded(self.graph, self.meta) as seed_all:
+            with self._wishing(), seeded_construction(self.graph, self.meta) as seed_all:
                 return materialize(
                     self.graph,
                     targets=targets,
@@ -296,18 +296,18 @@ class Project:
     @contextmanager
     def _wishing(self) -> Iterator[None]:
         """Passes the number of processes that the config asks for to a trainer, unless the launcher compares it."""
-        if launched.get():
+        if compared_by_launcher.get():
             yield
             return
-        from forgather.project.world_size import wished_processes
+        from forgather.project.world_size import processes_per_machine
 
         given = self.variables.get("nproc_per_node")
-        number = given if isinstance(given, int) else wished_processes(self.graph)
-        token = wish.set(Wish(number, self.config_name, self.meta.project_dir))
+        number = given if isinstance(given, int) else processes_per_machine(self.graph)
+        token = requested.set(RequestedProcesses(number, self.config_name, self.meta.project_dir))
         try:
             yield
         finally:
-            wish.reset(token)
+            requested.reset(token)
 
     @contextmanager
     def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:
@@ -337,7 +337,7 @@ class Project:
     def _reading(self) -> AbstractContextManager[None]:
         # During a construction, memory and time belong to the objects, so a config that they read has the other budgets
         # only.
-        return nullcontext() if _UNDER_WAY.get() else reading(self.config_name, self._file)
+        return nullcontext() if _UNDER_WAY.get() else limits_while_reading(self.config_name, self._file)
 
     def _file(self) -> str | None:
         name = template_name(self.meta, self.config_name)
@@ -360,7 +360,7 @@ class Project:
             yield
         except ForgatherError as error:
             if error.span is None and not isinstance(error, UnknownTargetError):
-                pinpoint(error, self.writers)
+                locate_error(error, self.writers)
             error.context = self._context(error.context) or self.lineage
             raise
 

@@ -85,7 +85,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
     return folder
 
 
-def place_of(run: PastRun) -> ProjectMeta:
+def rerun_meta(run: PastRun) -> ProjectMeta:
     """Returns the project in which the run is repeated: the real one, or the copy that the run recorded."""
     real = code_is_as_then(run)
     system = [str(folder) for folder in run.listed("system_path")]
@@ -107,7 +107,7 @@ def place_of(run: PastRun) -> ProjectMeta:
     )
 
 
-def again(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
+def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
     """Returns the config that builds the recorded graph, with its output in another folder.
 
     Args:
@@ -116,11 +116,11 @@ def again(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
         output_dir: the other folder.
     """
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
-    overrides = redirected(run, output_dir)
+    overrides = redirected_outputs(run, output_dir)
     return Project.placed(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
 
 
-def redirected(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
+def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
     """Returns the overrides that redirect the output, for each value that is the run's output folder.
 
     Args:

@@ -27,7 +27,7 @@ _BITS = 64
 
 
 @contextmanager
-def seeded(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
+def seeded_construction(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
     """Yields a function that seeds Python, NumPy and torch for a construction; their states are restored after the
     block.
 

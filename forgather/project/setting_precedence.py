@@ -2,7 +2,7 @@
 
 Takes the templates of a config; gives whether a setting counts although another one overrides its effect. A value of
 the library is a default, and a value of a parent template is a default for a child that sets something else.
-`without_second_names` applies this to two names of one setting.
+`without_duplicate_settings` applies this to two names of one setting.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Precedence:
         return min(self._ranks.get(site.span.file, _UNKNOWN) for site in origin.sites)
 
 
-def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
+def without_duplicate_settings(graph: Graph, precedence: Precedence) -> Graph:
     """Returns a graph in which every setting has one name, if templates use an old and a new name for it.
 
     Args:
@@ -79,10 +79,10 @@ def without_second_names(graph: Graph, precedence: Precedence) -> Graph:
     swaps: dict[int, Node] = {}
     for _, node in all_nodes(graph):
         if isinstance(node, Call) and (rules := _rules(node)) is not None:
-            kept = _each_once(node.kwargs, rules, precedence)
+            kept = _unique_settings(node.kwargs, rules, precedence)
             if len(kept) < len(node.kwargs):
                 swaps[id(node)] = replace(node, kwargs=kept)
-    return _exchanged(graph, swaps) if swaps else graph
+    return _with_replaced_nodes(graph, swaps) if swaps else graph
 
 
 def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -119,7 +119,7 @@ def _rules(node: Call) -> Rules | None:
     return known[0] if known and known[0].renamed else None
 
 
-def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence) -> tuple[Entry, ...]:
+def _unique_settings(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence) -> tuple[Entry, ...]:
     kept: dict[object, Entry] = {}
     for entry in entries:
         name = rules.renamed.get(str(entry.key), entry.key)
@@ -136,7 +136,7 @@ def _each_once(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence)
     return tuple(kept.values())
 
 
-def _exchanged(graph: Graph, swaps: dict[int, Node]) -> Graph:
+def _with_replaced_nodes(graph: Graph, swaps: dict[int, Node]) -> Graph:
     """Returns the graph with each node of `swaps` replaced everywhere; a node that is used several times stays one
     node.
     """

@@ -10,14 +10,16 @@ import os
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.project.locations import cache_dir
-from forgather.project.trust import kept_trust
+from forgather.project.trust import stored_trust
 from forgather.project.versions import VersionTable
 
 STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions", "config_stem")
 """The names that every template can read; options of a config cannot replace them."""
 
 
-def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_root: str | None) -> ConfigEnvironment:
+def template_environment(
+    searchpath: tuple[str, ...], *, project_dir: str, workspace_root: str | None
+) -> ConfigEnvironment:
     """Returns the environment of one load.
 
     Args:
@@ -39,7 +41,7 @@ def surroundings(searchpath: tuple[str, ...], *, project_dir: str, workspace_roo
 
 
 def _allowed_env() -> tuple[str, ...]:
-    return kept_trust().variables
+    return stored_trust().variables
 
 
 def host_facts() -> dict[str, str]:

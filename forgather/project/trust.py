@@ -76,10 +76,10 @@ def current_trust() -> Trust:
             package.
     """
     words = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
-    return kept_trust().plus(trust_of(words, _is_path))
+    return stored_trust().plus(parse_trust(words, _is_path))
 
 
-def kept_trust() -> Trust:
+def stored_trust() -> Trust:
     """Returns the content of the user's file.
 
     Raises:
@@ -118,7 +118,7 @@ def _unbelievable(file: str, why: str, hint: str | None = None) -> ProjectError:
     )
 
 
-def keep_trust(trust: Trust) -> None:
+def store_trust(trust: Trust) -> None:
     """Writes the user's file, readable and writable by this user only.
 
     Raises:
@@ -137,7 +137,7 @@ def keep_trust(trust: Trust) -> None:
         raise _unbelievable(file, f"cannot be written: {error.strerror}", "check the folder's permissions") from error
 
 
-def trust_of(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:
+def parse_trust(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:
     """Returns the trust that words stand for.
 
     Args:
@@ -170,7 +170,7 @@ def _is_path(word: str) -> bool:
     return word.startswith(".") or os.sep in word
 
 
-def inherit(trust: Trust) -> None:
+def pass_to_processes(trust: Trust) -> None:
     """Passes a trust to the processes that this one starts, in the environment."""
     words = [*os.environ.get(VARIABLE, "").split(os.pathsep), *trust.folders, *trust.packages]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(word for word in words if word))
@@ -182,4 +182,4 @@ def add_trust(added: Trust) -> None:
     Raises:
         ProjectError: FG442, the file is refused or cannot be written.
     """
-    keep_trust(kept_trust().plus(added))
+    store_trust(stored_trust().plus(added))

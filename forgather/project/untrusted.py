@@ -128,27 +128,27 @@ def _where(package: str, further: Iterable[str]) -> str | None:
     return os.path.realpath(origin) if origin else None
 
 
-def denied(verdict: Verdict) -> ResolveError:
+def denied_error(verdict: Verdict) -> ResolveError:
     """Returns the error for an object that no config may call."""
     message = f"no config may call {verdict.name!r}: {verdict.why}"
     error: ResolveError = ResolveError(message, code="FG339", hint=_OWN_FUNCTION)
     return error
 
 
-def untrusted(needs: Needs) -> ResolveError:
+def untrusted_error(needs: Needs) -> ResolveError:
     """Returns the error for code that the user has to trust first."""
-    error: ResolveError = ResolveError(said(needs), code="FG440", hint=way(needs))
+    error: ResolveError = ResolveError(untrusted_message(needs), code="FG440", hint=trust_hint(needs))
     return error
 
 
-def to_trust(module: str) -> str:
+def name_to_trust(module: str) -> str:
     """Returns the name to trust for a module: its package, or the module itself if configs may call parts of the
     package.
     """
     return module if is_in_parts(module) else module.partition(".")[0]
 
 
-def said(needs: Needs) -> str:
+def untrusted_message(needs: Needs) -> str:
     """Returns the message that something is not trusted."""
     what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
     what += [f"calls {', '.join(map(_called, needs.packages))}"] if needs.packages else []
@@ -160,7 +160,7 @@ def _called(module: str) -> str:
     return f"{module!r}, a part of {package} that not every config may call" if is_in_parts(module) else repr(module)
 
 
-def way(needs: Needs) -> str:
+def trust_hint(needs: Needs) -> str:
     """Returns the hint how the user can trust it."""
     import shlex
 

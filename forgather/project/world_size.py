@@ -14,7 +14,7 @@ from forgather.rule_conditions import UNKNOWN
 from forgather.rules import shipped_rules
 
 
-def wished_processes(graph: Graph) -> int | str:
+def processes_per_machine(graph: Graph) -> int | str:
     """Returns the number of processes on one machine that a config asks for; for "auto" the sizes of the arguments
     decide.
 
@@ -22,10 +22,10 @@ def wished_processes(graph: Graph) -> int | str:
         ProjectError: FG411, FG828, the target `meta` has a wrong value.
     """
     wished = run_meta(graph).nproc_per_node
-    return processes_asked_for(graph) or wished if wished == "auto" else wished
+    return processes_from_sizes(graph) or wished if wished == "auto" else wished
 
 
-def processes_asked_for(graph: Graph) -> int | None:
+def processes_from_sizes(graph: Graph) -> int | None:
     """Returns the product of the sizes in the arguments of `main`, which is the number of processes; None if it is
     open.
     """

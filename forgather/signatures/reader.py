@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from forgather.cache_file import Digests, digest_of, edition, keep, read_kept
+from forgather.cache_file import Digests, code_fingerprint, digest_of, read_cached, write_cached
 from forgather.errors import ForgatherError, ResolveError
 from forgather.signatures.module_finder import Finder
 from forgather.signatures.results import UNKNOWN, Annotation, Callee, Default, Lineage, Unknown
@@ -168,7 +168,7 @@ class Store:
         return self._read(self._file(name, self._project)) if kept is None and self._ours else kept
 
     def _read(self, file: str) -> Callee | Unknown | None:
-        facts = read_kept(file, FORM)
+        facts = read_cached(file, FORM)
         if facts is None:
             return None
         try:
@@ -189,10 +189,10 @@ class Store:
         if all(file is None or digest is not None for _, file, digest in made_from):
             is_own = any(file is not None and file.startswith(self._ours) for _, file, _ in made_from)
             path = self._project if is_own else self._everyone
-            keep(self._file(name, path), FORM, {**_plain(answer), "made_from": made_from})
+            write_cached(self._file(name, path), FORM, {**_plain(answer), "made_from": made_from})
 
     def _file(self, name: str, path: list[str]) -> str:
-        key = "\0".join((edition(_CODE), sys.version, *path, name))
+        key = "\0".join((code_fingerprint(_CODE), sys.version, *path, name))
         return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
 
 

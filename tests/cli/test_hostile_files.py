@@ -287,9 +287,9 @@ def test_a_process_with_threads_is_not_limited(bench):
 
 
 def limits_inside():
-    with process_limits.limits_on(), process_limits.reading("outer", lambda: None):
+    with process_limits.limits_on(), process_limits.limits_while_reading("outer", lambda: None):
         outer = limits()
-        with process_limits.reading("inner", lambda: None):
+        with process_limits.limits_while_reading("inner", lambda: None):
             inner = limits()
         return outer, inner, limits()
 
@@ -302,7 +302,7 @@ def test_a_reading_inside_another_is_under_the_limits_of_the_outer():
 
 def error_without_memory():
     with pytest.raises(BudgetError) as caught:
-        with process_limits.limits_on(), process_limits.reading("c", lambda: "/p/c.yaml"):
+        with process_limits.limits_on(), process_limits.limits_while_reading("c", lambda: "/p/c.yaml"):
             raise MemoryError
     return caught.value.code, caught.value.span.file, str(caught.value)
 

@@ -15,7 +15,7 @@ from tests.project.workbench import fgcli, make_project
 TOY = """\
 import json, os, signal
 from forgather.errors import TrainingError
-from forgather.interrupt import heard
+from forgather.interrupt import signal_handler
 
 class Arguments:
     def __init__(self, output_dir, resume_from_checkpoint=None, allow_missing=None):
@@ -29,7 +29,7 @@ class Trainer:
         if code := os.environ.get("ENDS"):
             raise TrainingError("it ended", code=code, hint="see to it")
         if "SIGNAL" in os.environ:
-            with heard():
+            with signal_handler():
                 os.kill(os.getpid(), signal.SIGTERM)
         print("TOLD", os.environ.get("RANK", "0"), json.dumps(self.args.told), flush=True)
 """

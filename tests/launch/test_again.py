@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from forgather.interrupt import Interrupt, of_process
+from forgather.interrupt import Interrupt, handle_signals
 from forgather.launch.in_process import Outcome
-from forgather.launch.restart import GOES_ON, RestartPolicy, goes_on, requeued
+from forgather.launch.restart import RESUME_VARIABLE, RestartPolicy, requeue, resumes_after_restart
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.distributed.launcher import Failure, _passed_on
@@ -18,8 +18,8 @@ from forgather.project.fault_tolerance import FaultTolerance
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    monkeypatch.delenv(GOES_ON, raising=False)
-    monkeypatch.setenv(GOES_ON, "")
+    monkeypatch.delenv(RESUME_VARIABLE, raising=False)
+    monkeypatch.setenv(RESUME_VARIABLE, "")
 
 
 def checkpoint(folder, step):
@@ -37,7 +37,7 @@ def asked(tmp_path, failure, *, before=(), written=(), replaces=None, auto_resum
         checkpoint(tmp_path, step)
     if replaces is not None:
         (tmp_path / f"checkpoint-{replaces}").rename(tmp_path / f".replaced-checkpoint-{replaces}-999999999")
-    return again([failure], 2, 4), said, os.environ[GOES_ON]
+    return again([failure], 2, 4), said, os.environ[RESUME_VARIABLE]
 
 
 KILLED = Failure(1, -signal.SIGKILL, None, "step 3, update")
@@ -105,7 +105,7 @@ def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, 
         (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "0"}, False),
         (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1"}, True),
         (FaultTolerance(), {"SLURM_RESTART_COUNT": "2"}, True),
-        (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1", GOES_ON: "no"}, False),
+        (FaultTolerance(), {"TORCHELASTIC_RESTART_COUNT": "1", RESUME_VARIABLE: "no"}, False),
         (FaultTolerance(auto_resume=False), {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
         (FaultTolerance(auto_resume=False), {"SLURM_RESTART_COUNT": "1"}, False),
         (None, {"SLURM_RESTART_COUNT": "1"}, True),
@@ -113,7 +113,7 @@ def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, 
     ],
 )
 def test_only_a_further_attempt_goes_on_by_itself(tolerance, environ, expected):
-    assert expected is goes_on(tolerance, environ)
+    assert expected is resumes_after_restart(tolerance, environ)
 
 
 def ended(**given):
@@ -137,27 +137,27 @@ def test_a_job_is_queued_again_after_sigusr1(tmp_path, monkeypatch, number, outc
         program = tmp_path / "scontrol"
         program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n{script}\n')
         program.chmod(stat.S_IRWXU)
-    with of_process(Interrupt()) as interrupt:
+    with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(number)
-        told = requeued(outcome, {"SLURM_JOB_ID": "77"}, goes_on=True)
+        told = requeue(outcome, {"SLURM_JOB_ID": "77"}, goes_on=True)
     assert line == told if line is None else line in told
     called = tmp_path / "called"
     assert not called.exists() or called.read_text() == "requeue 77\n"
 
 
 def test_a_run_outside_of_slurm_is_not_queued():
-    with of_process(Interrupt()) as interrupt:
+    with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGUSR1)
-        assert requeued(ended(checkpoint="c"), {}, goes_on=True) is None
+        assert requeue(ended(checkpoint="c"), {}, goes_on=True) is None
 
 
 def test_a_job_that_would_begin_anew_each_time_is_not_queued():
-    with of_process(Interrupt()) as interrupt:
+    with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGUSR1)
-        told = requeued(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, goes_on=False)
+        told = requeue(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, goes_on=False)
     assert told == "job 77 is not queued again: it would begin anew each time, and never end"
 
 

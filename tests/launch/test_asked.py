@@ -5,12 +5,12 @@ import argparse
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.launch.multi_process import refuse_difference
+from forgather.launch.multi_process import refuse_other_process_count
 from forgather.launch.process_request import (
     ProcessRequest,
     add_process_options,
     asked_processes,
-    refuse_no_meeting_place,
+    refuse_missing_rendezvous,
     torchrun_words,
 )
 from forgather.launcher_env import NodeFacts, ProcessFacts
@@ -108,11 +108,11 @@ def test_options_that_do_not_fit_are_refused(tmp_path, words, message):
 def test_several_machines_are_told_where_they_meet(tmp_path):
     for words in (["--nnodes", "2"], ["--nnodes", "2", "--master-port", "1234"]):
         with pytest.raises(ProjectError, match="2 machines are to meet, and nobody says where") as caught:
-            refuse_no_meeting_place(asked(tmp_path, *words))
+            refuse_missing_rendezvous(asked(tmp_path, *words))
         assert "FG462" == caught.value.code
 
-    refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", "--master-addr", "host"))
-    refuse_no_meeting_place(asked(tmp_path, "--nnodes", "2", handed=("--rdzv-endpoint", "host:1")))
+    refuse_missing_rendezvous(asked(tmp_path, "--nnodes", "2", "--master-addr", "host"))
+    refuse_missing_rendezvous(asked(tmp_path, "--nnodes", "2", handed=("--rdzv-endpoint", "host:1")))
 
 
 @pytest.mark.parametrize("number", ["²", "٣", "0", "-1", "1e3", "1025", "99999999999999999999", ""])
@@ -158,7 +158,7 @@ def test_what_torchrun_is_to_get_is_handed_to_it(tmp_path):
 def test_a_launcher_that_started_another_number_is_refused_with_what_would_work():
     facts = ProcessFacts(0, 0, 1, 1, launcher="accelerate launch")
     with pytest.raises(ProjectError, match="accelerate launch started 1 process on this machine, and") as caught:
-        refuse_difference(ProcessRequest(per_node=2), facts, "a.yaml")
+        refuse_other_process_count(ProcessRequest(per_node=2), facts, "a.yaml")
 
     assert ("FG461", 2, 1) == (caught.value.code, caught.value.expected, caught.value.found)
     assert "torchrun --nproc-per-node 2" in caught.value.hint
@@ -166,18 +166,18 @@ def test_a_launcher_that_started_another_number_is_refused_with_what_would_work(
 
 
 def test_a_word_is_met_by_any_number():
-    refuse_difference(ProcessRequest(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")
+    refuse_other_process_count(ProcessRequest(per_node="auto"), ProcessFacts(0, 0, 3, 3, launcher="torchrun"), "a.yaml")
 
 
 def test_sizes_may_be_met_on_several_machines():
-    refuse_difference(ProcessRequest(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
+    refuse_other_process_count(ProcessRequest(per_node=8), ProcessFacts(5, 1, 8, 4, launcher="torchrun"), "a.yaml")
 
 
 def test_a_number_of_the_library_is_no_wish_but_one_process_is_no_several(tmp_path):
     default = ProcessRequest(per_node=2, is_default=True)
-    refuse_difference(default, ProcessFacts(0, 0, 4, 4, launcher="torchrun"), "a.yaml")
+    refuse_other_process_count(default, ProcessFacts(0, 0, 4, 4, launcher="torchrun"), "a.yaml")
     with pytest.raises(ProjectError, match="torchrun started 1 process on this machine"):
-        refuse_difference(default, ProcessFacts(0, 0, 1, 1, launcher="torchrun"), "a.yaml")
+        refuse_other_process_count(default, ProcessFacts(0, 0, 1, 1, launcher="torchrun"), "a.yaml")
 
 
 def test_a_number_that_the_project_writes_is_a_wish(tmp_path):

@@ -7,14 +7,14 @@ import subprocess
 import pytest
 
 from forgather.launch import batch_scripts
-from forgather.launch.batch_scripts import KINDS, script
+from forgather.launch.batch_scripts import KINDS, batch_script
 from forgather.launch.process_request import ProcessRequest
 
 WORDS = ["-t", "ddp", "train", "--nnodes", "2", "--set", "trainer_args.max_steps=3"]
 
 
 def written(kind, asked, devices=None):
-    return script(kind, asked, WORDS, name="ddp", folder="/a folder", devices=devices)
+    return batch_script(kind, asked, WORDS, name="ddp", folder="/a folder", devices=devices)
 
 
 def test_the_examples_of_the_module_hold():
@@ -63,7 +63,7 @@ def test_a_batch_job_that_runs_out_of_time_is_queued_again_and_goes_on(tmp_path,
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
         (tmp_path / name).chmod(0o755)
     asked = ProcessRequest(per_node=2, handed=("--max-restarts", "2"))
-    text = script("slurm", asked, WORDS, name="ddp", folder=str(tmp_path), resume=("--resume", "auto"))
+    text = batch_script("slurm", asked, WORDS, name="ddp", folder=str(tmp_path), resume=("--resume", "auto"))
     told = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "8"} | ({"SLURM_RESTART_COUNT": "1"} if restarts else {})
     environ = {**os.environ, **told, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     job = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ import torch
 
 from forgather.errors import DistributedError
 from forgather.launch import plan_run, prepare_run, run
-from forgather.launcher_env import asked_of_accelerate, started_by
+from forgather.launcher_env import processes_of_accelerate, started_by
 from forgather.project.project import Project
 from tests.project.workbench import ROOT, make_project
 
@@ -141,7 +141,7 @@ def test_who_started_a_process(environ, program, said):
 def test_what_accelerate_was_asked_for_is_read_off_its_command_line_and_its_file(tmp_path, words, asked):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text("num_machines: 1\nnum_processes: 4\n")
-    assert asked == asked_of_accelerate({"HF_HOME": str(tmp_path)}, words)
+    assert asked == processes_of_accelerate({"HF_HOME": str(tmp_path)}, words)
 
 
 def test_accelerate_that_starts_one_process_of_two_is_named_in_the_line(tmp_path):

@@ -23,7 +23,7 @@ from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, ResolveError
 from forgather.project.check import check_project
 from forgather.project.guard import ProjectGuard
-from forgather.project.trust import Trust, add_trust, trust_of
+from forgather.project.trust import Trust, add_trust, parse_trust
 from tests.project.workbench import make_project
 
 ROOT = Path(__file__).parents[2]
@@ -232,7 +232,7 @@ def test_a_part_of_a_listed_package_is_trusted_by_its_dotted_name(inside):
     with pytest.raises(ResolveError, match="'torch.overrides', a part of torch that not every config may call"):
         Project("part", str(inside))()
 
-    add_trust(trust_of(["torch.overrides"]))
+    add_trust(parse_trust(["torch.overrides"]))
     assert Project("part", str(inside))() is False
     config.write_text("main: !call:torch.overides:is_tensor_like [1]\n")
     assert "FG440" not in {found.code for found in check_project(Project("part", str(inside))).findings}

@@ -7,7 +7,7 @@ import pytest
 from forgather.errors import Severity
 from forgather.project.check import check_project
 from forgather.project.project import Project
-from forgather.project.world_size import processes_asked_for
+from forgather.project.world_size import processes_from_sizes
 from tests.project.workbench import make_project
 
 PIPELINE = "forgather.ml:PipelineTrainingArguments"
@@ -171,7 +171,7 @@ def test_a_run_is_compared_by_who_starts_it(project):
     ],
 )
 def test_the_sizes_ask_for_processes(project, constructor, settings, processes):
-    assert processes == processes_asked_for(
+    assert processes == processes_from_sizes(
         project(config(constructor, *settings).replace("!partial:builtins:dict", "!call:builtins:dict")).graph
     )
 

@@ -5,7 +5,16 @@ import os
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.project.golden import Judged, State, golden_text, judge, read_golden, still_graph, still_project, update
+from forgather.project.golden import (
+    Judged,
+    State,
+    compare_goldens,
+    golden_text,
+    machine_independent_graph,
+    machine_independent_project,
+    read_golden,
+    update_golden,
+)
 from forgather.project.metadata_file import read_meta
 from forgather.project.project import Project
 from tests.project.workbench import make_project
@@ -38,7 +47,7 @@ def project(folder, files=None, workspace=False):
 
 
 def text(meta, config="a.yaml"):
-    return golden_text(still_graph(still_project(meta, config)))
+    return golden_text(machine_independent_graph(machine_independent_project(meta, config)))
 
 
 @pytest.mark.parametrize("workspace", [False, True])
@@ -75,29 +84,29 @@ def test_paths_read_as_what_they_are(tmp_path):
 def test_a_golden_is_written_once_and_is_then_as_before(tmp_path):
     meta = project(tmp_path)
 
-    assert [State.MISSING, State.MISSING] == [item.state for item in judge(meta)]
-    assert [True, True] == [update(item) for item in judge(meta)]
-    assert [State.SAME, State.SAME] == [item.state for item in judge(meta)]
-    name = judge(meta)[0].config
-    assert [name] == [item.config for item in judge(meta, [name, name.removesuffix(".yaml")])]
-    assert [False, False] == [update(item) for item in judge(meta)]
+    assert [State.MISSING, State.MISSING] == [item.state for item in compare_goldens(meta)]
+    assert [True, True] == [update_golden(item) for item in compare_goldens(meta)]
+    assert [State.SAME, State.SAME] == [item.state for item in compare_goldens(meta)]
+    name = compare_goldens(meta)[0].config
+    assert [name] == [item.config for item in compare_goldens(meta, [name, name.removesuffix(".yaml")])]
+    assert [False, False] == [update_golden(item) for item in compare_goldens(meta)]
 
 
 def test_the_order_of_keys_and_a_comment_are_no_difference(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: {x: 1, y: 2}\n"})
-    update(judge(meta)[0])
+    update_golden(compare_goldens(meta)[0])
     (tmp_path / "templates/configs/a.yaml").write_text("# moved\nmain:\n  y: 2\n  x: 1\n")
 
-    assert [State.SAME] == [item.state for item in judge(meta)]
+    assert [State.SAME] == [item.state for item in compare_goldens(meta)]
 
 
 def test_a_difference_has_the_line_of_the_golden_and_that_of_the_template(tmp_path):
     meta = project(tmp_path)
-    for item in judge(meta):
-        update(item)
+    for item in compare_goldens(meta):
+        update_golden(item)
     (tmp_path / "templates/configs/b.yaml").write_text("\nmain: 2\n")
 
-    (found,) = judge(meta, ["b"])[0].differences
+    (found,) = compare_goldens(meta, ["b"])[0].differences
 
     assert (2, 2) == (found.old.origin.span.line, found.new.origin.span.line)
     assert str(tmp_path / "goldens/b.yaml") == found.old.origin.span.file
@@ -105,37 +114,39 @@ def test_a_difference_has_the_line_of_the_golden_and_that_of_the_template(tmp_pa
 
 def test_a_golden_without_a_config_is_told_and_removed_and_a_file_of_someone_else_is_left(tmp_path):
     meta = project(tmp_path, {"templates/configs/exp/a.yaml": "main: 1\n"})
-    update(judge(meta)[0])
+    update_golden(compare_goldens(meta)[0])
     (tmp_path / "templates/configs/exp/a.yaml").rename(tmp_path / "templates/configs/b.yaml")
     (tmp_path / "goldens/notes.yaml").write_text("mine: 1\n")
 
-    assert [("b.yaml", State.MISSING), ("exp/a.yaml", State.LOST)] == [(i.config, i.state) for i in judge(meta)]
-    for item in judge(meta):
-        update(item)
+    assert [("b.yaml", State.MISSING), ("exp/a.yaml", State.LOST)] == [
+        (i.config, i.state) for i in compare_goldens(meta)
+    ]
+    for item in compare_goldens(meta):
+        update_golden(item)
     assert ["b.yaml", "notes.yaml"] == sorted(os.listdir(tmp_path / "goldens"))
 
 
 def test_a_file_of_someone_else_is_not_written_over(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\n", "goldens/a.yaml": "mine: 1\n"})
 
-    (item,) = judge(meta)
+    (item,) = compare_goldens(meta)
 
     assert (State.BROKEN, "FG432") == (item.state, item.error.code)
     with pytest.raises(ProjectError, match=r"\[FG431\] .*is no golden, and is not written over"):
-        update(item)
+        update_golden(item)
 
 
 def test_a_damaged_golden_is_told_by_its_line_and_written_anew(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\nb: 2\n"})
-    update(judge(meta)[0])
+    update_golden(compare_goldens(meta)[0])
     file = tmp_path / "goldens/a.yaml"
     file.write_text(file.read_text().replace("b: 2", "<<: ours"))
 
-    (item,) = judge(meta)
+    (item,) = compare_goldens(meta)
 
     assert (State.BROKEN, "FG432", 3) == (item.state, item.error.code, item.error.span.line)
-    assert update(item)
-    assert [State.SAME] == [item.state for item in judge(meta)]
+    assert update_golden(item)
+    assert [State.SAME] == [item.state for item in compare_goldens(meta)]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to nothing", "not text", "folder", "device"])
@@ -152,31 +163,31 @@ def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind
     }
     make[kind]()
 
-    (item,) = judge(meta, ["a"])
+    (item,) = compare_goldens(meta, ["a"])
     assert (State.BROKEN, "FG432") == (item.state, item.error.code)
     assert item.error.hint.startswith("remove it")
     with pytest.raises(ProjectError, match="FG431"):
-        update(item)
+        update_golden(item)
     assert not (tmp_path / "nothing").exists()
 
 
 def test_a_golden_that_cannot_be_removed_is_an_error(tmp_path):
     lost = Judged(config="c.yaml", file=str(tmp_path), state=State.LOST)
     with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written: Is a directory"):
-        update(lost)
+        update_golden(lost)
 
 
 def test_a_golden_that_cannot_be_written_is_an_error(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\n", "goldens": "a file\n"})
 
     with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written"):
-        update(judge(meta)[0])
+        update_golden(compare_goldens(meta)[0])
 
 
 def test_the_real_graph_is_another_one(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_DIR", "w")
     meta = project(tmp_path)
-    update(judge(meta, ["a"])[0])
+    update_golden(compare_goldens(meta, ["a"])[0])
 
     held = read_golden(str(tmp_path / "goldens/a.yaml")).targets["meta"].value.entries[1].value
     real = Project("a", tmp_path).graph.targets["meta"].value.entries[1].value

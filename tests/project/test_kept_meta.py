@@ -49,7 +49,7 @@ def test_a_change_is_noticed(bench, reads, change):
 
 def test_what_other_code_has_kept_is_read_anew(bench, reads, monkeypatch):
     load_meta(str(bench))
-    monkeypatch.setattr("forgather.project.fact_cache.edition", lambda *_: "another")
+    monkeypatch.setattr("forgather.project.fact_cache.code_fingerprint", lambda *_: "another")
     load_meta(str(bench))
 
     assert 2 == len(reads)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forgather.cache_file import sealed
+from forgather.cache_file import with_digest
 from forgather.cli.main import main
 from forgather.project import listing
 from forgather.project.locations import cache_dir
@@ -152,7 +152,7 @@ def test_a_damaged_or_foreign_entry_is_as_good_as_none(bench, described, capsys,
 
 def _resealed(content):
     body = content.partition(b"\n")[2]
-    return sealed(body)
+    return with_digest(body)
 
 
 def test_a_sound_entry_with_unknown_fields_is_as_good_as_none(bench, described, capsys):

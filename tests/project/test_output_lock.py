@@ -7,29 +7,29 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
-from forgather.project.output_lock import alone_in
+from forgather.project.output_lock import output_folder_lock
 from tests.project.workbench import make_project
 
 CONFIG = "meta: {output_dir: out}\nmain: !partial:builtins:print [ran]\n"
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    with alone_in(str(tmp_path)), pytest.raises(ProjectError, match="another run is writing") as caught:
-        with alone_in(str(tmp_path)):
+    with output_folder_lock(str(tmp_path)), pytest.raises(ProjectError, match="another run is writing") as caught:
+        with output_folder_lock(str(tmp_path)):
             pass
     assert "FG420" == caught.value.code
 
 
 def test_the_folder_is_free_again_after_a_failure(tmp_path):
-    with pytest.raises(RuntimeError), alone_in(str(tmp_path)):
+    with pytest.raises(RuntimeError), output_folder_lock(str(tmp_path)):
         raise RuntimeError("out of memory")
-    with alone_in(str(tmp_path)):
+    with output_folder_lock(str(tmp_path)):
         assert os.path.isdir(tmp_path / "runs")
 
 
 def test_a_refused_train_leaves_no_run_folder(tmp_path, capsys):
     make_project(tmp_path, {"templates/configs/a.yaml": CONFIG})
-    with alone_in(str(tmp_path / "out")):
+    with output_folder_lock(str(tmp_path / "out")):
         assert 1 == main(["-p", str(tmp_path), "-t", "a", "train"])
     assert "FG420" in capsys.readouterr().err
     assert [".lock"] == os.listdir(tmp_path / "out" / "runs")

@@ -20,7 +20,7 @@ from forgather.project.check import check_project
 from forgather.project.checks.trusted_calls import needs_of
 from forgather.project.guard import ProjectGuard
 from forgather.project.metadata_cache import load_meta
-from forgather.project.trust import Trust, add_trust, current_trust, keep_trust, kept_trust, trust_file, trust_of
+from forgather.project.trust import Trust, add_trust, current_trust, parse_trust, store_trust, stored_trust, trust_file
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
@@ -178,7 +178,7 @@ def test_a_user_trusts_a_folder_and_edits_of_its_code_are_not_asked_about_again(
     (project / "more.py").write_text("def make(): return 2\n")
     (project / "templates/configs/more.yaml").write_text("main: !call:more.py:make []\n")
     assert 2 == Project("more", str(project))()
-    keep_trust(kept_trust().minus(Trust(folders=(str(project.resolve()),))))
+    store_trust(stored_trust().minus(Trust(folders=(str(project.resolve()),))))
     with pytest.raises(ResolveError, match="you have not said that you trust"):
         Project("more", str(project))()
 
@@ -198,7 +198,7 @@ def test_a_link_into_a_trusted_folder_and_a_name_that_begins_alike_are_judged_by
         folder.mkdir()
     (tmp_path / "link").symlink_to(trusted)
     (trusted / "out").symlink_to(beside)
-    trust = trust_of([str(trusted)])
+    trust = parse_trust([str(trusted)])
 
     assert trust.has_folder(str(tmp_path / "link"))
     assert not trust.has_folder(str(beside))
@@ -211,7 +211,7 @@ def test_code_behind_a_link_in_a_trusted_project_is_of_the_folder_that_it_lies_i
     (beside / "model.py").write_text(MODEL)
     folder = make_project(tmp_path / "mine", {"templates/configs/plain.yaml": "main: !call:link/model.py:make []\n"})
     (folder / "link").symlink_to(beside)
-    add_trust(trust_of([str(folder)]))
+    add_trust(parse_trust([str(folder)]))
 
     with pytest.raises(ResolveError) as caught:
         Project("plain", str(folder))()
@@ -240,7 +240,7 @@ def test_a_package_that_no_list_names_is_trusted_by_its_name(tmp_path, untrusted
     with pytest.raises(ResolveError, match="calls 'ruamel'"):
         Project("plain", str(folder))()
 
-    add_trust(trust_of(["ruamel"]))
+    add_trust(parse_trust(["ruamel"]))
     assert "YAML" == type(Project("plain", str(folder))()).__name__
 
 
@@ -345,7 +345,7 @@ def test_a_trusted_folder_does_not_bring_code_of_the_hub_unpinned(tmp_path, untr
     folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps({"auto_map": {"AutoModel": classes}}))
-    add_trust(trust_of([str(tmp_path / "model")]))
+    add_trust(parse_trust([str(tmp_path / "model")]))
     if refused:
         with pytest.raises(ResolveError, match="code_revision"):
             Project("plain", str(folder))()
@@ -487,7 +487,7 @@ def test_a_project_does_not_say_itself_that_it_may_read_elsewhere(tmp_path, untr
 
     add_trust(Trust(folders=(os.path.realpath("/"),)))
     assert root_refused(folder) is None
-    keep_trust(Trust())
+    store_trust(Trust())
     assert "FG444" == root_refused(folder), "what was kept of the project does not remember the word"
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from forgather.project.check import check_project
 from forgather.project.project import Project
-from forgather.project.world_size import processes_asked_for
+from forgather.project.world_size import processes_from_sizes
 from tests.matrix import thinned
 
 pytest.importorskip("torch")
@@ -143,7 +143,7 @@ def test_a_block_trains(name, framed):
     from tests.ml.distributed.gang import run_ranks
 
     folder = framed(name, *TRAINS[name])
-    processes = processes_asked_for(Project("a", str(folder)).graph) or 2
+    processes = processes_from_sizes(Project("a", str(folder)).graph) or 2
     assert processes <= 8
     answers = run_ranks(processes, _train, str(folder), processes, *_settings(name), timeout=150)
     assert {0} == {status for status, _ in answers}, "\n".join(text for _, text in answers)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forgather.cache_file import keep, sealed
+from forgather.cache_file import with_digest, write_cached
 from forgather.signatures import UNKNOWN, Callee, Reader, Unknown
 
 SOURCE = "def build(size: int, ratio=0.5, shape=(1, 2), other=print, *, name: 'str | None' = None, **rest): ...\n"
@@ -91,10 +91,10 @@ DAMAGE = {
     "cut": lambda content: content[:-20],
     "empty": lambda content: b"",
     "bytes": lambda content: b"\xff\x00" * 50,
-    "another form": lambda content: sealed(json.dumps({"form": -1, "facts": {}}).encode()),
-    "no facts": lambda content: sealed(json.dumps({"form": 1, "facts": {}}).encode()),
-    "odd facts": lambda content: sealed(json.dumps({"form": 1, "facts": {"made_from": 3, "name": []}}).encode()),
-    "odd parameters": lambda content: sealed(
+    "another form": lambda content: with_digest(json.dumps({"form": -1, "facts": {}}).encode()),
+    "no facts": lambda content: with_digest(json.dumps({"form": 1, "facts": {}}).encode()),
+    "odd facts": lambda content: with_digest(json.dumps({"form": 1, "facts": {"made_from": 3, "name": []}}).encode()),
+    "odd parameters": lambda content: with_digest(
         json.dumps({"form": 1, "facts": {"made_from": [], "signatures": [[["a", 99, None, None]]]}}).encode()
     ),
 }
@@ -126,7 +126,7 @@ def test_the_folder_may_go_away_at_any_time(project, cache):
 
 def test_an_entry_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path):
     (tmp_path / "entry.json" / "taken").mkdir(parents=True)
-    keep(str(tmp_path / "entry.json"), 1, {"a": 1})
+    write_cached(str(tmp_path / "entry.json"), 1, {"a": 1})
     assert ["entry.json"] == [entry.name for entry in tmp_path.iterdir()]
 
 
@@ -148,7 +148,7 @@ def test_two_processes_may_fill_one_folder(project, cache):
 def test_answers_of_another_edition_of_the_reader_are_not_taken(project, cache, monkeypatch):
     read(project, cache)
     counted = reads_source(monkeypatch)
-    monkeypatch.setattr("forgather.signatures.reader.edition", lambda *_: "another")
+    monkeypatch.setattr("forgather.signatures.reader.code_fingerprint", lambda *_: "another")
     assert isinstance(read(project, cache), Callee)
     assert 1 == len(counted)
 

@@ -10,7 +10,7 @@ from forgather.cli.options import add_json
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
 from forgather.cli.palette import Look
-from forgather.project.golden import Judged, State, judge, update
+from forgather.project.golden import Judged, State, compare_goldens, update_golden
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display, near_path
 from forgather.project.workspace import find_project
@@ -38,10 +38,10 @@ def run(invocation: Invocation) -> int:
     """Compares or writes the goldens and returns the exit status."""
     options = invocation.options
     meta = load_meta(find_project(invocation.project_dir))
-    judged = judge(meta, options.configs)
+    judged = compare_goldens(meta, options.configs)
     display = Display(meta.project_dir, meta.workspace_root)
     labels = Labels(display, lambda: None)
-    changed = [item for item in judged if update(item)] if options.update else []
+    changed = [item for item in judged if update_golden(item)] if options.update else []
     if options.json:
         write_json(
             {"project": meta.name, "goldens": [_fact(item, item in changed, (labels, labels)) for item in judged]}

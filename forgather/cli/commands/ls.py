@@ -12,7 +12,7 @@ from forgather.cli.output import Line, write_json, write_lines
 from forgather.cli.palette import styled
 from forgather.errors import ProjectError
 from forgather.project.configs import config_files
-from forgather.project.listing_cache import ConfigListing, ProjectListing, cached_listing, keep_listing
+from forgather.project.listing_cache import ConfigListing, ProjectListing, cached_listing, store_listing
 from forgather.project.path_display import Display
 from forgather.project.workspace import find_project, find_projects
 
@@ -75,7 +75,7 @@ def _listing(project_dir: str) -> ProjectListing:
         for name in config_files(listing.searchdir, listing.config_prefix)
     ]
     if any(config.name not in known for config in configs) or len(known) != len(configs):
-        keep_listing(replace(listing, configs=tuple(configs)))
+        store_listing(replace(listing, configs=tuple(configs)))
     return replace(listing, configs=tuple(configs), default_config=_default([c.name for c in configs], listing))
 
 

@@ -21,13 +21,13 @@ from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
 from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
-from forgather.launch.multi_process import CHECKED, as_one_of_several, start
+from forgather.launch.multi_process import CHECKED, run_joined, start_processes
 from forgather.launch.process_request import ProcessRequest
 from forgather.launcher_env import is_worker
-from forgather.project.output_lock import alone_in
+from forgather.project.output_lock import output_folder_lock
 from forgather.project.path_display import near_path
 from forgather.project.provenance import Row, Status, verify
-from forgather.project.rerun import Losses, again, compare_losses, complete_record, new_output_dir, place_of
+from forgather.project.rerun import Losses, compare_losses, complete_record, new_output_dir, rerun_meta, rerun_project
 from forgather.project.run_reader import PastRun, open_run
 from forgather.project.run_writer import new_folder, run_folder_name
 
@@ -69,13 +69,13 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     past = open_run(options.run_folder)
     if is_worker(os.environ) and not options.dry_run:
-        return as_one_of_several(partial(_run_joined, invocation, past))
+        return run_joined(partial(_run_joined, invocation, past))
     print_findings(past.notes, past.project_dir)
     output_dir = new_output_dir(past, options.output_dir, datetime.now(UTC))
-    rows = verify(past, place_of(past))
+    rows = verify(past, rerun_meta(past))
     lost = [row for row in rows if row.fate is Status.LOST]
     if not options.dry_run and (options.anyway or not lost):
-        ask_trust(again(past, place_of(past), output_dir))
+        ask_trust(rerun_project(past, rerun_meta(past), output_dir))
         output_dir = new_folder(output_dir) if options.output_dir is None else output_dir
     if not options.json:
         _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
@@ -101,7 +101,7 @@ def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
     print_note(f"processes   {past.processes}, as in the first run")
     os.environ[CHECKED] = "1"
     asked = ProcessRequest(per_node=past.processes, source="the first run")
-    ending = start(asked, [*invocation.arguments, "--output-dir", output_dir])
+    ending = start_processes(asked, [*invocation.arguments, "--output-dir", output_dir])
     if ending.error is not None:
         print_error(ending.error, past.project_dir)
     return ending.status
@@ -112,9 +112,9 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
     given = invocation.options.output_dir
     output_dir = member.share("output", {"dir": new_output_dir(past, given, datetime.now(UTC))})["dir"]
     if member.speaks:
-        rows = verify(past, place_of(past)) if invocation.options.json else ()
+        rows = verify(past, rerun_meta(past)) if invocation.options.json else ()
         return _repeated(invocation, past, output_dir, rows, member)
-    plan = plan_run(again(past, place_of(past), output_dir))
+    plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     run_dir = member.share("run")["run_dir"]
     member.begins(run_dir)
     with redirect_stdout(sys.stderr), _clean(kept=plan.project.meta.project_dir != past.archive):
@@ -123,11 +123,11 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
 
 def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
     """Runs, and tells how the losses lie beside those of the first run; `member` is this process among others."""
-    plan = plan_run(again(past, place_of(past), output_dir))
+    plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
     as_json = invocation.options.json
     stdout = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with alone_in(output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
+    with output_folder_lock(output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
         run_dir = prepare_run(plan, ["fgcli", *invocation.arguments])
         complete_record(run_dir, past, plan.project)
         print_note(f"first run   {shlex.quote(near_path(past.folder))}")

@@ -23,38 +23,38 @@ from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.batch_scripts import KINDS as SCRIPTS
-from forgather.launch.batch_scripts import job_name, script
-from forgather.launch.dry_run import lay_out, layout_text
+from forgather.launch.batch_scripts import batch_script, job_name
+from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.multi_process import (
     CHECKED,
-    as_one_of_several,
-    met_as,
-    refuse_difference,
+    launched_nodes,
     refuse_lone_process,
-    start,
+    refuse_other_process_count,
+    run_joined,
+    start_processes,
 )
 from forgather.launch.process_request import (
     ProcessRequest,
     add_process_options,
     added_settings,
     asked_processes,
-    refuse_no_meeting_place,
+    refuse_missing_rendezvous,
     use_devices,
 )
-from forgather.launch.restart import RestartPolicy, goes_on, requeued
+from forgather.launch.restart import RestartPolicy, requeue, resumes_after_restart
 from forgather.launcher_env import accelerate_config, is_accelerate, is_worker, node_facts
 from forgather.project.fault_tolerance import (
     ALLOW_CHANGED,
     ALLOW_MISSING,
     RESUME,
     FaultTolerance,
-    assignments,
     fault_tolerance,
+    has_trainer_arguments,
+    restart_assignments,
     resume_assignments,
     resumes_from,
-    takes_resume,
 )
-from forgather.project.output_lock import alone_in
+from forgather.project.output_lock import output_folder_lock
 from forgather.project.path_display import Display, near_path
 from forgather.project.project import Project
 
@@ -122,7 +122,7 @@ def run(invocation: Invocation) -> int:
     """Runs `main` in as many processes as are asked for, and returns the exit status of the run."""
     options = invocation.options
     if is_worker(os.environ) and not options.dry_run:
-        return as_one_of_several(partial(_run_joined, invocation))
+        return run_joined(partial(_run_joined, invocation))
     if options.world_size is not None and not options.dry_run:
         raise ProjectError(
             "--world-size says how many processes a dry run pretends",
@@ -136,7 +136,7 @@ def run(invocation: Invocation) -> int:
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
     # A batch job of SLURM tells its machines by itself.
     if options.print != "slurm":
-        refuse_no_meeting_place(asked)
+        refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     if options.world_size is not None or not (options.dry_run or options.print):
@@ -151,11 +151,11 @@ def run(invocation: Invocation) -> int:
         _print_what_accelerate_adds()
     elif not asked.is_one:
         os.environ[CHECKED] = "1"
-        ending = start(asked, invocation.arguments, again=_again(plan, asked))
+        ending = start_processes(asked, invocation.arguments, again=_again(plan, asked))
         if ending.error is not None:
             print_error(ending.error, project.meta.project_dir)
         return ending.status
-    with alone_in(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
+    with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
         print_note(f"run folder {near_path(run_dir)}")
         outcome = _ran(plan, run_dir, command)
@@ -182,7 +182,9 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     _tolerant(_resumed(project, invocation))
     findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
-    refuse_difference(asked_processes(project, options, met_as(member.facts)), member.facts, project.config_name)
+    refuse_other_process_count(
+        asked_processes(project, options, launched_nodes(member.facts)), member.facts, project.config_name
+    )
     command = ["fgcli", *invocation.arguments]
     aside = redirect_stdout(sys.stderr) if options.json or not member.speaks else nullcontext()
     if not member.speaks:
@@ -191,7 +193,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
             return _ran(plan, run_dir, command, lambda _: member.built()).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
-    with alone_in(plan.output_dir), aside:
+    with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         print_note(f"run folder {near_path(run_dir)}")
@@ -228,12 +230,14 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
 def _tolerant(project: Project) -> Project:
     """Returns the project with what its `fault_tolerance` changes in the arguments of its trainer."""
     tolerance = fault_tolerance(project.graph)
-    project.also_set(assignments(project.graph, tolerance, goes_on=goes_on(tolerance, os.environ)))
+    project.also_set(
+        restart_assignments(project.graph, tolerance, goes_on=resumes_after_restart(tolerance, os.environ))
+    )
     return project
 
 
 def _script(kind: str, asked: ProcessRequest, invocation: Invocation, project: Project) -> str:
-    return script(
+    return batch_script(
         kind,
         asked,
         invocation.arguments,
@@ -278,7 +282,7 @@ def _told(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: b
         going_on = shlex.join(command) if staying else outcome.checkpoint and command_to_go_on(project, command)
         if going_on:
             print_note(f"to go on:  {going_on}")
-    if (told := requeued(outcome, os.environ, goes_on=_goes_on_later(project))) is not None:
+    if (told := requeue(outcome, os.environ, goes_on=_goes_on_later(project))) is not None:
         print_note(told)
     return outcome.status
 
@@ -286,7 +290,7 @@ def _told(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: b
 def _goes_on_later(project: Project) -> bool:
     """Tells whether a job that is queued again goes on from what was saved."""
     tolerance = fault_tolerance(project.graph)
-    return takes_resume(project.graph) and (tolerance is None or tolerance.auto_resume)
+    return has_trainer_arguments(project.graph) and (tolerance is None or tolerance.auto_resume)
 
 
 def _checked(project: Project) -> Sequence[Diagnostic]:
@@ -307,7 +311,7 @@ def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_
         _print_plan(plan, asked, command, as_json=as_json)
         return 0
     with redirect_stdout(sys.stderr):
-        found = lay_out(plan, world_size, asked)
+        found = dry_run_layout(plan, world_size, asked)
     if as_json:
         write_json(found)
     else:

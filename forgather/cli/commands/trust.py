@@ -7,7 +7,7 @@ import argparse
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
-from forgather.project.trust import Trust, keep_trust, kept_trust, trust_file, trust_of
+from forgather.project.trust import Trust, parse_trust, store_trust, stored_trust, trust_file
 
 DESCRIPTION = """Say that the Python code of a folder may run, that configs may call a package, or that templates may
 read an environment variable. What is trusted is kept in a file of yours, never in a project. Configs that call nothing
@@ -36,10 +36,10 @@ def run(invocation: Invocation) -> int:
     """Changes or prints the list, and returns the exit status."""
     options = invocation.options
     named = _named(options)
-    kept = kept_trust()
+    kept = stored_trust()
     changed = kept.minus(named) if options.remove else kept.plus(named)
     if changed != kept:
-        keep_trust(changed)
+        store_trust(changed)
     if options.json:
         write_json({"file": trust_file(), **_facts(changed)})
     elif options.list or named == Trust():
@@ -52,11 +52,11 @@ def run(invocation: Invocation) -> int:
 def _named(options: argparse.Namespace) -> Trust:
     variables = Trust(variables=tuple(options.env))
     if not options.remove:
-        return trust_of(options.words).plus(variables)
+        return parse_trust(options.words).plus(variables)
     # A folder that is trusted no more may be gone.
-    packages = [word for word in options.words if word in kept_trust().packages]
+    packages = [word for word in options.words if word in stored_trust().packages]
     folders = [word for word in options.words if word not in packages]
-    return trust_of(folders, lambda word: True).plus(Trust(packages=tuple(packages))).plus(variables)
+    return parse_trust(folders, lambda word: True).plus(Trust(packages=tuple(packages))).plus(variables)
 
 
 def _facts(trust: Trust) -> dict[str, list[str]]:

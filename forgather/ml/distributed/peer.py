@@ -23,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from forgather.errors import DistributedError, ForgatherError
-from forgather.interrupt import end_promptly, ignore_signals, present, status_of
+from forgather.interrupt import current_handler, end_promptly, ignore_signals, status_of
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import phase, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
@@ -83,7 +83,7 @@ class Member:
             # block.
             self._guard = Guard(self._connect(), self.facts, self.folder)
             self._guard.start()
-        if (heard := present()) is not None:
+        if (heard := current_handler()) is not None:
             heard.is_quiet = self.failed_elsewhere
 
     def begins(self, run_dir: str) -> None:
@@ -120,7 +120,7 @@ class Member:
             self._say(ENDED, str(status))
         if status <= 128:
             return
-        heard = present()
+        heard = current_handler()
         if heard is not None and heard.at_once:
             self._stops_alone(status)
         else:

@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
+from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import collectives
@@ -233,7 +233,7 @@ class HFTrainer(Trainer):
             _log.warning("resuming from %s", folder)
         several = self.args.world_size > 1
         same = SAME_OF_SEVERAL_SECONDS if several else SAME_SECONDS
-        with heard(same_within=same, speaks=self.args.process_index == 0) as interrupt:
+        with signal_handler(same_within=same, speaks=self.args.process_index == 0) as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
             try:
@@ -402,5 +402,5 @@ class _StopAfterStep(TrainerCallback):
 
     def asked(self) -> KeyboardInterrupt | None:
         """Returns the error to raise if a process was asked to stop. Collective, after the same steps."""
-        self._asked = self._asked or self._interrupt.told(collectives.total(self._interrupt.wish))
+        self._asked = self._asked or self._interrupt.error_for(collectives.total(self._interrupt.stop_code))
         return self._asked

@@ -94,7 +94,7 @@ class RunStart:
 
     def __init__(self) -> None:
         # Read now: `Project` sets this context variable only while it builds.
-        self._wish = launcher_env.wish.get()
+        self._wish = launcher_env.requested.get()
 
     def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
         """Logs the number of processes, their device, and the launcher.

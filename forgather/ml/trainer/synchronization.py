@@ -96,7 +96,7 @@ class RunSync:
             loss: Tensor = self._strategy.reduce(share)
             return loss
         if self._rides:
-            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self.interrupt.wish)]))
+            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self.interrupt.stop_code)]))
             self._hear(sums[1].item())
             return sums[0]  # type: ignore[no-any-return]
         self._send()
@@ -119,10 +119,10 @@ class RunSync:
                 setattr(control, name, value)
 
     def _send(self) -> None:
-        self._wishes = collectives.Total(self.interrupt.wish)
+        self._wishes = collectives.Total(self.interrupt.stop_code)
 
     def _hear(self, wishes: float) -> None:
-        self._stop = self._stop or self.interrupt.told(wishes)
+        self._stop = self._stop or self.interrupt.error_for(wishes)
 
     def stop(self) -> KeyboardInterrupt | None:
         """Returns the error to raise if a process was asked to stop, on every process alike; else None."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, heard
+from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
@@ -231,7 +231,7 @@ class Trainer(WithOwnLoss):
         # Seeded again: numbers that were drawn since the model was built must not change the run.
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
-        with heard(same_within=same, speaks=topology.rank == 0) as interrupt:
+        with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
-from forgather.bounded import TooManyEntriesError, matching, walk_folders
+from forgather.bounded import TooManyEntriesError, matching_files, walk_folders
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence, describe
 from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
@@ -34,11 +34,11 @@ def check_arguments(subject: Subject) -> list[Diagnostic]:
     findings: list[Diagnostic] = []
     for called in calls.values():
         if called.node.kind is not CallKind.META:
-            findings += _of_call(called, calls)
+            findings += _check_call(called, calls)
     return findings
 
 
-def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+def _check_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     arguments = arguments_of(called)
     is_partial = called.node.kind is CallKind.PARTIAL  # the caller of a partial may still give other arguments
     for rules in rules_about(called):
@@ -48,15 +48,15 @@ def _of_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnostic
                 continue
             place = _Place(called, name, node)
             if "called_with" in use and not is_partial:
-                yield from _called(place, use, calls)
+                yield from _check_called(place, use, calls)
             if "items" in use and not is_partial:
-                yield from _listed(place, use, calls)
+                yield from _check_items(place, use, calls)
             if "files" in use and _is_meant(use, arguments):
-                yield from _files(place, use)
+                yield from _check_files(place, use)
             if "folder" in use:
-                yield from _folder(place, use)
+                yield from _check_folder(place, use)
             if "installed" in use:
-                yield from _installed(place, use)
+                yield from _check_installed(place, use)
 
 
 class _Place:
@@ -95,7 +95,7 @@ class _Place:
 # what is called later
 
 
-def _called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+def _check_called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     known = calls.get(id(place.node))
     if known is None or known.node.kind is not CallKind.PARTIAL or known.callee is None:
         return
@@ -134,7 +134,7 @@ def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) 
 # what is listed
 
 
-def _listed(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+def _check_items(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     node, wanted = place.node, use["items"]
     # Iterating over a dict gives its keys, so the constructor would silently take names for objects.
     if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
@@ -193,7 +193,7 @@ def _listed_files(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _check_files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
     for item in _listed_files(node):
         if not isinstance(item, Scalar) or not isinstance(item.value, str) or _is_there(item.value, use["files"]):
@@ -201,11 +201,11 @@ def _files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
         message = (
             f"{item.value!r} matches no {'data file' if os.path.isdir(os.path.expanduser(item.value)) else 'file'}"
         )
-        finding = place.finding("FG456", message, _where(item.value), Severity.WARNING)
-        yield finding if item is node else _moved(finding, item)
+        finding = place.finding("FG456", message, _path_hint(item.value), Severity.WARNING)
+        yield finding if item is node else _at_item(finding, item)
 
 
-def _moved(finding: Diagnostic, item: Node) -> Diagnostic:
+def _at_item(finding: Diagnostic, item: Node) -> Diagnostic:
     return replace(finding, span=item.span or finding.span)
 
 
@@ -217,13 +217,13 @@ def _is_there(written: str, suffixes: Collection[str]) -> bool:
     try:
         if os.path.isdir(path) and suffixes:
             return any(file.endswith(tuple(suffixes)) for _, _, files in walk_folders(path) for file in files)
-        return os.path.exists(path) or (glob.has_magic(path) and any(True for _ in matching(path)))
+        return os.path.exists(path) or (glob.has_magic(path) and any(True for _ in matching_files(path)))
     # A folder that is too large to search gets the benefit of the doubt.
     except TooManyEntriesError:
         return True
 
 
-def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _check_folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or node.value in use["folder"]:
         return
@@ -231,10 +231,10 @@ def _folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
         return
     if not os.path.isdir(os.path.expanduser(node.value)):
         message = f"{place.name}: there is no folder {node.value!r}"
-        yield place.finding("FG456", message, _where(node.value), Severity.WARNING)
+        yield place.finding("FG456", message, _path_hint(node.value), Severity.WARNING)
 
 
-def _installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _check_installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
     node = place.node
     for item in node.items if isinstance(node, Sequence) else (node,):
         word = item.value if isinstance(item, Scalar) else None
@@ -244,7 +244,7 @@ def _installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
             yield place.finding("FG881", message, f"pip install {packages[0]}, or leave it out")
 
 
-def _where(written: str) -> str:
+def _path_hint(written: str) -> str:
     if os.path.isabs(os.path.expanduser(written)):
         return "name what exists, or make it before the run"
     return "a path without a root counts from the working folder; '{{ project_dir }}/...' counts from the project"

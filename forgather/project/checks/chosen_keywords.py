@@ -38,10 +38,10 @@ def check_chosen_keywords(subject: Subject) -> Iterator[Diagnostic]:
         for rules in rules_about(called):
             for name, use in rules.arguments.items():
                 if "keywords_of" in use:
-                    yield from _judged(called, name, use["keywords_of"], arguments, rules, reader)
+                    yield from _check_keywords(called, name, use["keywords_of"], arguments, rules, reader)
 
 
-def _judged(
+def _check_keywords(
     called: Called, name: str, use: Mapping[str, Any], arguments: Mapping[str, Node], rules: Rules, reader: Reader
 ) -> Iterator[Diagnostic]:
     chosen = arguments.get(use["chosen_by"])
@@ -67,7 +67,7 @@ def _judged(
             message = f"{use['chosen_by']} {word!r} takes no {key!r}"
             meant = _meant(key, ours) or _taken_elsewhere(key, use, reader)
             meant = meant or suggest_inside(name, key, ours, outside=tuple(rules.settings), around=rules.name)
-            yield _finding(called, (name, key), entry, "FG810", message, meant or _takes(ours))
+            yield _finding(called, (name, key), entry, "FG810", message, meant or _accepted_hint(ours))
     lacking = [key for key in ours if known[key].default is Parameter.empty and key not in {e.key for e in written}]
     if lacking and chosen is not None:
         message = f"{use['chosen_by']} {word!r} needs {', '.join(map(repr, lacking))} in {name}"
@@ -113,7 +113,7 @@ def _taken_elsewhere(key: str, use: Mapping[str, Any], reader: Reader) -> str | 
     )
 
 
-def _takes(names: list[str]) -> str:
+def _accepted_hint(names: list[str]) -> str:
     return f"it takes {', '.join(names)}" if names else "it takes no arguments of its own"
 
 

@@ -42,7 +42,7 @@ def check_imports(subject: Subject) -> Iterator[Diagnostic]:
                     message=f"{error.message}, which {os.path.basename(file)} imports",
                     severity=Severity.ERROR,
                     span=Span(file, line),
-                    hint=_beside(file, name) or error.hint,
+                    hint=_relative_import_hint(file, name) or error.hint,
                 )
 
 
@@ -74,7 +74,7 @@ def _is_statement(text: str, line: int, name: str) -> bool:
     return False
 
 
-def _beside(file: str, name: str) -> str | None:
+def _relative_import_hint(file: str, name: str) -> str | None:
     """Returns the hint for a module that is a file next to the importing one."""
     there = os.path.join(os.path.dirname(file), *name.split(".")) + ".py"
     return f"for the file beside it, write `from .{name} import ...`" if os.path.isfile(there) else None

@@ -16,7 +16,7 @@ from forgather.errors import Diagnostic, ForgatherError
 from forgather.project.checks.subject import Subject
 from forgather.project.configs import config_files
 from forgather.project.listing import describe_config, describe_project
-from forgather.project.listing_cache import ConfigListing, cached_listing, keep_listing
+from forgather.project.listing_cache import ConfigListing, cached_listing, store_listing
 from forgather.project.literal import string_entries
 from forgather.project.locations import library_dir
 from forgather.project.path_display import Display
@@ -29,10 +29,12 @@ from forgather.source import Span
 def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
     """Yields an error if another config of the project saves to the folder that is derived from this config's name."""
     project = subject.project
-    folder = _of_its_name(project)
+    folder = _derived_folder(project)
     if folder is None:
         return
-    others = [one.name for one in _others(project) if one.output_dir and os.path.realpath(one.output_dir) == folder]
+    others = [
+        one.name for one in _other_configs(project) if one.output_dir and os.path.realpath(one.output_dir) == folder
+    ]
     if not others:
         return
     yield Diagnostic(
@@ -46,7 +48,7 @@ def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
     )
 
 
-def _of_its_name(project: Project) -> str | None:
+def _derived_folder(project: Project) -> str | None:
     """Returns the output folder, if the library derived it from the config's name."""
     arguments = trainer_arguments(project.graph)
     entry = arguments.entry("output_dir") if arguments else None
@@ -66,7 +68,7 @@ def _of_its_name(project: Project) -> str | None:
     return os.path.realpath(folder) if is_default and written_in.startswith(library_dir()) else None
 
 
-def _others(project: Project) -> list[ConfigListing]:
+def _other_configs(project: Project) -> list[ConfigListing]:
     """Returns the facts of the other configs; those that are not in the cache are read and stored."""
     meta, display = project.meta, Display(project.meta.project_dir)
     names = [name for name in config_files(meta.searchdir, meta.config_prefix) if name != project.config_name]
@@ -77,7 +79,7 @@ def _others(project: Project) -> list[ConfigListing]:
     found = [known.get(name) or describe_config(meta.project_dir, name, display) for name in names]
     if any(one.name not in known for one in found):
         known |= {one.name: one for one in found}
-        keep_listing(replace(listing, configs=tuple(known[name] for name in sorted(known))))
+        store_listing(replace(listing, configs=tuple(known[name] for name in sorted(known))))
     return found
 
 

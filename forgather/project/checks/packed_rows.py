@@ -40,20 +40,20 @@ def check_packed_rows(subject: Subject) -> list[Diagnostic]:
     for called in calls.values():
         given = arguments_of(called)
         if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
-            findings += _of_trainer(called, given, calls, reader)
+            findings += _check_trainer(called, given, calls, reader)
     return findings
 
 
-def _of_trainer(
+def _check_trainer(
     called: Called, given: Mapping[str, Node], calls: Mapping[int, Called], reader: Reader
 ) -> Iterator[Diagnostic]:
     made = [node for _, node in walk([((), given["train_dataset"])], unbuilt=False) if isinstance(node, Call)]
     packs = [node for node in made if node.constructor in _PACKS]
-    apart = any(not _joins(node) for node in packs)
+    apart = any(not _joins_documents(node) for node in packs)
     collator = given.get("data_collator")
     if isinstance(collator, Call) and (packs or any(node.constructor in _LABELS for node in made)):
-        yield from _of_collator(called, collator, apart)
-        yield from _of_lengths(called, collator, next((node for node in made if node.constructor in _LABELS), None))
+        yield from _check_collator(called, collator, apart)
+        yield from _check_padding(called, collator, next((node for node in made if node.constructor in _LABELS), None))
     model = given.get("model") or given.get("model_init")
     reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
     if reason is not None and isinstance(model, Call):
@@ -67,12 +67,12 @@ def _of_trainer(
         )
 
 
-def _joins(packing: Call) -> bool:
+def _joins_documents(packing: Call) -> bool:
     values = (entry.value for entry in packing.kwargs if entry.key == "document_boundaries")
     return any(not (isinstance(value, Scalar) and value.value is True) for value in values)
 
 
-def _of_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagnostic]:
+def _check_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagnostic]:
     name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
     if not collator.constructor.startswith("transformers"):
         return
@@ -92,7 +92,7 @@ def _of_collator(called: Called, collator: Call, apart: bool) -> Iterator[Diagno
     yield Diagnostic(code=code, message=message, severity=severity, span=collator.span, path=path, hint=hint)
 
 
-def _of_lengths(called: Called, collator: Call, examples: Call | None) -> Iterator[Diagnostic]:
+def _check_padding(called: Called, collator: Call, examples: Call | None) -> Iterator[Diagnostic]:
     name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
     if examples is None or name not in _STACKS or not collator.constructor.startswith("transformers"):
         return
@@ -121,7 +121,7 @@ def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str 
     if module.split(".")[0] == "transformers":
         kind = _KIND.sub("", name.partition(".")[0])
         return f"{kind} takes no notice of position_ids for them" if kind in _mixed_kinds() else None
-    return _of_own(model, name, reader)
+    return _why_own_model_mixes(model, name, reader)
 
 
 @cache
@@ -132,7 +132,7 @@ def _mixed_kinds() -> frozenset[str]:
     return frozenset(_KIND.sub("", name) for names in families for name in names)
 
 
-def _of_own(model: Call, name: str, reader: Reader) -> str | None:
+def _why_own_model_mixes(model: Call, name: str, reader: Reader) -> str | None:
     if model.constructor.startswith("forgather.") or ":" not in model.constructor:
         return None
     try:

@@ -36,15 +36,15 @@ def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
     """Yields findings about what would keep a run from starting, if it is plain data."""
     graph, calls, reader = subject.graph, subject.calls, subject.reader
     for called in calls.values():
-        yield from _lacking(called)
+        yield from _missing_package(called)
     arguments = trainer_arguments(graph)
     if arguments is not None:
         path = format_path((Key("main"), Key("args")))
-        yield from (replace(one, path=one.path or path) for one in _of_deepspeed(graph, arguments, calls))
-        yield from _of_wrapping(graph, arguments, reader)
+        yield from (replace(one, path=one.path or path) for one in _check_deepspeed(graph, arguments, calls))
+        yield from _check_wrapping(graph, arguments, reader)
 
 
-def _lacking(called: Called) -> Iterator[Diagnostic]:
+def _missing_package(called: Called) -> Iterator[Diagnostic]:
     """Yields a finding for a package that a call needs and that is not installed."""
     for rules in rules_about(called):
         if rules.needs and find_spec(rules.needs) is None:
@@ -61,7 +61,7 @@ def _lacking(called: Called) -> Iterator[Diagnostic]:
 # DeepSpeed
 
 
-def _of_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     entry = arguments.entry("deepspeed")
     if entry is None or (isinstance(entry.value, Scalar) and not entry.value.value):
         return
@@ -137,7 +137,7 @@ def _place_in(entry: Entry, message: str) -> Any:
 # classes of layers
 
 
-def _of_wrapping(graph: Graph, arguments: TrainerArguments, reader: Reader) -> Iterator[Diagnostic]:
+def _check_wrapping(graph: Graph, arguments: TrainerArguments, reader: Reader) -> Iterator[Diagnostic]:
     config = arguments.entry("fsdp_config")
     module = _module_of_model(graph)
     if config is None or module is None or not isinstance(config.value, Mapped):
@@ -150,10 +150,10 @@ def _of_wrapping(graph: Graph, arguments: TrainerArguments, reader: Reader) -> I
             name = node.value if isinstance(node, Scalar) else None
             # accelerate accepts several names in one text, separated by commas.
             for word in str(name or "").replace(",", " ").split():
-                yield from _no_class(word, module, entry, node, reader)
+                yield from _missing_class(word, module, entry, node, reader)
 
 
-def _no_class(name: str, module: str, entry: Entry, node: Node, reader: Reader) -> Iterator[Diagnostic]:
+def _missing_class(name: str, module: str, entry: Entry, node: Node, reader: Reader) -> Iterator[Diagnostic]:
     try:
         reader.read(f"{module}:{name}")
     except ForgatherError as error:

@@ -71,7 +71,7 @@ class _Settings:
             facts["derived"] = called.node.constructor not in rules.about
             judged = (name for name in rules.settings if name in given or ("." in name and name in facts))
             found += rules.values({name: self._names_known(name, facts[name], called, rules) for name in judged})
-            self.texts += _asked_for(called, rules)
+            self.texts += _accepted_texts(called, rules)
             # A setting with a wrong value would give a second finding if it took part in a conflict.
             wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
             facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
@@ -172,12 +172,12 @@ class _Settings:
         if not isinstance(node, Call) or node.kind is CallKind.META:
             return UNKNOWN
         called = self._calls.get(id(node))
-        if node.kind is CallKind.PARTIAL or (called and called.callee and _gives_something(called.callee)):
+        if node.kind is CallKind.PARTIAL or (called and called.callee and _is_never_none(called.callee)):
             return SOMETHING
         return UNKNOWN
 
 
-def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
+def _accepted_texts(called: Called, rules: Rules) -> Iterator[Scalar]:
     """Yields the strings among the arguments that are an accepted value of their setting, or replace one."""
     for name, node in arguments_of(called).items():
         present = rules.renamed.get(name, name)
@@ -189,7 +189,7 @@ def _asked_for(called: Called, rules: Rules) -> Iterator[Scalar]:
             yield node
 
 
-def _gives_something(callee: Callee) -> bool:
+def _is_never_none(callee: Callee) -> bool:
     return callee.kind == "class" or (callee.gives.accepts is not None and "none" not in callee.gives.accepts)
 
 

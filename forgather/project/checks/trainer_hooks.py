@@ -30,7 +30,7 @@ def check_trainer_hooks(subject: Subject) -> Iterator[Diagnostic]:
     for _, node in all_nodes(subject.graph):
         if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):
             seen.add(node.constructor)
-            yield from _of_class(node, subject.reader)
+            yield from _check_class(node, subject.reader)
 
 
 def _may_be_a_trainer(node: Call) -> bool:
@@ -42,7 +42,7 @@ def _may_be_a_trainer(node: Call) -> bool:
     return own and ("args" in (entry.key for entry in node.kwargs) or len(node.args) > 1)
 
 
-def _of_class(call: Call, reader: Reader) -> Iterator[Diagnostic]:
+def _check_class(call: Call, reader: Reader) -> Iterator[Diagnostic]:
     # All hooks that any trainer refuses: which trainer it is, is known only with its bases.
     names = {name for trainer in ("", "PipelineTrainer") for name in refused_hooks([trainer])}
     lineage = reader.lineage(call.constructor, (), _PACKAGE, sorted(names))

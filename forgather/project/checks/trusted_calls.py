@@ -21,7 +21,7 @@ from forgather.project.checks.cross_project import projects_named
 from forgather.project.checks.subject import Subject
 from forgather.project.project import Project
 from forgather.project.trust import current_trust
-from forgather.project.untrusted import Needs, Places, denied, said, to_trust, way
+from forgather.project.untrusted import Needs, Places, denied_error, name_to_trust, trust_hint, untrusted_message
 
 
 def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
@@ -35,7 +35,7 @@ def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
             # A module of the project may have the same name as a denied one.
             verdict = judge_name("own" if own else module, symbol)
             if verdict.standing is Standing.DENIED:
-                found = denied(verdict).diagnostic
+                found = denied_error(verdict).diagnostic
                 yield Diagnostic(
                     code=found.code,
                     message=f"no config may call {node.constructor!r}: {verdict.why}",
@@ -46,7 +46,9 @@ def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
     needs = needs_of(project)
     missing = needs.beyond(current_trust()) if needs else needs
     if missing:
-        yield Diagnostic(code="FG440", message=said(missing), severity=Severity.NOTE, hint=way(missing))
+        yield Diagnostic(
+            code="FG440", message=untrusted_message(missing), severity=Severity.NOTE, hint=trust_hint(missing)
+        )
 
 
 def needs_of(project: Project, targets: Sequence[str] | None = None) -> Needs:
@@ -80,8 +82,8 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
     if own is not None:
         return Needs(folders=tuple(own))
     module, symbol = _parts(node.constructor)
-    unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(to_trust(module))
-    return Needs(packages=(to_trust(module),)) if unlisted else Needs()
+    unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(name_to_trust(module))
+    return Needs(packages=(name_to_trust(module),)) if unlisted else Needs()
 
 
 def _own_folders(node: Call, places: Places) -> list[str] | None:

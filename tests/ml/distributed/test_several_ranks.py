@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import ForgatherError
-from forgather.launch.multi_process import joined
+from forgather.launch.multi_process import join_run
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
@@ -370,7 +370,7 @@ def test_weights_of_all_processes_are_kept_where_they_are_written():
 def _given_up():
     told = []
     sys.unraisablehook = told.append
-    context = joined()
+    context = join_run()
     context.__enter__()
     del context
     gc.collect()
