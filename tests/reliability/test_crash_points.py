@@ -105,7 +105,7 @@ def test_every_operation_of_a_save_may_be_the_last(clean, full, figure, tmp_path
     refused = len(told) - killed
     counts = ", ".join(f"{len(run.operations)} {kind}" for kind, run in clean.items())
     figure("R1", f"{killed} of {killed} kills, one at each operation ({counts}): the same bits ({seconds:.0f} s)")
-    figure("R8", f"{refused} of {refused} refusals (ENOSPC, EIO, EACCES at each operation): told, the same bits")
+    figure("R8", f"{refused} of {refused} refusals (ENOSPC, EIO, EACCES at each operation): reported, the same bits")
     assert len(told) >= (600 if full else QUICK)
 
 

@@ -68,7 +68,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(tmp_path, how, phase, rank,
         assert f"note: rank {rank} of 2 is gone, without a word" in ended.printed
     took[how, phase] = seconds
     if len(took) == len(ALL):
-        figure("R12", f"{len(took)} of {len(ALL)}: told once, ended within {max(took.values()):.1f} s")
+        figure("R12", f"{len(took)} of {len(ALL)}: reported once, ended within {max(took.values()):.1f} s")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -90,4 +90,6 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks(tmp_path, rank, full, figure):
         assert re.search(r"step \d", part), text
         assert re.search(r"last collective: \w+ number \d+ of shape", part), text
         assert re.search(r"\.py:\d+ in ", part), text
-    figure("R13", f"rank {rank} makes one collective more, timeout {timeout} s: ended and told after {seconds:.1f} s")
+    figure(
+        "R13", f"rank {rank} makes one collective more, timeout {timeout} s: ended and reported after {seconds:.1f} s"
+    )

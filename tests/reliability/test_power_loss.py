@@ -96,7 +96,7 @@ def test_every_state_that_a_loss_of_power_leaves_goes_on(full, figure, tmp_path)
     seconds = time.monotonic() - began
     figure(
         "R2",
-        f"{len(told)} of {len(told)} states go on from the last save or the next; {trained} trained to the end: the same bits ({seconds:.0f} s)",
+        f"{len(told)} of {len(told)} states resume from the last save or the next; {trained} trained to the end: the same bits ({seconds:.0f} s)",
     )
 
 

@@ -117,5 +117,6 @@ def test_disks_of_every_size_that_is_too_small(full, figure, clean, tmp_path):
         assert attempts > 3
         assert [] == job.differences(job.digest(clean), job.digest(folder))
     figure(
-        "R8", f"{failed} of {failed} disks that were too small, and {attempts} failures of one run: told, the same bits"
+        "R8",
+        f"{failed} of {failed} disks that were too small, and {attempts} failures of one run: reported, the same bits",
     )

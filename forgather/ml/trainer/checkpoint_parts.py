@@ -21,12 +21,12 @@ from forgather.ml.log import get_logger
 _log = get_logger(__name__)
 
 WITHOUT = {
-    OPTIMIZER: "the optimizer begins anew, without its moments",
-    SCHEDULE: "the learning rate follows the plan of the config",
-    DATA: "the data begin anew with their first row",
-    RNG: "random numbers are drawn anew from the seed",
-    METER: "the mean loss begins anew",
-    PROGRESS: "the log and the best metric begin anew",
+    OPTIMIZER: "the optimizer starts without its moments",
+    SCHEDULE: "the learning rate follows the schedule of the config",
+    DATA: "the data start with their first row",
+    RNG: "random numbers are drawn from the seed again",
+    METER: "the mean loss starts at this step",
+    PROGRESS: "the log and the best metric start empty",
 }
 """Each part, and what a run does without it."""
 
