@@ -71,7 +71,7 @@ def start_processes(
     # Python would put the working folder first on sys.path, so that a file there could shadow a module.
     os.environ.setdefault(*SAFE_PATH)
     ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
-    return Ending(launcher.status_of(ended), launcher.first_cause(ended, asked.world_size))
+    return Ending(launcher.exit_status(ended), launcher.unreported_cause(ended, asked.world_size))
 
 
 def _let_children_find_us() -> None:
@@ -104,7 +104,7 @@ def join_run() -> Iterator[Any]:
         if member.fails(error):
             raise
         # A status above 128 is a signal: another process was interrupted, and so is the run.
-        if member.speaks and member.status > 128:
+        if member.is_main and member.status > 128:
             raise Terminated from error
         raise SecondaryFailure(member.status) from error
     member.leave()

@@ -66,7 +66,7 @@ class RestartPolicy:
         if record is not None and record.lasts:
             self._say(f"not tried again: {record.code} would end the next attempt, too")
             return False
-        cause = import_module("forgather.ml.distributed.launcher").in_a_line(failures, self._world_size)
+        cause = import_module("forgather.ml.distributed.launcher").describe_failures(failures, self._world_size)
         serial, folder = self._newest()
         resumes = self._auto_resume and serial > self._earlier
         # The launcher starts the new processes with this environment.

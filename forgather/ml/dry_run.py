@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from forgather.errors import DistributedError
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed.env import DistributedEnvironment, alone_among
+from forgather.ml.distributed.env import DistributedEnvironment, fake_world
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import num_rows
 from forgather.ml.model_inputs import inputs_of
@@ -141,7 +141,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
 def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.AbstractContextManager[None]:
     """Makes this process one rank of a fake process group within its body."""
     local = min(local_world_size, world_size)
-    return alone_among(ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local))
+    return fake_world(ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local))
 
 
 def _build(strategy: Strategy, recipe: Recipe) -> None:

@@ -11,8 +11,8 @@ from forgather.launch.in_process import Outcome
 from forgather.launch.restart import RESUME_VARIABLE, RestartPolicy, requeue, resumes_after_restart
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
-from forgather.ml.distributed.launcher import Failure, _passed_on
-from forgather.ml.distributed.root_cause import Kind, Record
+from forgather.ml.distributed.launcher import Failure, _forwarded_signals
+from forgather.ml.distributed.root_cause import FailureKind, FailureRecord
 from forgather.project.fault_tolerance import FaultTolerance
 
 
@@ -84,14 +84,14 @@ def test_a_run_that_begins_as_its_config_says_does_not_claim_to_begin_anew(tmp_p
 @pytest.mark.parametrize(
     ("kind", "code", "answer", "line"),
     [
-        (Kind.CAUSE, "FG818", False, "not tried again: FG818 would end the next attempt, too"),
-        (Kind.CAUSE, "FG609", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
-        (Kind.CAUSE, "", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
-        (Kind.STOPPED, "", False, ""),
+        (FailureKind.CAUSE, "FG818", False, "not tried again: FG818 would end the next attempt, too"),
+        (FailureKind.CAUSE, "FG609", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
+        (FailureKind.CAUSE, "", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
+        (FailureKind.STOPPED, "", False, ""),
     ],
 )
 def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, answer, line):
-    record = Record(kind, "the message", "step 3", True, 1.0, code)
+    record = FailureRecord(kind, "the message", "step 3", True, 1.0, code)
     found, said, _ = asked(tmp_path, Failure(0, 1, record))
     assert answer is found
     assert line == "" if not said else said[0].startswith(line)
@@ -163,9 +163,9 @@ def test_a_job_that_would_begin_anew_each_time_is_not_queued():
 
 def test_torchrun_passes_the_end_of_a_terminal_on_unless_nohup_has_it_ignored():
     names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    assert f"{names},SIGUSR1" == _passed_on(names)
+    assert f"{names},SIGUSR1" == _forwarded_signals(names)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" == _passed_on(names)
+        assert "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" == _forwarded_signals(names)
     finally:
         signal.signal(signal.SIGHUP, before)

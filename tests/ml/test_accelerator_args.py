@@ -14,7 +14,7 @@ from accelerate.utils import (
 
 from forgather.errors import DistributedError
 from forgather.ml import AccelTrainingArguments
-from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, libraries_see
+from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, exported_facts
 from forgather.ml.strategy.registry import entry_of
 from forgather.ml.trainer.accel import ddp_settings, group_told
 from forgather.ml.trainer.argument_checks import SettingError
@@ -197,7 +197,7 @@ def test_libraries_see_the_facts_and_no_wishes(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("RANK", "7")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with libraries_see(ProcessFacts(rank=1, local_rank=1, world_size=2, local_world_size=2)):
+    with exported_facts(ProcessFacts(rank=1, local_rank=1, world_size=2, local_world_size=2)):
         assert {} == accelerate_variables()
         assert ("1", "1", "2") == tuple(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     assert {"MIXED_PRECISION": "bf16"} == accelerate_variables()

@@ -181,17 +181,17 @@ def test_the_memory_of_copies_is_used_again():
 
 
 def _talks_on_both_channels():
-    channel = collectives.second_channel()
-    assert channel is collectives.second_channel()
+    channel = collectives.background_group()
+    assert channel is collectives.background_group()
     heard = []
 
     def beside():
-        with collectives.through(channel):
-            heard.extend(collectives.gathered(("beside", dist.get_rank(), number)) for number in range(50))
+        with collectives.use_group(channel):
+            heard.extend(collectives.all_gather(("beside", dist.get_rank(), number)) for number in range(50))
 
     thread = threading.Thread(target=beside)
     thread.start()
-    own = [collectives.gathered(("run", dist.get_rank(), number)) for number in range(50)]
+    own = [collectives.all_gather(("run", dist.get_rank(), number)) for number in range(50)]
     thread.join()
     return own, heard
 

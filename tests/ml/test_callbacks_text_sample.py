@@ -120,9 +120,9 @@ def test_a_missing_tokenizer_is_told_once_and_ends_nothing(tmp_path, model, capl
 
 
 def test_control_characters_do_not_reach_the_terminal():
-    from forgather.ml.callbacks.text_sample import quoted
+    from forgather.ml.callbacks.text_sample import quote_sample
 
-    assert quoted("a\x1b[31m\rb\n\tc") == "  | a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\n  | \tc"
+    assert quote_sample("a\x1b[31m\rb\n\tc") == "  | a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\n  | \tc"
 
 
 @pytest.mark.parametrize("wrong", [{"every_steps": 0}, {"max_new_tokens": 0}])

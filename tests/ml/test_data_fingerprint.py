@@ -317,7 +317,7 @@ def test_many_columns_are_few_digests():
 
 def test_processes_that_hold_other_rows_are_refused(monkeypatch):
     one, other = (fingerprint(rows(12, seed=seed), ALONE) for seed in range(2))
-    monkeypatch.setattr(collectives, "gathered", lambda own: [one, own])
+    monkeypatch.setattr(collectives, "all_gather", lambda own: [one, own])
     refuse_other_data("the training data", one)
     with pytest.raises(DistributedError, match="FG855.*rank 0 to rank 1, 12 of 12 compared rows differ"):
         refuse_other_data("the training data", other)

@@ -13,7 +13,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, defaul
 
 from forgather.ml.data import DataError, pack, tokenize, tokenize_examples
 from forgather.ml.data.cache import content_key
-from forgather.ml.data.packing import positions_of
+from forgather.ml.data.packing import document_positions
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 EOS = 1
@@ -68,7 +68,7 @@ def test_positions_restart_at_documents_and_blocks_and_their_first_labels_are_ig
     packed = list(pack([ids[:5], ids[5:]], size, EOS))
     found = [(one.ids_BT, one.starts_BT) for one in packed]
     found = [np.concatenate(part) for part in zip(*found, strict=True)]
-    positions = positions_of(found[1])
+    positions = document_positions(found[1])
     rows = zip(found[0].tolist(), np.where(positions == 0, -100, found[0]).tolist(), positions.tolist(), strict=True)
     assert blocks_by_hand(ids, size) == list(rows)
 

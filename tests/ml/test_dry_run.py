@@ -9,7 +9,7 @@ from transformers import Trainer as TransformersTrainer
 import forgather.ml as ml
 from forgather.errors import DistributedError
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed.env import alone_among
+from forgather.ml.distributed.env import fake_world
 from forgather.ml.dry_run import dry_run, in_short
 from forgather.ml.losses import CausalTokenLoss
 from tests.ml.fixtures import rows, tiny_llama
@@ -105,9 +105,9 @@ def test_a_model_that_looks_at_values_has_a_layout_all_the_same(tmp_path, monkey
 
 
 def test_a_pretended_group_needs_a_process_without_one():
-    with alone_among(ProcessFacts(rank=1, world_size=2)):
+    with fake_world(ProcessFacts(rank=1, world_size=2)):
         assert (1, 2) == (dist.get_rank(), dist.get_world_size())
-        with pytest.raises(DistributedError, match="this process is in one"), alone_among(ProcessFacts(world_size=4)):
+        with pytest.raises(DistributedError, match="this process is in one"), fake_world(ProcessFacts(world_size=4)):
             pass
     assert not dist.is_initialized()
 

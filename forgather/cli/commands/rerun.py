@@ -111,7 +111,7 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
     """Repeats the run in this process, which was started beside others; rank 0 alone writes and prints."""
     given = invocation.options.output_dir
     output_dir = member.share("output", {"dir": new_output_dir(past, given, datetime.now(UTC))})["dir"]
-    if member.speaks:
+    if member.is_main:
         rows = verify(past, rerun_meta(past)) if invocation.options.json else ()
         return _repeated(invocation, past, output_dir, rows, member)
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))

@@ -180,14 +180,14 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     project = invocation.open_project()
     project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
     _tolerant(_resumed(project, invocation))
-    findings = _checked(project) if member.speaks and not (options.no_check or CHECKED in os.environ) else ()
+    findings = _checked(project) if member.is_main and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
     refuse_other_process_count(
         asked_processes(project, options, launched_nodes(member.facts)), member.facts, project.config_name
     )
     command = ["fgcli", *invocation.arguments]
-    aside = redirect_stdout(sys.stderr) if options.json or not member.speaks else nullcontext()
-    if not member.speaks:
+    aside = redirect_stdout(sys.stderr) if options.json or not member.is_main else nullcontext()
+    if not member.is_main:
         member.begins(run_dir := member.share("run")["run_dir"])
         with aside:
             return _ran(plan, run_dir, command, lambda _: member.built()).status

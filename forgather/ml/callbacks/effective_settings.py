@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_OF_OPTIMIZER = frozenset(
+_OPTIMIZER_ARGUMENTS = frozenset(
     "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim optim_args optim_target_modules".split()
 )
-_OF_SCHEDULE = frozenset("lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio".split())
-_MOVING = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
+_SCHEDULE_ARGUMENTS = frozenset("lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio".split())
+_CHANGING_STATE = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
 
 
-def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
+def effective_settings(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
     """Returns {"arguments", "optimizer", "schedule"} of a run, without arguments that have no effect.
 
     Args:
@@ -26,7 +26,9 @@ def settings_in_force(args: Any, optimizer: Any = None, schedule: Any = None) ->
     """
     found = {"arguments": args.to_dict(), "optimizer": optimizer_facts(optimizer), "schedule": schedule_facts(schedule)}
     # Without an optimizer the arguments decide, so they are kept then.
-    idle = set(_OF_OPTIMIZER if found["optimizer"] else ()) | set(_OF_SCHEDULE if found["schedule"] else ())
+    idle = set(_OPTIMIZER_ARGUMENTS if found["optimizer"] else ()) | set(
+        _SCHEDULE_ARGUMENTS if found["schedule"] else ()
+    )
     arguments: Mapping[str, Any] = found["arguments"]
     if "max_steps" in arguments:
         # Only one of the two decides the length of training.
@@ -54,7 +56,7 @@ def optimizer_facts(optimizer: Any) -> dict[str, Any]:
             # A schedule overwrites `lr` at each step and keeps the configured value as `initial_lr`.
             known = "initial_lr" if name == "lr" and "initial_lr" in group else name
             shown = _plain(group[known])
-            if name != "initial_lr" and _says_something(shown) and shown not in facts.setdefault(name, []):
+            if name != "initial_lr" and _is_informative(shown) and shown not in facts.setdefault(name, []):
                 facts[name].append(shown)
     settings = {name: values[0] if len(values) == 1 else values for name, values in facts.items() if values}
     return {"class": type(optimizer).__name__, **settings}
@@ -82,7 +84,7 @@ def schedule_facts(schedule: Any) -> dict[str, Any]:
     settings = {**schedule.state_dict(), **(getattr(plan, "keywords", None) or {})}
     for name, value in settings.items():
         # State that changes during training (`last_epoch`, for example) is not a setting.
-        if not name.startswith("_") and name not in _MOVING and _says_something(shown := _plain(value)):
+        if not name.startswith("_") and name not in _CHANGING_STATE and _is_informative(shown := _plain(value)):
             facts[name] = shown
     return facts
 
@@ -96,5 +98,5 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _says_something(value: Any) -> bool:
+def _is_informative(value: Any) -> bool:
     return value is not None and value is not False and not (isinstance(value, list) and None in value)

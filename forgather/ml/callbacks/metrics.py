@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
-from forgather.ml.callbacks.output_target import cosmetic, passes, run_folder
+from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
 from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, go_on, repeatable
 
 
@@ -43,10 +43,10 @@ class JsonLogger(TrainerCallback, ExportableState):
         self._times: list[float] = []
         self._begins: dict[str, int] = {}
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Truncates or fills the files so that they end at the step of the checkpoint."""
-        if not passes(self.rank_filter, args):
+        if not is_selected_rank(self.rank_filter, args):
             return
         history = state.log_history
         # Fewer times than lines: the callback was added during the run, so the earliest lines have no time.
@@ -56,8 +56,8 @@ class JsonLogger(TrainerCallback, ExportableState):
         file = self._file(args)
         records = {file: [self._record(step, at, line) for at, (step, line) in zip(times, lines, strict=True)]}
         if self.path is None:
-            told = [_told(step, line) for step, line in lines]
-            records[_beside(file)] = [record for record in told if record is not None]
+            told = [_reproducible_line(step, line) for step, line in lines]
+            records[_loss_file(file)] = [record for record in told if record is not None]
         # A run that starts from the beginning appends to an existing file and leaves earlier lines alone.
         goes_on = state.global_step > 0
         self._begins = {
@@ -72,24 +72,24 @@ class JsonLogger(TrainerCallback, ExportableState):
         # Not decorated itself, since `on_train_begin` is.
         self.on_train_begin(args, state, control, **kwargs)
 
-    @cosmetic
+    @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Appends one line to each file."""
-        if not logs or not passes(self.rank_filter, args):
+        if not logs or not is_selected_rank(self.rank_filter, args):
             return
         # Opened at the first log, so that a run that logs nothing leaves no file.
         if self._writer is None:
             self._writer = LineWriter(self._file(args))
             if self.path is None:
                 # One warning about an unwritable folder is enough, and the other writer logs it.
-                self._repeatable = LineWriter(_beside(self._file(args)), warns=False)
-        told = _told(state.global_step, logs)
+                self._repeatable = LineWriter(_loss_file(self._file(args)), warns=False)
+        told = _reproducible_line(state.global_step, logs)
         if self._repeatable is not None and told is not None:
             self._repeatable.write(told)
         self._times.append(round(time.time(), 3))
         self._writer.write(self._record(state.global_step, self._times[-1], logs))
 
-    @cosmetic
+    @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the files."""
         for writer in (self._writer, self._repeatable):
@@ -112,11 +112,11 @@ class JsonLogger(TrainerCallback, ExportableState):
         return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
 
 
-def _beside(file: Path) -> Path:
+def _loss_file(file: Path) -> Path:
     return file.with_name(file.name.replace("metrics", "loss"))
 
 
-def _told(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
+def _reproducible_line(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the line for `loss.jsonl`; None when the log has no reproducible number."""
     numbers = repeatable(logs)
     return {"step": step, **numbers} if numbers.keys() - {"epoch"} else None

@@ -29,7 +29,7 @@ def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path
     return Path(chosen) if chosen else Path(args.output_dir) / "runs"
 
 
-def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
+def is_selected_rank(rank_filter: int | Collection[int] | None, args: Any) -> bool:
     """Returns True when this process is selected by a rank filter.
 
     Args:
@@ -42,13 +42,13 @@ def passes(rank_filter: int | Collection[int] | None, args: Any) -> bool:
     return rank == rank_filter if isinstance(rank_filter, int) else rank in rank_filter
 
 
-def terminal() -> Console:
+def shared_console() -> Console:
     """Returns the shared rich console on standard output: lines that are printed through it appear above a live bar."""
     # Shared: lines of a second console would be printed into the live bars of the first.
     return get_console()
 
 
-def cosmetic(event: Event) -> Event:
+def report_only(event: Event) -> Event:
     """Decorator for an event of a callback that only reports: an exception is logged once, and the run continues."""
 
     @functools.wraps(event)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.output_target import cosmetic, terminal
+from forgather.ml.callbacks.output_target import report_only, shared_console
 from forgather.ml.number_format import count, duration, evaluation_losses, figure
 
 _REFRESH_SECONDS = 0.1
@@ -31,7 +31,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("train_samples_per_second", "samples/s", count),
 )
 # Labels that are dropped on a narrow terminal, the first one first.
-_SPARED = ("grad norm", "tok/s", "samples/s", "lr")
+_DROPPABLE = ("grad norm", "tok/s", "samples/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):
@@ -53,7 +53,7 @@ class ProgressCallback(TrainerCallback):
         self._shown_at = 0.0
         self._begin = (0.0, 0)
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows the training bar."""
         self._begin = (time.monotonic(), state.global_step)
@@ -63,7 +63,7 @@ class ProgressCallback(TrainerCallback):
                 done = min(state.global_step, state.max_steps)  # max_steps may have been lowered
                 self._train = self._bars.add_task("training", total=state.max_steps, completed=done, facts="")
 
-    @cosmetic
+    @report_only
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Updates the training bar, at most ten times a second."""
         if self._bars is None or self._train is None:
@@ -74,22 +74,22 @@ class ProgressCallback(TrainerCallback):
             self._shown_at = now
             self._bars.update(self._train, completed=state.global_step)
 
-    @cosmetic
+    @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Shows the numbers of a log: next to the training bar, or as a line."""
         if not logs or not state.is_world_process_zero:
             return
-        facts = shown(logs)
+        facts = format_logs(logs)
         if not facts:
             return
         if self._bars is not None and self._train is not None and "loss" in logs:
             # The bar and the facts share one line, which rich would cut at the width of the terminal.
-            facts = shown(logs, room=_room_beside_bar((self.console or terminal()).width, state.max_steps))
+            facts = format_logs(logs, room=_room_next_to_bar((self.console or shared_console()).width, state.max_steps))
             self._bars.update(self._train, facts=facts, completed=state.global_step)
         else:
-            self._say(f"{_place(state)}  {facts}{self._time_left(state, logs)}")
+            self._say(f"{_step_label(state)}  {facts}{self._time_left(state, logs)}")
 
-    @cosmetic
+    @report_only
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
@@ -105,17 +105,17 @@ class ProgressCallback(TrainerCallback):
             self._evaluation = self._bars.add_task("evaluating", total=total, facts="")
         self._bars.advance(self._evaluation)
 
-    @cosmetic
+    @report_only
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Removes the evaluation bar."""
         self._end_evaluation()
 
-    @cosmetic
+    @report_only
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Removes the prediction bar."""
         self._end_evaluation()
 
-    @cosmetic
+    @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stops the bars and leaves their last state on the terminal."""
         if self._bars is None:
@@ -126,7 +126,7 @@ class ProgressCallback(TrainerCallback):
         self._stop_bars()
 
     def _start_bars(self) -> None:
-        console = self.console or terminal()
+        console = self.console or shared_console()
         if self._bars is not None or not (console.is_terminal if self.live is None else self.live):
             return
         bar_width = _bar_width(console.width)
@@ -166,10 +166,10 @@ class ProgressCallback(TrainerCallback):
         return f"  left {duration((time.monotonic() - begin) / done * left)}"
 
     def _say(self, line: str) -> None:
-        (self.console or terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
+        (self.console or shared_console()).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
+def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
     """Returns the part of a log that a line shows; "" when it has none of those metrics.
 
     Args:
@@ -185,13 +185,13 @@ def shown(logs: Mapping[str, Any], room: int | None = None) -> str:
     # Both measure the same speed, and tokens are the finer unit.
     if "tok/s" in parts:
         parts.pop("samples/s", None)
-    for label in _SPARED:
+    for label in _DROPPABLE:
         if room is not None and len("  ".join(parts.values())) > room:
             parts.pop(label, None)
     return "  ".join(parts.values())
 
 
-def _place(state: Any) -> str:
+def _step_label(state: Any) -> str:
     """Returns "step N/MAX"; a resumed run may be past a `max_steps` that was lowered."""
     if state.global_step > state.max_steps:
         return f"step {state.global_step} (past max_steps {state.max_steps})"
@@ -202,7 +202,7 @@ def _bar_width(terminal_width: int) -> int:
     return next((width for least, width in _BARS if terminal_width >= least), 0)
 
 
-def _room_beside_bar(terminal_width: int, max_steps: int) -> int:
+def _room_next_to_bar(terminal_width: int, max_steps: int) -> int:
     """Returns the number of characters that are left for the metrics."""
     bar_width = _bar_width(terminal_width)
     steps = 2 * len(str(max_steps)) + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.output_target import cosmetic
+from forgather.ml.callbacks.output_target import report_only
 from forgather.ml.memory import memory_facts
 
 
@@ -28,12 +28,12 @@ class SpeedCallback(TrainerCallback):
         self._paused_at = 0.0
         self._resumes_after_pause = False
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts the clock."""
         self._restart(state)
 
-    @cosmetic
+    @report_only
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, model: Any = None, **kwargs: Any
     ) -> None:
@@ -53,12 +53,12 @@ class SpeedCallback(TrainerCallback):
             logs.setdefault(name, value)
         self._restart(state)
 
-    @cosmetic
+    @report_only
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Records the end of a step: an evaluation or a save may follow."""
         self._paused_at = time.perf_counter()
 
-    @cosmetic
+    @report_only
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Subtracts the time of an evaluation or a save since the previous step; fetching data counts as training."""
         if self._paused_at and self._resumes_after_pause:
@@ -66,12 +66,12 @@ class SpeedCallback(TrainerCallback):
             self._paused_seconds += time.perf_counter() - max(self._paused_at, self._last[0])
         self._resumes_after_pause = False
 
-    @cosmetic
+    @report_only
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Marks the time until the next step as a pause."""
         self._resumes_after_pause = True
 
-    @cosmetic
+    @report_only
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Marks the time until the next step as a pause."""
         self._resumes_after_pause = True

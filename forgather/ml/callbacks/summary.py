@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.effective_settings import settings_in_force
-from forgather.ml.callbacks.output_target import cosmetic, run_folder, terminal
-from forgather.ml.callbacks.text_sample import unwrapped
+from forgather.ml.callbacks.effective_settings import effective_settings
+from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
+from forgather.ml.callbacks.text_sample import unwrap_model
 from forgather.ml.metrics import METRICS_FILE, plain, repeatable
 from forgather.ml.model_class import class_name
 from forgather.ml.number_format import count, duration, evaluation_losses, perplexity
@@ -66,7 +66,7 @@ class RunSummaryCallback(TrainerCallback):
         self._model_before: tuple[int, int] | None = None
         self._checkpoint: Path | None = None
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Writes the summary of a running run; a resumed run gets its earlier values from the log history."""
         if not state.is_world_process_zero:
@@ -85,14 +85,14 @@ class RunSummaryCallback(TrainerCallback):
             "started": round(time.time(), 3),
             "max_steps": state.max_steps,
             "has_perplexity": bool(getattr(_task(args, kwargs), "has_perplexity", False)),
-            "model": model_facts(unwrapped(model)),
-            **settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler")),
+            "model": model_facts(unwrap_model(model)),
+            **effective_settings(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler")),
             "versions": versions(),
             "machine": machine(model),
         }
         self._write(args)
 
-    @cosmetic
+    @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Records the last value of each metric, and the speeds."""
         if logs and state.is_world_process_zero:
@@ -105,12 +105,12 @@ class RunSummaryCallback(TrainerCallback):
         self._last |= values
         self._steps |= dict.fromkeys(values, step)
 
-    @cosmetic
+    @report_only
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Records the last checkpoint."""
         self._checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
-    @cosmetic
+    @report_only
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
@@ -172,7 +172,7 @@ class RunSummaryCallback(TrainerCallback):
         os.replace(aside, folder / SUMMARY_FILE)
 
     def _print(self) -> None:
-        console = self.console or terminal()
+        console = self.console or shared_console()
         console.print()
         for line in summary_lines(self._summary):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -194,16 +194,16 @@ def status(state: Any, error: BaseException | None) -> str:
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the lines that are printed at the end of a run."""
-    lines = [f"run {summary['status']}: {_extent(summary)}"]
+    lines = [f"run {summary['status']}: {_progress_text(summary)}"]
     final = summary["final"]
     for name, label in evaluation_losses(final).items():
         read = perplexity(final[name]) if summary.get("has_perplexity") else None
-        notes = ([f"perplexity {read}"] if read else []) + ([at] if (at := _at(summary, name)) else [])
+        notes = ([f"perplexity {read}"] if read else []) + ([at] if (at := _logged_at(summary, name)) else [])
         lines.append(f"  {label:<10} {final[name]:.4f}" + (f"  ({', '.join(notes)})" if notes else ""))
     if "loss" in final:
-        at = _at(summary, "loss")
+        at = _logged_at(summary, "loss")
         lines.append(f"  loss       {final['loss']:.4f}" + (f"  ({at})" if at else ""))
-    return lines + [f"  {name:<10} {_near(place)}" for name, place in summary["places"].items() if place]
+    return lines + [f"  {name:<10} {_relative_path(place)}" for name, place in summary["places"].items() if place]
 
 
 def _task(args: Any, scene: Mapping[str, Any]) -> Any:
@@ -211,19 +211,19 @@ def _task(args: Any, scene: Mapping[str, Any]) -> Any:
     return scene.get("task") or getattr(args, "task", None)
 
 
-def _at(summary: Mapping[str, Any], name: str) -> str:
+def _logged_at(summary: Mapping[str, Any], name: str) -> str:
     """Returns at which step the last value of a metric was logged; "" when that is unknown."""
     step = summary.get("final_steps", {}).get(name)
     return "" if step is None else f"logged at step {step}"
 
 
-def _near(place: str) -> str:
+def _relative_path(place: str) -> str:
     """Returns a path relative to the working folder when it is below it; otherwise the path itself."""
     relative = os.path.relpath(place)
     return place if relative.startswith(os.pardir) else relative
 
 
-def _extent(summary: Mapping[str, Any]) -> str:
+def _progress_text(summary: Mapping[str, Any]) -> str:
     """Returns how many steps this run did itself, in what time, and how fast."""
     step, first_step = summary["step"], summary.get("first_step", 0)
     if step == first_step > 0:

@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
-from forgather.ml.callbacks.effective_settings import settings_in_force
-from forgather.ml.callbacks.output_target import cosmetic, passes, run_folder
+from forgather.ml.callbacks.effective_settings import effective_settings
+from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
 from forgather.ml.metrics import plain
 from forgather.redaction import hidden, hide
 
@@ -44,49 +44,53 @@ class TBLogger(TrainerCallback):
         self.run_dir = run_dir
         self._is_elsewhere = False
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Opens the event file and writes the texts."""
-        if not passes(self.rank_filter, args):
+        if not is_selected_rank(self.rank_filter, args):
             return
         writer = self._open(args, goes_on_after=state.global_step)
         # In a new folder the earlier steps are written again, from the history in the checkpoint.
         if state.log_history and self._is_elsewhere:
             for line in state.log_history:
                 self._write(writer, {name: value for name, value in line.items() if name != "step"}, line["step"])
-        settings = settings_in_force(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
+        settings = effective_settings(args, kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         texts = {"experiment": self.experiment_info, "args": settings.pop("arguments"), **settings}
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_dict"):
             texts["model_config"] = config.to_dict()
         for name, text in texts.items():
             if text:
-                writer.add_text(name, hide(text if isinstance(text, str) else _block(text)), state.global_step)
+                writer.add_text(name, hide(text if isinstance(text, str) else _code_block(text)), state.global_step)
 
-    @cosmetic
+    @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Writes one scalar per number."""
-        if not logs or not passes(self.rank_filter, args):
+        if not logs or not is_selected_rank(self.rank_filter, args):
             return
         writer = self._open(args)
         self._write(writer, logs, state.global_step)
         # TensorBoard otherwise shows a slow run up to two minutes late, and a killed run loses its last logs.
         writer.flush()
 
-    @cosmetic
+    @report_only
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hides the steps after the checkpoint that the run went back to."""
         writer = self.summary_writer
-        if passes(self.rank_filter, args) and isinstance(writer, SummaryWriter):
+        if is_selected_rank(self.rank_filter, args) and isinstance(writer, SummaryWriter):
             writer.close()
             # `purge_step` is an argument of the constructor only, so a new writer replaces the old one.
             kept = {name: getattr(writer, name) for name in ("log_dir", "max_queue", "flush_secs", "filename_suffix")}
             self.summary_writer = SummaryWriter(**kept, purge_step=state.global_step + 1)
 
-    @cosmetic
+    @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the event file; a later log opens another one."""
-        if self.summary_writer is not None and not callable(self.summary_writer) and passes(self.rank_filter, args):
+        if (
+            self.summary_writer is not None
+            and not callable(self.summary_writer)
+            and is_selected_rank(self.rank_filter, args)
+        ):
             self.summary_writer.close()
 
     def _write(self, writer: Any, logs: Mapping[str, Any], step: int) -> None:
@@ -94,7 +98,7 @@ class TBLogger(TrainerCallback):
             # A user's callback may have logged tensors or NumPy scalars.
             number = value.item() if callable(getattr(value, "item", None)) else value
             if isinstance(number, int | float):
-                writer.add_scalar(_tag(name), number, step)
+                writer.add_scalar(_scalar_tag(name), number, step)
 
     def _open(self, args: Any, *, goes_on_after: int = 0) -> Any:
         if self.summary_writer is None or callable(self.summary_writer):
@@ -111,13 +115,13 @@ class TBLogger(TrainerCallback):
         return self.summary_writer
 
 
-def _tag(name: str) -> str:
+def _scalar_tag(name: str) -> str:
     for group in ("eval", "test", "train"):
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
     return f"train/{name}"
 
 
-def _block(facts: Mapping[str, Any]) -> str:
+def _code_block(facts: Mapping[str, Any]) -> str:
     """Returns `facts` as a Markdown code block, which TensorBoard shows verbatim."""
     return "```\n" + json.dumps(hidden(plain(facts)), indent=2) + "\n```"

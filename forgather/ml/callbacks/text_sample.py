@@ -18,7 +18,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
-from forgather.ml.callbacks.output_target import cosmetic, run_folder, terminal
+from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
@@ -85,7 +85,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self._begin = 0
         self._can_sample: bool | None = None
 
-    @cosmetic
+    @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Truncates or fills the file so that it ends at the step of the checkpoint."""
         if not self._samples_at_all(state, kwargs) or not state.is_world_process_zero:
@@ -101,19 +101,19 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         """Truncates the file to the step of the checkpoint that the run went back to."""
         self.on_train_begin(args, state, control, **kwargs)
 
-    @cosmetic
+    @report_only
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Samples after every `every_steps` steps."""
         if self.every_steps is not None and state.global_step % self.every_steps == 0:
             self._sample(args, state, kwargs)
 
-    @cosmetic
+    @report_only
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Samples after an evaluation, unless `every_steps` is set."""
         if self.every_steps is None:
             self._sample(args, state, kwargs)
 
-    @cosmetic
+    @report_only
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
@@ -129,9 +129,9 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             return
         tokenizer = self.tokenizer or scene.get("processing_class")
         self._last_step = state.global_step
-        model = unwrapped(scene["model"])
+        model = unwrap_model(scene["model"])
         # Every rank generates: the forward pass of a sharded model is a collective.
-        with resting(model, self.seed):
+        with sampling_mode(model, self.seed):
             texts = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
         if not state.is_world_process_zero:
             return
@@ -162,7 +162,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": attributes}
 
     def _continue(self, model: Any, tokenizer: Any, prompt: str) -> str:
-        prompt_ids = tokenizer(prompt)["input_ids"] or [first_token(tokenizer)]
+        prompt_ids = tokenizer(prompt)["input_ids"] or [start_token(tokenizer)]
         longest = getattr(model.config, "max_position_embeddings", None) or len(prompt_ids) + self.max_new_tokens
         # The end of a prompt that is too long is kept, with room for at least one new token.
         prompt_ids = prompt_ids[-(longest - 1) :]
@@ -179,17 +179,17 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         return str(tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True))
 
     def _show(self, step: int, texts: Sequence[str]) -> None:
-        console = self.console or terminal()
+        console = self.console or shared_console()
         console.print(Text(f"sample at step {step}", style="bold"))
         for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
             if number:
                 console.print()
-            console.print(quoted(prompt + text), markup=False, highlight=False, soft_wrap=True)
+            console.print(quote_sample(prompt + text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
     """Returns why a model cannot continue a text; None when it can."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     whole = getattr(model, "stands_for", model)
     # `can_generate` is False for models whose head is not a language model.
     can = getattr(whole, "can_generate", None)
@@ -202,13 +202,13 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
     return None
 
 
-def quoted(text: str) -> str:
+def quote_sample(text: str) -> str:
     """Returns `text` with a bar before each line and without control characters that move a terminal's cursor."""
     visible = "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return textwrap.indent(visible, "  | ", lambda line: True)
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_model(model: Any) -> Any:
     """Returns the model without the wrappers of `torch.compile` and data parallelism."""
     # Wrappers can be nested, for example a compiled model in DDP.
     while (inner := getattr(model, "_orig_mod", None) or _module(model)) is not None:
@@ -216,7 +216,7 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def first_token(tokenizer: Any) -> int:
+def start_token(tokenizer: Any) -> int:
     """Returns the id of the token with which a text starts.
 
     Raises:
@@ -229,7 +229,7 @@ def first_token(tokenizer: Any) -> int:
 
 
 @contextmanager
-def resting(model: nn.Module, seed: int) -> Iterator[None]:
+def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
     """Context manager with `model` in eval mode and torch seeded; modes and random states are restored at the end.
 
     Args:

@@ -122,7 +122,7 @@ class Planning:
         planner, local, trees = collectives.run_collectively(lambda: _taken_apart(held))
         digest = xxhash.xxh3_128_hexdigest(trees)
         # An unchanged plan is sent as None: with many parameters a pickled plan has megabytes per rank.
-        told = collectives.gathered(_Part(None if local == self._local else local, held.aliases, digest))
+        told = collectives.all_gather(_Part(None if local == self._local else local, held.aliases, digest))
         # The condition uses gathered values only, so that every rank takes the same branch.
         if self._decided is None or any(part.plan is not None for part in told):
             self._of_all = [part.plan or earlier for part, earlier in zip_longest(told, self._of_all)]
@@ -138,7 +138,7 @@ class Planning:
             mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
         # The first rank with a given tree sends it; replicated optimizers would otherwise send it once per rank.
         first = digest not in [part.digest for part in told[:rank]]
-        every = [json.loads(sent) for sent in collectives.gathered(trees if first else b"") if sent]
+        every = [json.loads(sent) for sent in collectives.all_gather(trees if first else b"") if sent]
         aliases = {name: of for part in told for name, of in part.aliases.items()}
         return Shards(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
 

@@ -40,28 +40,28 @@ _EXAMPLES = (
 _FURTHER = ("input", "context", "system")  # columns next to an instruction or a question that belong to the prompt
 
 
-def examples_in(columns: Sequence[str]) -> tuple[str, str] | None:
+def example_columns(columns: Sequence[str]) -> tuple[str, str] | None:
     """Returns the names of a prompt column and a completion column; None when no known pair is present.
 
     Example:
-        >>> examples_in(["id", "question", "answer"]), examples_in(["text"])
+        >>> example_columns(["id", "question", "answer"]), example_columns(["text"])
         (('question', 'answer'), None)
     """
     return next((pair for pair in _EXAMPLES if set(pair) <= set(columns)), None)
 
 
-def left_out(column: str, columns: Sequence[str]) -> str:
+def unread_column_warning(column: str, columns: Sequence[str]) -> str:
     """Returns a warning when only one column of a prompt and completion pair is read as text; "" otherwise.
 
     Args:
         column: the column that is read.
         columns: all columns of the data set.
     """
-    pair = examples_in(columns)
+    pair = example_columns(columns)
     if pair is None or column not in pair:
         return ""
     other = pair[column == pair[0]]
-    return f"the rows are examples, and {column!r} alone is read, without {other!r}: {_both(pair, columns)}"
+    return f"the rows are examples, and {column!r} alone is read, without {other!r}: {_pair_hint(pair, columns)}"
 
 
 def missing_column(name: str, columns: Sequence[str], argument: str) -> DataError:
@@ -72,23 +72,23 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
         columns: all columns of the data set.
         argument: the argument that names the column.
     """
-    pair = examples_in(columns)
+    pair = example_columns(columns)
     return DataError(
         f"the data set has no column {name!r}",
         code="FG831",
-        hint=_both(pair, columns) if pair and argument == "text_column" else _another(name, columns, argument),
+        hint=_pair_hint(pair, columns) if pair and argument == "text_column" else _column_hint(name, columns, argument),
         expected=list(columns),
         found=name,
     ).about(argument)
 
 
-def _another(name: str, columns: Sequence[str], argument: str) -> str:
+def _column_hint(name: str, columns: Sequence[str], argument: str) -> str:
     # A near match is a likely typo; otherwise the list of columns is the better hint.
     near = nearest(name, list(columns)) or ""
     return near if near.startswith("did you mean") else f"give {argument} one of the columns: {', '.join(columns)}"
 
 
-def _both(pair: tuple[str, str], columns: Sequence[str]) -> str:
+def _pair_hint(pair: tuple[str, str], columns: Sequence[str]) -> str:
     further = [repr(column) for column in _FURTHER if column in columns]
     join = f"; join {' and '.join(further)} to the prompt before, or it is left out" if further else ""
     return (

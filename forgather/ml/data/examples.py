@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
-from forgather.ml.data.packing import check_inputs, encode_texts, encoded, read_rows, rows_writer
+from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def tokenize_examples(
     key = content_key(format=1, **facts, **options)
 
     def build(folder: Path) -> None:
-        batches = encoded(dataset, partial(_encode, tokenizer, columns), num_proc)
+        batches = encode_rows(dataset, partial(_encode, tokenizer, columns), num_proc)
         stats = _write_examples(folder, batches, max_length, tokenizer.eos_token_id)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
@@ -89,7 +89,7 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], batch: dict[str, list[Any]]
 ) -> dict[str, list[list[list[int]]]]:
     parts = [encode_texts(tokenizer, column, batch)["input_ids"] for column in columns]
-    # `encoded` expects one list per row, so prompt and completion travel as a pair.
+    # `encode_rows` expects one list per row, so prompt and completion travel as a pair.
     return {"input_ids": [list(texts) for texts in zip(*parts, strict=True)]}
 
 

@@ -29,8 +29,8 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.data_errors import DataError, left_out, missing_column
-from forgather.ml.data.progress_bar import advance
+from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
+from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.tokenizer import tokenizer_digest
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def tokenize(
     )
 
     def build(folder: Path) -> None:
-        documents = encoded(dataset, partial(encode_texts, tokenizer, text_column), num_proc)
+        documents = encode_rows(dataset, partial(encode_texts, tokenizer, text_column), num_proc)
         stats = _write_blocks(folder, documents, block_size, tokenizer.eos_token_id, document_boundaries)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
@@ -145,14 +145,14 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
         yield Packed(*blocks, ids_N)
 
 
-def positions_of(starts_BT: np.ndarray) -> np.ndarray:
+def document_positions(starts_BT: np.ndarray) -> np.ndarray:
     """Returns the position of each token within its document, or within the part of it that is in the block.
 
     Shapes:
         starts_BT: (B, T). Returns (B, T), int32.
 
     Example:
-        >>> positions_of(np.array([[False, False, True, False], [True, True, False, False]])).tolist()
+        >>> document_positions(np.array([[False, False, True, False], [True, True, False, False]])).tolist()
         [[0, 1, 0, 1], [0, 0, 1, 2]]
     """
     columns_T = np.arange(starts_BT.shape[1], dtype=np.int32)
@@ -176,7 +176,7 @@ def encode_texts(
     return {"input_ids": tokenizer(texts, add_special_tokens=False, **options)["input_ids"]}
 
 
-def encoded(
+def encode_rows(
     dataset: Dataset, encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]], num_proc: int | None
 ) -> Iterator[list[Any]]:
     """Yields batches of `encode(rows)["input_ids"]` in the order of the rows, with a progress bar.
@@ -193,7 +193,7 @@ def encoded(
         batches = (batch["input_ids"] for batch in mapped.iter(batch_size=_BATCH_ROWS))
     else:
         batches = (encode(batch)["input_ids"] for batch in dataset.iter(batch_size=_BATCH_ROWS))
-    return advance(batches, total=len(dataset), what="tokenizing", logger=logger)
+    return show_progress(batches, total=len(dataset), what="tokenizing", logger=logger)
 
 
 def read_rows(folder: Path, fingerprint: str) -> Dataset:
@@ -220,7 +220,7 @@ def rows_writer(folder: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
 def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]:
     if not document_boundaries:
         return {"input_ids": packed.ids_BT, "labels": packed.ids_BT}
-    positions_BT = positions_of(packed.starts_BT)
+    positions_BT = document_positions(packed.starts_BT)
     # The first token of a document would otherwise be predicted from the end of the document before.
     labels_BT = np.where(positions_BT == 0, np.int32(_IGNORED), packed.ids_BT)
     return {"input_ids": packed.ids_BT, "labels": labels_BT, "position_ids": positions_BT}
@@ -277,7 +277,7 @@ def check_inputs(
         if column is not None and column not in dataset.column_names:
             raise missing_column(column, dataset.column_names, argument)
     named = [column for column in columns.values() if column is not None]
-    if len(named) == 1 and (warning := left_out(named[0], dataset.column_names)):
+    if len(named) == 1 and (warning := unread_column_warning(named[0], dataset.column_names)):
         logger.warning("%s", warning)
     for name, length in lengths.items():
         # The loss is computed on shifted labels, so a row of one token has nothing to learn.

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T", bound=Sized)
 
 
-def advance(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
+def show_progress(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
     """Yields `batches` unchanged and shows the progress on standard error.
 
     Args:

@@ -26,7 +26,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from forgather.ml.data.data_errors import DataError, DataFileError, left_out, missing_column
+from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, unread_column_warning
 from forgather.ml.hub import hub_access, no_folder, where_to_look
 from forgather.rules import is_path
 
@@ -298,7 +298,7 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
     """
     if column not in dataset.column_names:
         raise missing_column(column, dataset.column_names, "text_column")
-    if warning := left_out(column, dataset.column_names):
+    if warning := unread_column_warning(column, dataset.column_names):
         logger.warning("%s", warning)
     feature = dataset.features[column]
     if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):

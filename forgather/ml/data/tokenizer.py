@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
-from forgather.ml.data.progress_bar import advance
+from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.hub import hub_access, no_folder, where_to_look
 
 logger = logging.getLogger(__name__)
@@ -172,6 +172,6 @@ def _train(rows: Dataset, column: str, *, vocab_size: int, special_tokens: list[
         for batch in rows.select_columns([column]).iter(batch_size=256):
             yield [text for text in batch[column] if text]
 
-    batches = advance(texts(), total=len(rows), what="training the tokenizer", logger=logger)
+    batches = show_progress(texts(), total=len(rows), what="training the tokenizer", logger=logger)
     tokenizer.train_from_iterator(batches, trainer, length=len(rows))
     return tokenizer

@@ -22,21 +22,21 @@ from forgather.ml.distributed.group import training_timeout
 T = TypeVar("T")
 
 
-def several() -> bool:
+def is_multi_process() -> bool:
     """Returns True when there is more than one process."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
     """Returns the rank of this process; 0 with one process."""
-    return dist.get_rank() if several() else 0
+    return dist.get_rank() if is_multi_process() else 0
 
 
-def _hosts() -> Any:
+def _host_group() -> Any:
     """Returns the group for host values: the default group when it uses gloo, a gloo group of all ranks otherwise."""
-    if (channel := _channel.get()) is not None:
+    if (channel := _group_override.get()) is not None:
         return channel
-    return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_beside)
+    return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_main_groups)
 
 
 def _gloo_group(kept: dict[Any, Any]) -> Any:
@@ -49,46 +49,46 @@ def _gloo_group(kept: dict[Any, Any]) -> Any:
     return kept[key]
 
 
-_beside: dict[Any, Any] = {}
-_second: dict[Any, Any] = {}
-# Per thread: an asynchronous save must not use the group of the training loop, see `second_channel`.
-_channel: ContextVar[Any] = ContextVar("channel", default=None)
+_main_groups: dict[Any, Any] = {}
+_background_groups: dict[Any, Any] = {}
+# Per thread: an asynchronous save must not use the group of the training loop, see `background_group`.
+_group_override: ContextVar[Any] = ContextVar("channel", default=None)
 
 
-def second_channel() -> Any:
+def background_group() -> Any:
     """Returns a gloo group for use by a background thread; None with one process. Collective on its first call.
 
     Two threads that use one group would interleave their collectives differently on each rank.
     """
-    return _gloo_group(_second) if several() else None
+    return _gloo_group(_background_groups) if is_multi_process() else None
 
 
 @contextmanager
-def through(channel: Any) -> Iterator[None]:
+def use_group(channel: Any) -> Iterator[None]:
     """Context manager in which the collectives of this thread use another group.
 
     Args:
-        channel: a group from `second_channel`; None for the usual one.
+        channel: a group from `background_group`; None for the usual one.
     """
-    before = _channel.set(channel)
+    before = _group_override.set(channel)
     try:
         yield
     finally:
-        _channel.reset(before)
+        _group_override.reset(before)
 
 
 def size() -> int:
     """Returns the number of processes."""
-    return dist.get_world_size() if several() else 1
+    return dist.get_world_size() if is_multi_process() else 1
 
 
-def gathered(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Returns the value of each rank, in the order of ranks. Collective; values are pickled."""
-    if not several():
+    if not is_multi_process():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     # Over gloo: with NCCL the pickled bytes would be copied through the GPU.
-    dist.all_gather_object(values, value, group=_hosts())
+    dist.all_gather_object(values, value, group=_host_group())
     return values
 
 
@@ -102,7 +102,7 @@ def run_on_main(act: Callable[[], T]) -> T:
         ForgatherError: the error of rank 0, on every rank. Any other exception of rank 0 is a DistributedError FG854 on
             the other ranks.
     """
-    if not several():
+    if not is_multi_process():
         return act()
     failure: Exception | None = None
     outcome: list[Any] = [None, None]
@@ -112,9 +112,9 @@ def run_on_main(act: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
             failure = error
             # Only our errors are certain to be picklable; any other exception is described in one of ours.
-            outcome[1] = error if isinstance(error, ForgatherError) else _of_writer(error)
+            outcome[1] = error if isinstance(error, ForgatherError) else _main_error(error)
     # Rank 0 broadcasts even after an exception: the other ranks are waiting for exactly this call.
-    dist.broadcast_object_list(outcome, src=0, group=_hosts())
+    dist.broadcast_object_list(outcome, src=0, group=_host_group())
     if failure is not None:
         raise failure
     if outcome[1] is not None:
@@ -133,7 +133,7 @@ def run_collectively(act: Callable[[], T]) -> T:
         ForgatherError: the error of the lowest rank that failed, on every rank; its message names the rank unless all
             failed alike. Any other exception is a DistributedError FG854 on the other ranks.
     """
-    if not several():
+    if not is_multi_process():
         return act()
     failure: Exception | None = None
     told: Exception | None = None
@@ -142,8 +142,8 @@ def run_collectively(act: Callable[[], T]) -> T:
         answer = act()
     except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
         failure = error
-        told = error if isinstance(error, ForgatherError) else _of_rank(dist.get_rank(), error)
-    errors = gathered(told)
+        told = error if isinstance(error, ForgatherError) else _rank_error(dist.get_rank(), error)
+    errors = all_gather(told)
     failed = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
     if failed is None:
         found: T = answer
@@ -158,7 +158,7 @@ def run_collectively(act: Callable[[], T]) -> T:
     raise first from failure
 
 
-def by_all(act: Callable[[], T]) -> list[T]:
+def run_and_gather(act: Callable[[], T]) -> list[T]:
     """Runs `act` on every rank and returns the results of all ranks. Collective; results are pickled.
 
     Args:
@@ -167,10 +167,10 @@ def by_all(act: Callable[[], T]) -> list[T]:
     Raises:
         ForgatherError: as `run_collectively`.
     """
-    return gathered(run_collectively(act))
+    return all_gather(run_collectively(act))
 
 
-def _of_rank(rank: int, error: Exception) -> DistributedError:
+def _rank_error(rank: int, error: Exception) -> DistributedError:
     return DistributedError(
         f"rank {rank} failed in what all processes do together: {type(error).__name__}: {error}",
         code="FG854",
@@ -178,7 +178,7 @@ def _of_rank(rank: int, error: Exception) -> DistributedError:
     )
 
 
-def _of_writer(error: Exception) -> DistributedError:
+def _main_error(error: Exception) -> DistributedError:
     return DistributedError(
         f"rank 0, which writes for all processes, failed: {type(error).__name__}: {error}",
         code="FG854",
@@ -186,12 +186,12 @@ def _of_writer(error: Exception) -> DistributedError:
     )
 
 
-def total(value: float) -> float:
+def all_sum(value: float) -> float:
     """Returns the sum of a number over all ranks. Collective."""
-    return Total(value).read()
+    return AsyncSum(value).read()
 
 
-class Total:
+class AsyncSum:
     """An asynchronous sum of a number over all ranks: started by the constructor, awaited by `read`. Collective.
 
     Args:
@@ -201,7 +201,7 @@ class Total:
     def __init__(self, value: float) -> None:
         # float64, so that counts of tokens are exact up to 2**53.
         self._sum = torch.tensor(value, dtype=torch.float64)
-        self._work = dist.all_reduce(self._sum, group=_hosts(), async_op=True) if several() else None
+        self._work = dist.all_reduce(self._sum, group=_host_group(), async_op=True) if is_multi_process() else None
 
     def read(self) -> float:
         """Returns the sum; waits for the ranks that have not contributed yet."""
@@ -210,16 +210,16 @@ class Total:
         return self._sum.item()
 
 
-def largest(value: float) -> float:
+def all_max(value: float) -> float:
     """Returns the largest value of a number over all ranks. Collective.
 
     Args:
         value: of this rank; must not be NaN.
     """
-    if not several():
+    if not is_multi_process():
         return value
     largest_of_all = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=_hosts())
+    dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=_host_group())
     return largest_of_all.item()
 
 
@@ -229,15 +229,15 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
     Args:
         switches: of this rank; all ranks pass the same number.
     """
-    if not several():
+    if not is_multi_process():
         return list(switches)
     # A tensor, since pickling would cost more than the broadcast itself.
     values = torch.tensor(list(switches))
-    dist.broadcast(values, src=0, group=_hosts())
+    dist.broadcast(values, src=0, group=_host_group())
     return values.tolist()
 
 
-def refuse_differences(facts: Mapping[str, Any]) -> None:
+def require_equal_facts(facts: Mapping[str, Any]) -> None:
     """Raises an error unless all ranks have equal facts. Collective; called before the first collective of training.
 
     Args:
@@ -246,7 +246,7 @@ def refuse_differences(facts: Mapping[str, Any]) -> None:
     Raises:
         DistributedError: FG855, on every rank.
     """
-    every = gathered(dict(facts))
+    every = all_gather(dict(facts))
     for name in facts:
         values = [one[name] for one in every]
         if any(value != values[0] for value in values):
@@ -258,7 +258,7 @@ def refuse_differences(facts: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
+def require_equal_weights(shapes: Mapping[str, Sequence[int]]) -> None:
     """Raises an error unless all ranks have made a model with the same weights. Collective.
 
     Called before weights are exchanged: a collective over tensors of different shapes would hang or crash.
@@ -269,7 +269,7 @@ def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
     Raises:
         DistributedError: FG855, on every rank.
     """
-    every = gathered([(name, tuple(shape)) for name, shape in shapes.items()])
+    every = all_gather([(name, tuple(shape)) for name, shape in shapes.items()])
     rank = next((rank for rank, one in enumerate(every) if one != every[0]), None)
     if rank is None:
         return
@@ -286,7 +286,7 @@ def refuse_other_weights(shapes: Mapping[str, Sequence[int]]) -> None:
     )
 
 
-def in_step(items: Iterator[T]) -> Iterator[T]:
+def iterate_in_step(items: Iterator[T]) -> Iterator[T]:
     """Yields the items of an iterator while every rank has one. Collective for each item.
 
     Args:
@@ -295,14 +295,14 @@ def in_step(items: Iterator[T]) -> Iterator[T]:
     Raises:
         DistributedError: FG855 on every rank, when some ranks have another item and others do not.
     """
-    if not several():
+    if not is_multi_process():
         yield from items
         return
     nothing: Any = object()
     for number in range(1 << 62):
         item = next(items, nothing)
         # One sum per item tells each rank how many ranks have one; all of them then take the same branch.
-        present = int(total(float(item is not nothing)))
+        present = int(all_sum(float(item is not nothing)))
         if 0 < present < dist.get_world_size():
             raise DistributedError(
                 f"the data ended after {number} batches on {dist.get_world_size() - present} of "

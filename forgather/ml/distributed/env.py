@@ -21,7 +21,7 @@ import torch
 from forgather import launcher_env
 from forgather.errors import DistributedError, nearest
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed.group import GroupSettings, shutdown, start, start_pretended
+from forgather.ml.distributed.group import GroupSettings, shutdown, start, start_fake_group
 
 _log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
     return launcher_env.process_facts(os.environ if environ is None else environ)
 
 
-def who_started() -> str:
+def launcher_name() -> str:
     """Returns the name of the launcher that started this process, for a message."""
     return launcher_env.started_by(os.environ)
 
 
-def count_of(asked: int | str) -> int:
+def resolve_process_count(asked: int | str) -> int:
     """Returns a number of processes: the accelerators for "gpu" (at least 1); for "auto" without any, the CPU cores.
 
     Args:
@@ -61,7 +61,7 @@ def count_of(asked: int | str) -> int:
 
 
 @contextlib.contextmanager
-def alone_among(facts: ProcessFacts) -> Iterator[None]:
+def fake_world(facts: ProcessFacts) -> Iterator[None]:
     """Context manager that makes this process one rank of a fake process group, for a dry run.
 
     Args:
@@ -70,9 +70,9 @@ def alone_among(facts: ProcessFacts) -> Iterator[None]:
     # Libraries require these variables; the fake group never connects to the address.
     meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     kept = {name: os.environ.get(name) for name in meeting}
-    with libraries_see(facts):
+    with exported_facts(facts):
         os.environ.update(meeting)
-        start_pretended(facts.rank, facts.world_size)
+        start_fake_group(facts.rank, facts.world_size)
         try:
             yield
         finally:
@@ -103,7 +103,7 @@ def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
             os.environ["DS_ACCELERATOR"] = before
 
 
-def name_local_rank(facts: ProcessFacts) -> None:
+def export_local_rank(facts: ProcessFacts) -> None:
     """Sets LOCAL_RANK for DeepSpeed's engine, which reads it during the whole run.
 
     torchrun sets the variable; a process without a launcher and other launchers do not.
@@ -111,7 +111,7 @@ def name_local_rank(facts: ProcessFacts) -> None:
     os.environ.setdefault("LOCAL_RANK", str(facts.local_rank))
 
 
-def device_told_to_libraries() -> contextlib.AbstractContextManager[None]:
+def device_for_deepspeed_imports() -> contextlib.AbstractContextManager[None]:
     """Returns a context manager in which libraries that import DeepSpeed see the right accelerator.
      transformers imports an installed DeepSpeed to save a model. On a machine without an accelerator, DeepSpeed would
     search for one and print a warning in a run that does not use it.
@@ -285,7 +285,7 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 @contextlib.contextmanager
-def libraries_see(facts: ProcessFacts) -> Iterator[None]:
+def exported_facts(facts: ProcessFacts) -> Iterator[None]:
     """Context manager in which the environment has the given position and no variables of Accelerate's launcher.
 
     Args:

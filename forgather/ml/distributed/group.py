@@ -82,10 +82,10 @@ def start(settings: GroupSettings, device: torch.device) -> None:
             timeout=datetime.timedelta(seconds=settings.start_timeout_seconds),
             rank=settings.rank,
             world_size=settings.world_size,
-            **_meeting(settings),
+            **_rendezvous_arguments(settings),
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise _not_met(settings, error) from error
+        raise _rendezvous_error(settings, error) from error
     # torch has one timeout per group. It is the short one while processes meet, so that a missing one is reported
     # early.
     _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
@@ -97,7 +97,7 @@ def training_timeout() -> datetime.timedelta | None:
     return _training_timeout
 
 
-def wait_as_long(group: Any) -> None:
+def apply_training_timeout(group: Any) -> None:
     """Sets the timeout of a subgroup to that of the default group; torch gives a new group its own default."""
     if _training_timeout is not None:
         _set_pg_timeout(_training_timeout, group)
@@ -109,7 +109,7 @@ _stores: dict[tuple[str, int, int | None], TCPStore] = {}
 _starts = 0
 
 
-def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | None:
+def rendezvous_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | None:
     """Returns the TCP store of a run, created once per attempt; None when the launcher did not set MASTER_ADDR.
 
     Args:
@@ -137,7 +137,7 @@ def meeting_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | Non
     return _stores[place]
 
 
-def _meeting(settings: GroupSettings) -> dict[str, Any]:
+def _rendezvous_arguments(settings: GroupSettings) -> dict[str, Any]:
     """Returns the arguments of `init_process_group` that say how the processes find each other."""
     global _starts
     if settings.init_method != "env://":
@@ -146,7 +146,7 @@ def _meeting(settings: GroupSettings) -> dict[str, Any]:
     if settings.world_size == 1 and facts.master is None:
         # One process alone needs no port, and no other program can be in its way.
         return {"store": HashStore()}
-    store = meeting_store(facts, settings.start_timeout_seconds)
+    store = rendezvous_store(facts, settings.start_timeout_seconds)
     if store is None:
         return {"init_method": "env://"}
     # torchrun keeps one store over its restarts. Without a prefix per attempt a process reads the addresses of a dead
@@ -155,7 +155,7 @@ def _meeting(settings: GroupSettings) -> dict[str, Any]:
     return {"store": PrefixStore(f"attempt_{facts.attempt or 0}/start_{_starts}", store)}
 
 
-def _not_met(settings: GroupSettings, error: Exception) -> DistributedError:
+def _rendezvous_error(settings: GroupSettings, error: Exception) -> DistributedError:
     master = settings.facts.master
     where = settings.init_method if master is None else "{}:{}".format(*master)
     # torch's messages have a C++ backtrace after the first line.
@@ -167,7 +167,7 @@ def _not_met(settings: GroupSettings, error: Exception) -> DistributedError:
     )
 
 
-def start_pretended(rank: int, world_size: int) -> None:
+def start_fake_group(rank: int, world_size: int) -> None:
     """Initializes torch's fake process group, for a dry run; its collectives return without changing their tensors.
 
     Args:

@@ -33,8 +33,8 @@ from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
-from forgather.ml.distributed.phase import read_from
-from forgather.ml.distributed.root_cause import Kind, Record, read_crash, read_record
+from forgather.ml.distributed.phase import read_phase
+from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, read_crash, read_record
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Failure:
 
     rank: int
     status: int
-    record: Record | None = None
+    record: FailureRecord | None = None
     where: str = ""
     crash: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchResult:
     """The result of a launch.
 
     Args:
@@ -79,7 +79,7 @@ def launch(
     arguments_of_module: Sequence[str],
     *,
     again: Callable[[Sequence[Failure], int, int], bool] | None = None,
-) -> Ended:
+) -> LaunchResult:
     """Runs a module in the processes that torchrun starts, and returns when they have ended.
 
     Args:
@@ -92,7 +92,7 @@ def launch(
     Raises:
         DistributedError: FG463 for arguments that torchrun does not accept, FG464 when it cannot start.
     """
-    arguments = _parsed([*words, "-m", module, *arguments_of_module])
+    arguments = _parse_arguments([*words, "-m", module, *arguments_of_module])
     # A word without dashes among torchrun's arguments would otherwise be started in place of the run.
     if arguments.training_script != module:
         raise DistributedError(
@@ -101,8 +101,8 @@ def launch(
             hint="what stands after '--' is handed to torchrun: options and their values alone",
         )
     os.environ.setdefault(*_PATIENCE)
-    _quiet()
-    arguments.signals_to_handle = _passed_on(arguments.signals_to_handle)
+    _silence_torchrun()
+    arguments.signals_to_handle = _forwarded_signals(arguments.signals_to_handle)
     # `torchrun.run` does this; it is bypassed here, because it builds the configuration and starts in one call.
     if arguments.standalone:
         arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = "c10d", "localhost:0", str(os.getpid())
@@ -115,30 +115,30 @@ def launch(
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
     attempts = _Attempts(config.max_restarts + 1, log_dir, again or _always)
     try:
-        with _agents_that_ask(attempts), _bursts_of_one_signal():
+        with _restart_hook(attempts), _debounced_signals():
             elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
-        return Ended(failures=_failures(failed.failures, log_dir))
-    except _NotAgainError as ended:
-        return Ended(failures=ended.failures)
+        return LaunchResult(failures=_failures(failed.failures, log_dir))
+    except _RestartRefusedError as ended:
+        return LaunchResult(failures=ended.failures)
     except SignalException as stopped:
-        return Ended(stopped_by=int(stopped.sigval))
+        return LaunchResult(stopped_by=int(stopped.sigval))
     except (RuntimeError, OSError, ValueError) as error:
         raise _not_started(arguments, error) from error
     finally:
         if arguments.log_dir is None and config.logs_specs is not None:
             shutil.rmtree(config.logs_specs.root_log_dir, ignore_errors=True)
-    return Ended()
+    return LaunchResult()
 
 
-def _passed_on(names: str) -> str:
+def _forwarded_signals(names: str) -> str:
     """Returns the names of the signals that the agent forwards: torchrun's and SIGUSR1, without an ignored SIGHUP."""
     every = dict.fromkeys([*names.split(","), "SIGUSR1"])
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     return ",".join(name for name in every if not (name == "SIGHUP" and ignored))
 
 
-def _quiet() -> None:
+def _silence_torchrun() -> None:
     """Silences torchrun's log messages about processes that end: the error is printed once, with rank and step."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
@@ -146,7 +146,7 @@ def _quiet() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     # argparse prints its usage and exits; only its last line is the reason.
     told = io.StringIO()
     try:
@@ -164,7 +164,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         ) from None
 
 
-class _NotAgainError(Exception):
+class _RestartRefusedError(Exception):
     """Raised inside of torchrun's agent to end the run instead of restarting the failed processes."""
 
     def __init__(self, failures: tuple[Failure, ...]) -> None:
@@ -206,11 +206,11 @@ class _Attempts:
         self.begun += 1
         failures = _failures(result.failures, self.log_dir)
         if not self.again(failures, self.begun, self.most):
-            raise _NotAgainError(failures)
+            raise _RestartRefusedError(failures)
 
 
 @contextlib.contextmanager
-def _in_place_of(module: ModuleType, name: str, value: object) -> Iterator[None]:
+def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
     usual = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -219,7 +219,7 @@ def _in_place_of(module: ModuleType, name: str, value: object) -> Iterator[None]
         setattr(module, name, usual)
 
 
-def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
+def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
     """Context manager in which torchrun's agent calls `attempts` before a restart; torchrun has no hook for it."""
 
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
@@ -230,10 +230,10 @@ def _agents_that_ask(attempts: _Attempts) -> AbstractContextManager[None]:
                 attempts.failed(result)
             return result
 
-    return _in_place_of(launcher_api, "LocalElasticAgent", Agent)
+    return _patched(launcher_api, "LocalElasticAgent", Agent)
 
 
-def _bursts_of_one_signal() -> AbstractContextManager[None]:
+def _debounced_signals() -> AbstractContextManager[None]:
     """Context manager in which torchrun handles signals of one moment once.
 
     Its handler raises, so a second signal would interrupt the shutdown of the processes that the first one began.
@@ -247,7 +247,7 @@ def _bursts_of_one_signal() -> AbstractContextManager[None]:
             heard = time.monotonic()
             usual(number, frame)
 
-    return _in_place_of(processes_api, "_terminate_process_handler", handler)
+    return _patched(processes_api, "_terminate_process_handler", handler)
 
 
 def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
@@ -257,7 +257,7 @@ def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failu
         if folder is None:
             found.append(Failure(rank, failure.exitcode))
             continue
-        where, crash = str(read_from(folder)), tuple(read_crash(folder))
+        where, crash = str(read_phase(folder)), tuple(read_crash(folder))
         found.append(Failure(rank, failure.exitcode, read_record(folder), where, crash))
     return tuple(sorted(found, key=_order))
 
@@ -281,10 +281,16 @@ def _order(failure: Failure) -> tuple[int, float]:
     return _ORDER[record.kind], record.instant
 
 
-_ORDER = {Kind.CAUSE: 0, Kind.STATUS: 1, Kind.STOPPED: 2, Kind.WAITED: 3, Kind.LOST: 3}
+_ORDER = {
+    FailureKind.CAUSE: 0,
+    FailureKind.STATUS: 1,
+    FailureKind.STOPPED: 2,
+    FailureKind.WAITED: 3,
+    FailureKind.LOST: 3,
+}
 
 
-def status_of(ended: Ended) -> int:
+def exit_status(ended: LaunchResult) -> int:
     """Returns the exit status of the run: that of its root cause, or 128 plus the number of a signal."""
     if ended.stopped_by is not None:
         # The training processes end with this status for each signal of a scheduler, and the launcher agrees with them.
@@ -295,7 +301,7 @@ def status_of(ended: Ended) -> int:
     return first.status if first.status > 0 else 128 - first.status
 
 
-def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None:
+def unreported_cause(ended: LaunchResult, world_size: int | None) -> DistributedError | None:
     """Returns the error of a failed run when no process has printed one: it was killed, crashed, or lost the others.
 
     Args:
@@ -307,12 +313,12 @@ def first_cause(ended: Ended, world_size: int | None) -> DistributedError | None
     if first is None or ended.stopped_by is not None:
         return None
     record = first.record
-    if record is not None and (record.told or record.kind is Kind.STOPPED):
+    if record is not None and (record.told or record.kind is FailureKind.STOPPED):
         return None
-    return _untold(first, world_size)
+    return _unreported_error(first, world_size)
 
 
-def in_a_line(failures: Sequence[Failure], world_size: int | None) -> str:
+def describe_failures(failures: Sequence[Failure], world_size: int | None) -> str:
     """Returns a one-line description of the first of some failures.
 
     Args:
@@ -325,16 +331,16 @@ def in_a_line(failures: Sequence[Failure], world_size: int | None) -> str:
     if first.record is not None and first.record.told:
         place = f" in {first.record.where}" if first.record.where else ""
         return f"rank {first.rank}{place}: {first.record.message}"
-    return _untold(first, world_size).message
+    return _unreported_error(first, world_size).message
 
 
-def _untold(first: Failure, world_size: int | None) -> DistributedError:
+def _unreported_error(first: Failure, world_size: int | None) -> DistributedError:
     record = first.record
     who = f"rank {first.rank}" + (f" of {world_size}" if world_size else "")
     place = f" in {first.where}" if first.where else ""
     if record is not None:
-        why = "" if record.kind is Kind.STATUS else f" {record.kind}"
-        hint = "the program said so, and told no reason" if record.kind is Kind.STATUS else _ELSEWHERE
+        why = "" if record.kind is FailureKind.STATUS else f" {record.kind}"
+        hint = "the program said so, and told no reason" if record.kind is FailureKind.STATUS else _ELSEWHERE
         return DistributedError(f"{who}{why}{place}: {record.message}", code="FG710", hint=hint)
     how = f"was ended by {signal_name(first.status)}" if first.status < 0 else f"left with status {first.status}"
     return DistributedError(

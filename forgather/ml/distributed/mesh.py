@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from forgather.ml.distributed.group import wait_as_long
+from forgather.ml.distributed.group import apply_training_timeout
 from forgather.ml.distributed.layout import Layout, Position
 
 
@@ -47,7 +47,7 @@ class Mesh:
         whole = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
         # torch creates the groups of a mesh with its own default timeout.
         for group in whole.get_all_groups():
-            wait_as_long(group)
+            apply_training_timeout(group)
         dp = _joined(whole, "dp_replicate", "dp_shard", name="dp")
         return cls(layout, layout.position(dist.get_rank()), whole, dp)
 
@@ -91,5 +91,5 @@ class Mesh:
 def _joined(whole: DeviceMesh, *axes: str, name: str) -> DeviceMesh:
     """Returns several axes flattened into one, and creates its process group."""
     joined = whole[axes]._flatten(name)
-    wait_as_long(joined.get_group())
+    apply_training_timeout(joined.get_group())
     return joined

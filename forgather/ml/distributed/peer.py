@@ -27,9 +27,9 @@ from forgather.interrupt import current_handler, end_promptly, ignore_signals, s
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import phase, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
-from forgather.ml.distributed.group import meeting_store, shutdown
-from forgather.ml.distributed.root_cause import Kind, Record, kind_of, record_of, write_record
-from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, STOPPED, TOLD, WANTED, Guard
+from forgather.ml.distributed.group import rendezvous_store, shutdown
+from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, classify, record_of, write_record
+from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, PRINTED, STACKS_WANTED, STOPPED, Watchdog
 from forgather.redaction import hide_known
 
 _POLL_SECONDS = 0.01
@@ -72,16 +72,16 @@ class Member:
         """The folder for a report on a hang; None until the folder of the run is known."""
         self.status = 1
         """The exit status of this process when it failed because another one did."""
-        self._guard: Guard | None = None
+        self._guard: Watchdog | None = None
 
     def watch(self) -> None:
         """Starts the watchdog, and publishes the phase of this process for its launcher."""
         if self.folder is not None:
-            phase.publish_in(self.folder)
+            phase.publish_phase(self.folder)
         if self._connect is not None and self.facts.world_size > 1:
             # A connection of its own: a client of the store handles one request at a time, and the main thread's may
             # block.
-            self._guard = Guard(self._connect(), self.facts, self.folder)
+            self._guard = Watchdog(self._connect(), self.facts, self.folder)
             self._guard.start()
         if (heard := current_handler()) is not None:
             heard.is_quiet = self.failed_elsewhere
@@ -89,11 +89,11 @@ class Member:
     def begins(self, run_dir: str) -> None:
         """Sets the phase "construction", and the folder of the run as the place for reports."""
         self.report_to = Path(run_dir)
-        phase.enter("construction")
+        phase.set_phase("construction")
 
     def built(self) -> None:
         """Sets the phase "run", after construction."""
-        phase.enter("run")
+        phase.set_phase("run")
 
     def leave(self) -> None:
         """Reports that this process is done, and destroys its process group."""
@@ -113,9 +113,9 @@ class Member:
             status: the exit status; above 128 for a signal.
         """
         if status and self.folder is not None:
-            kind = Kind.STOPPED if status > 128 else Kind.STATUS
+            kind = FailureKind.STOPPED if status > 128 else FailureKind.STATUS
             message = f"ended with status {status}"
-            write_record(self.folder, Record(kind, message, str(phase.current()), False, time.time()))
+            write_record(self.folder, FailureRecord(kind, message, str(phase.current_phase()), False, time.time()))
         if 0 < status <= 128:
             self._say(ENDED, str(status))
         if status <= 128:
@@ -125,7 +125,7 @@ class Member:
             self._stops_alone(status)
         else:
             ignore_signals()
-            if not self.speaks:
+            if not self.is_main:
                 self._waits_for("done/0", _LEAVING_SECONDS)
             self._tell_agent()
 
@@ -150,7 +150,7 @@ class Member:
 
     def _keep_store(self) -> None:
         """Waits until the others have ended, if this process hosts the store: they read its last values from it."""
-        if self.speaks and self._guard is not None and not self.facts.agent_hosts_store:
+        if self.is_main and self._guard is not None and not self.facts.agent_hosts_store:
             self._guard.stop()
             self._guard.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
 
@@ -186,14 +186,14 @@ class Member:
         Args:
             error: the exception.
         """
-        where = phase.current()
-        kind = kind_of(error)
-        if kind is Kind.STOPPED:
+        where = phase.current_phase()
+        kind = classify(error)
+        if kind is FailureKind.STOPPED:
             self._stops_alone(status_of(error))
-        if kind is Kind.WAITED:
+        if kind is FailureKind.WAITED:
             self._explain_hang(error)
         told = self._is_first(kind)
-        if kind is not Kind.STOPPED:
+        if kind is not FailureKind.STOPPED:
             # The interpreter's teardown would take seconds, or hang in a thread of a broken process group.
             atexit.register(end_promptly, self.status)
         if self.folder is not None:
@@ -201,28 +201,30 @@ class Member:
         if told:
             place = f"rank {self.facts.rank} of {self.facts.world_size}"
             _note(error, f"{place}, {where}" if str(where) else place)
-            gone = self._guard.dead_peer(_LOOK_SECONDS) if kind is Kind.LOST and self._guard is not None else None
+            gone = (
+                self._guard.dead_peer(_LOOK_SECONDS) if kind is FailureKind.LOST and self._guard is not None else None
+            )
             if gone is not None:
                 _note(error, f"rank {gone} of {self.facts.world_size} is gone, without a word")
             self._fail()
             self._keep_store()
-        elif kind is Kind.STOPPED:
-            return self.speaks and not self.failed_elsewhere()
+        elif kind is FailureKind.STOPPED:
+            return self.is_main and not self.failed_elsewhere()
         return told
 
-    def _is_first(self, kind: Kind) -> bool:
-        if kind is Kind.STOPPED:
+    def _is_first(self, kind: FailureKind) -> bool:
+        if kind is FailureKind.STOPPED:
             return False
         if self.store is None:
             return True
         try:
-            if kind is Kind.LOST and not self._waits_for_cause():
+            if kind is FailureKind.LOST and not self._waits_for_cause():
                 return False
-            return bool(self.store.add(TOLD, 1) == 1)
+            return bool(self.store.add(PRINTED, 1) == 1)
         except RuntimeError:
             # The store is gone. Its host, rank 0, would have waited for the others if it had printed a cause; rank 1
             # prints then.
-            return kind is Kind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
+            return kind is FailureKind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
 
     def _waits_for_cause(self) -> bool:
         """Returns True when no other process prints the cause, or reports that it was stopped, within the wait."""
@@ -232,10 +234,10 @@ class Member:
             if self.store.check([STOPPED]):
                 self.status = int(self.store.get(STOPPED))
                 return False
-            # A process that is gone cannot print the cause any more, but our launcher sees how it ended. `TOLD` is
+            # A process that is gone cannot print the cause any more, but our launcher sees how it ended. `PRINTED` is
             # checked after it, since the process may have printed just before it ended.
             is_gone = self._guard is not None and self._guard.dead_peer() is not None
-            if self.store.check([TOLD]):
+            if self.store.check([PRINTED]):
                 return False
             if is_gone:
                 return self.folder is None
@@ -261,11 +263,11 @@ class Member:
                 time.sleep(_ANSWER_SECONDS + 2 * GRACE_SECONDS)
                 return
             states = self._states()
-            _note(error, stack_dump.in_brief(states))
+            _note(error, stack_dump.summarize_hang(states))
             self._end_later([rank for rank, state in states.items() if state is None])
             if self.report_to is not None:
                 file = self.report_to / "hang.txt"
-                file.write_text(hide_known("\n".join(stack_dump.report(states))), encoding="utf-8")
+                file.write_text(hide_known("\n".join(stack_dump.format_report(states))), encoding="utf-8")
                 _note(error, f"what every rank was doing, with stacks: {file}")
 
     def _end_later(self, silent: list[int]) -> None:
@@ -279,8 +281,8 @@ class Member:
     def _states(self) -> dict[int, dict[str, Any] | None]:
         assert self.store is not None, "only several processes are asked"  # noqa: S101
         states: dict[int, dict[str, Any] | None] = {rank: None for rank in range(self.facts.world_size)}
-        states[self.facts.rank] = stack_dump.own_state()
-        self.store.set(WANTED, "1")
+        states[self.facts.rank] = stack_dump.local_state()
+        self.store.set(STACKS_WANTED, "1")
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline and None in states.values():
             for rank in [rank for rank, state in states.items() if state is None]:
@@ -290,7 +292,7 @@ class Member:
         return states
 
     @property
-    def speaks(self) -> bool:
+    def is_main(self) -> bool:
         """True on the main process, which writes and prints."""
         return self.facts.rank == 0
 
@@ -304,7 +306,7 @@ class Member:
         Raises:
             DistributedError: FG706 when rank 0 does not set it in time.
         """
-        if self.speaks:
+        if self.is_main:
             assert value is not None, "rank 0 has something to share"  # noqa: S101
             if self.store is not None:
                 self.store.set(name, json.dumps(value))
@@ -363,7 +365,7 @@ def join(*, timeout_seconds: float = 300) -> Member:
     """
     facts, folder = process_facts(), launcher_folder()
     try:
-        store = meeting_store(facts, timeout_seconds)
+        store = rendezvous_store(facts, timeout_seconds)
     except (RuntimeError, ValueError, OSError) as error:
         host, port = facts.master or ("", 0)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

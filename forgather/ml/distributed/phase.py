@@ -41,7 +41,7 @@ class _Here:
 _here = _Here()
 
 
-def enter(phase: str, step: int | None = None) -> None:
+def set_phase(phase: str, step: int | None = None) -> None:
     """Sets the phase of this process.
 
     Args:
@@ -53,13 +53,13 @@ def enter(phase: str, step: int | None = None) -> None:
         _here.shown[:] = _line(_here.current)
 
 
-def current() -> RunPhase:
+def current_phase() -> RunPhase:
     """Returns the phase of this process."""
     return _here.current
 
 
-def publish_in(folder: Path) -> None:
-    """Writes the phase of this process to a file of `folder`, now and at each later `enter`."""
+def publish_phase(folder: Path) -> None:
+    """Writes the phase of this process to a file of `folder`, now and at each later `set_phase`."""
     with (folder / FILE).open("wb+") as stream:
         stream.write(_line(_here.current))
         stream.flush()
@@ -67,7 +67,7 @@ def publish_in(folder: Path) -> None:
         _here.shown = mmap.mmap(stream.fileno(), _SIZE)
 
 
-def read_from(folder: Path) -> RunPhase:
+def read_phase(folder: Path) -> RunPhase:
     """Returns the last phase that a process published in `folder`; an empty one when there is none."""
     try:
         text = (folder / FILE).read_bytes().decode(errors="replace")

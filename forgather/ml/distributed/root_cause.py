@@ -26,14 +26,14 @@ RECORD = "error.json"
 CRASH = "crash.txt"
 _KEY = "forgather"
 # Our errors that are a consequence of another process's failure.
-_FOLLOWS = ("FG706", "FG854")
+_CONSEQUENCES = ("FG706", "FG854")
 # Errors of a disk or network, which may be gone at the next attempt.
-_PASSING = (*_FOLLOWS, "FG463", "FG464", "FG609", "FG817")
+_TRANSIENT = (*_CONSEQUENCES, "FG463", "FG464", "FG609", "FG817")
 # Errors in code and its arguments, which do not change from one attempt to the next.
-_SLIPS = (TypeError, AttributeError, NameError, ImportError, SyntaxError)
+_CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError)
 # Parts of the messages of NCCL, gloo and the store. torch raises most of these as plain RuntimeError.
-_WAITED = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
-_LOST = (
+_TIMEOUT_MESSAGES = ("Timed out waiting", "timed out after", "Watchdog caught collective", "timeout waiting")
+_DISCONNECT_MESSAGES = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection refused",
@@ -45,7 +45,7 @@ _LOST = (
 )
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """The way in which a process ended; the value is part of a message."""
 
     CAUSE = "cause"
@@ -56,7 +56,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Record:
+class FailureRecord:
     """The record of a process that ended with a failure.
 
     Args:
@@ -71,7 +71,7 @@ class Record:
         `instant` is in seconds since the epoch.
     """
 
-    kind: Kind
+    kind: FailureKind
     message: str
     where: str
     told: bool
@@ -81,31 +81,37 @@ class Record:
     @property
     def lasts(self) -> bool:
         """True for an error that every attempt would repeat, such as a mistake in the config: no restart helps."""
-        return bool(self.code) and self.code not in _PASSING
+        return bool(self.code) and self.code not in _TRANSIENT
 
 
-def kind_of(error: BaseException) -> Kind:
+def classify(error: BaseException) -> FailureKind:
     """Returns whether an exception is a cause, or a consequence of another process that is gone or does not answer.
 
     Example:
-        >>> kind_of(RuntimeError("[gloo/pair.cc:538] Connection closed by peer")).name, kind_of(KeyError("lr")).name
+        >>> classify(RuntimeError("[gloo/pair.cc:538] Connection closed by peer")).name, classify(KeyError("lr")).name
         ('LOST', 'CAUSE')
     """
     if isinstance(error, KeyboardInterrupt):
-        return Kind.STOPPED
+        return FailureKind.STOPPED
     # The whole chain: libraries wrap a lost connection into exceptions of their own.
-    for one in _chain(error):
-        if isinstance(one, ForgatherError) and one.code in _FOLLOWS:
-            return Kind.LOST
+    for one in _causes(error):
+        if isinstance(one, ForgatherError) and one.code in _CONSEQUENCES:
+            return FailureKind.LOST
         text = str(one)
         is_ours = isinstance(one, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
-        if not (is_ours or (isinstance(one, RuntimeError) and any(word in text for word in (*_LOST, *_WAITED)))):
+        if not (
+            is_ours
+            or (
+                isinstance(one, RuntimeError)
+                and any(word in text for word in (*_DISCONNECT_MESSAGES, *_TIMEOUT_MESSAGES))
+            )
+        ):
             continue
-        return Kind.WAITED if any(word in text for word in _WAITED) else Kind.LOST
-    return Kind.CAUSE
+        return FailureKind.WAITED if any(word in text for word in _TIMEOUT_MESSAGES) else FailureKind.LOST
+    return FailureKind.CAUSE
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -114,13 +120,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def described(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Returns type and text of an exception on one line, at most 500 characters, with secrets hidden."""
     text = " ".join(hide(str(error)).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
-def write_record(folder: Path, record: Record, error: BaseException | None = None) -> None:
+def write_record(folder: Path, record: FailureRecord, error: BaseException | None = None) -> None:
     """Writes the record of this process in the format that torchrun reads and shows; errors of the disk are ignored.
 
     Args:
@@ -136,7 +142,7 @@ def write_record(folder: Path, record: Record, error: BaseException | None = Non
     elif error is not None:
         stack = "".join(traceback.format_exception(error))
     # torchrun compares whole seconds and takes the lowest rank of the earliest one. A known cause is dated one earlier.
-    second = int(record.instant) - (record.kind is Kind.CAUSE)
+    second = int(record.instant) - (record.kind is FailureKind.CAUSE)
     extra = {"py_callstack": stack, "timestamp": str(second), _KEY: asdict(record)}
     text = json.dumps(hidden({"message": {"message": record.message + where, "extraInfo": extra}}))
     # Renamed when it is complete: a process that is killed while it writes must not leave half a record.
@@ -145,17 +151,17 @@ def write_record(folder: Path, record: Record, error: BaseException | None = Non
         os.replace(folder / f".{RECORD}", folder / RECORD)
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> FailureRecord | None:
     """Returns the record that a process left in its folder; None when it left none."""
     try:
         told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         found = told["message"]["extraInfo"][_KEY]
-        return Record(**{**found, "kind": Kind(found["kind"])})
+        return FailureRecord(**{**found, "kind": FailureKind(found["kind"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def record_of(error: BaseException, where: RunPhase, *, told: bool) -> Record:
+def record_of(error: BaseException, where: RunPhase, *, told: bool) -> FailureRecord:
     """Returns the record of an exception.
 
     Args:
@@ -168,9 +174,9 @@ def record_of(error: BaseException, where: RunPhase, *, told: bool) -> Record:
         code = error.code
     # Only in construction, where such a type means wrong arguments; during training the same type may come from one bad
     # row.
-    elif where.phase == "construction" and isinstance(error, _SLIPS):
+    elif where.phase == "construction" and isinstance(error, _CODE_ERRORS):
         code = type(error).__name__
-    return Record(kind_of(error), described(error), str(where), told, time.time(), code)
+    return FailureRecord(classify(error), describe_exception(error), str(where), told, time.time(), code)
 
 
 def read_crash(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch._C._distributed_c10d as c10d
 
-from forgather.ml.distributed.phase import current
+from forgather.ml.distributed.phase import current_phase
 
 # Frames of the wait itself; the frame before them is the call that a reader is looking for.
 _INSIDE = ("torch/distributed/", "torch/utils/_contextlib", "threading.py")
@@ -62,30 +62,30 @@ def last_collective() -> Collective | None:
     return Collective(name, int(last.get("collective_seq_id", 0)), last.get("input_sizes") or [], group)
 
 
-def stack_of_main() -> list[str]:
+def main_thread_stack() -> list[str]:
     """Returns the stack of the main thread, outermost frame first, as lines "FILE:LINE in FUNCTION"."""
     # From the watchdog thread: the main thread is blocked in the collective that hangs.
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return [f"{one.filename}:{one.lineno} in {one.name}" for one in traceback.extract_stack(frame)] if frame else []
 
 
-def own_state() -> dict[str, Any]:
+def local_state() -> dict[str, Any]:
     """Returns step, phase, last collective and stack of this process, as JSON-compatible data."""
     collective = last_collective()
-    where = current()
+    where = current_phase()
     return {
         "step": where.step,
         "phase": where.phase,
         "collective": None if collective is None else collective.__dict__,
-        "stack": stack_of_main(),
+        "stack": main_thread_stack(),
     }
 
 
-def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
+def format_report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
     """Returns the lines of a report on all ranks.
 
     Args:
-        states: the `own_state` of each rank; None for a rank that did not answer.
+        states: the `local_state` of each rank; None for a rank that did not answer.
     """
     lines = []
     for rank, state in sorted(states.items()):
@@ -101,14 +101,14 @@ def report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
     return lines
 
 
-def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
+def summarize_hang(states: Mapping[int, Mapping[str, Any] | None]) -> str:
     """Returns a one-line summary of a hang.
 
     Args:
-        states: the `own_state` of each rank; None for a rank that did not answer.
+        states: the `local_state` of each rank; None for a rank that did not answer.
     """
     missing = missing_ranks(states)
-    different = different_exchanges(states)
+    different = mismatched_collectives(states)
     # All ranks have started as many collectives, but not the same ones: the program differs between ranks.
     if not missing and different:
         each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
@@ -122,7 +122,7 @@ def in_brief(states: Mapping[int, Mapping[str, Any] | None]) -> str:
         return f"the others wait for rank {rank}{others}, which gave no answer"
     step = "" if state["step"] is None else f"step {state['step']}, "
     doing = f"{step}{state['phase']}".rstrip(", ")
-    return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {where_in_code(state)}"
+    return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {innermost_own_frame(state)}"
 
 
 def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
@@ -133,7 +133,7 @@ def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
     return sorted([*silent, *(rank for rank, count in counts.items() if count < most)])
 
 
-def different_exchanges(states: Mapping[int, Mapping[str, Any] | None]) -> dict[int, str]:
+def mismatched_collectives(states: Mapping[int, Mapping[str, Any] | None]) -> dict[int, str]:
     """Returns the collective of each rank when the ranks wait in different ones; an empty dict when all are equal.
 
     Send and receive are the two sides of one exchange and are not compared.
@@ -149,7 +149,7 @@ def _count(state: Mapping[str, Any]) -> int:
     return int(state["collective"]["number"]) if state["collective"] else 0
 
 
-def where_in_code(state: Mapping[str, Any]) -> str:
+def innermost_own_frame(state: Mapping[str, Any]) -> str:
     """Returns the innermost frame of a stack that is not inside torch's wait for a collective."""
     frames = [frame for frame in state["stack"] if not any(part in frame for part in _INSIDE)]
     return str(frames[-1]) if frames else ""

@@ -25,13 +25,13 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import stack_dump
 from forgather.ml.distributed.root_cause import CRASH
 
-FAILED, WANTED, STOPPED, TOLD, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
+FAILED, STACKS_WANTED, STOPPED, PRINTED, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 """Seconds that a process may go on after the run has failed: enough to print, not to wait for its peers."""
 
 
-class Guard:
+class Watchdog:
     """The watchdog of one process.
 
     Args:
@@ -86,18 +86,18 @@ class Guard:
     def _watch(self) -> None:
         while not self._stop.wait(_PERIOD_SECONDS):
             if os.getppid() != self._parent:
-                _end("the launcher is gone")
+                _exit_now("the launcher is gone")
             # The process that hosted the store may have ended first; no question has an answer then.
             with suppress(RuntimeError):
                 self._look()
             since = self._failed_since
             if since is not None and time.monotonic() - since > GRACE_SECONDS:
-                _end("", self._status)
+                _exit_now("", self._status)
 
     def _look(self) -> None:
-        if not self._answered and self._store.check([WANTED]):
+        if not self._answered and self._store.check([STACKS_WANTED]):
             self._answered = True
-            self._store.set(f"stacks/{self._facts.rank}", json.dumps(stack_dump.own_state()))
+            self._store.set(f"stacks/{self._facts.rank}", json.dumps(stack_dump.local_state()))
         if self._failed_since is None and self._store.check([FAILED]):
             self._failed_since = time.monotonic()
         if self._failed_since is None and self._store.check([STOPPED]):
@@ -115,7 +115,7 @@ class Guard:
         """
         # Without the store, failures of other machines are unknown.
         with suppress(RuntimeError):
-            return any(self._store.check([name]) for name in (TOLD, ENDED, FAILED)) or self.dead_peer() is not None
+            return any(self._store.check([name]) for name in (PRINTED, ENDED, FAILED)) or self.dead_peer() is not None
         return False
 
     def wait_for_the_others(self, seconds: float) -> None:
@@ -125,7 +125,7 @@ class Guard:
             seconds: maximum wait.
         """
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(_lives(process) for process in (self._peers or {}).values()):
+        while time.monotonic() < deadline and any(_is_alive(process) for process in (self._peers or {}).values()):
             time.sleep(_PERIOD_SECONDS / 10)
 
     def dead_peer(self, seconds: float = 0.0) -> int | None:
@@ -144,7 +144,7 @@ class Guard:
             with suppress(RuntimeError):  # the process that hosted the store is gone
                 self._peers = self._find_peers()
         for rank, process in (self._peers or {}).items():
-            if _lives(process):
+            if _is_alive(process):
                 continue
             with suppress(RuntimeError):  # the dead process hosted the store
                 if self._store.check([f"done/{rank}"]):
@@ -161,7 +161,7 @@ class Guard:
         return {rank: place["pid"] for rank, place in places.items() if place["host"] == here}
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -171,7 +171,7 @@ def _lives(process: int) -> bool:
     return True
 
 
-def _end(why: str, status: int = 1) -> None:
+def _exit_now(why: str, status: int = 1) -> None:
     if why:
         with suppress(OSError, ValueError):
             sys.stderr.write(f"ended: {why}\n")

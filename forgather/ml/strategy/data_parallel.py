@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forgather.errors import DistributedError
-from forgather.ml.distributed.collectives import refuse_other_weights
-from forgather.ml.distributed.env import DistributedEnvironment, libraries_see
+from forgather.ml.distributed.collectives import require_equal_weights
+from forgather.ml.distributed.env import DistributedEnvironment, exported_facts
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.strategy.base import Recipe
@@ -79,7 +79,7 @@ class DataParallel(ModelStrategy):
         self.mesh = Mesh.of(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
-        with libraries_see(self._facts):
+        with exported_facts(self._facts):
             self._accelerator = make_accelerator(device, environment.world_size, self._settings.ddp)
 
     @property
@@ -90,7 +90,7 @@ class DataParallel(ModelStrategy):
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule; places, prepares and wraps it."""
         super().build(recipe)
-        refuse_other_weights({name: weight.shape for name, weight in self.model.named_parameters()})
+        require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
         ddp = self._settings.ddp
         self._graph_is_known = not ddp.static_graph
         # Each sync of accumulated gradients would add earlier sums again: then only the mean is right.
@@ -102,7 +102,7 @@ class DataParallel(ModelStrategy):
         """Returns what forward passes go through, so that gradients are added."""
         if self.topology.world_size == 1 or not self._parameters:
             return self.model
-        with libraries_see(self._facts), warnings.catch_warnings():
+        with exported_facts(self._facts), warnings.catch_warnings():
             # Accelerate hands the setting on under the name that it has in all releases of torch.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             engine: nn.Module = self._accelerator.prepare_model(self.model)

@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 from forgather.errors import DistributedError, TrainingError, nearest
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
-from forgather.ml.distributed.collectives import refuse_other_weights
-from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, name_local_rank
+from forgather.ml.distributed.collectives import require_equal_weights
+from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for_deepspeed, export_local_rank
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
@@ -171,7 +171,7 @@ class DeepSpeedZero:
             self._refuse_double()
         else:
             self.model = recipe.make_model()
-            refuse_other_weights({name: weight.shape for name, weight in self.model.named_parameters()})
+            require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
             self._refuse_double()
             self.model = self.model.to(self.topology.device)
         self.view = self.model
@@ -210,7 +210,7 @@ class DeepSpeedZero:
         self._record(settings)
         names = {id(weight): name for name, weight in self.model.named_parameters()}
         groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
-        name_local_rank(self._facts)
+        export_local_rank(self._facts)
         try:
             with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -354,7 +354,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
         except Exception as caught:  # noqa: BLE001 - told to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
-    outcomes = collectives.gathered(outcome)
+    outcomes = collectives.all_gather(outcome)
     if error is not None:
         raise error
     for rank, other in enumerate(outcomes):
@@ -367,7 +367,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
     weights = SeedWeights(Path(mine["folder"]))
     restore_rng(mine["rng"])
-    collectives.gathered(None)
+    collectives.all_gather(None)
     if topology.local_rank == 0 and not mine["is_kept"]:  # everyone has the file open, and nobody needs its name
         shutil.rmtree(mine["folder"], ignore_errors=True)
 
@@ -401,7 +401,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     model = recipe.make_model()
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
-    digests = collectives.gathered(hashlib.sha256(repr(shapes).encode()).hexdigest())
+    digests = collectives.all_gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DistributedError(

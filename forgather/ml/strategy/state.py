@@ -250,7 +250,7 @@ def restore_optimizer(
         return
     names = names_of(model)
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    every = {name for rank in collectives.gathered(sum(groups, [])) for name in rank}
+    every = {name for rank in collectives.all_gather(sum(groups, [])) for name in rank}
     collectives.run_collectively(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
     collectives.run_collectively(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
     collectives.run_collectively(lambda: _read_optimizer(names, optimizer, tree, saved))

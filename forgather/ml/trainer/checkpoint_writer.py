@@ -78,8 +78,8 @@ class Checkpoints:
         folder = collectives.run_on_main(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
         try:
-            parts = collectives.by_all(functools.partial(self._fill, draft, snapshot))
-        except Exception:  # `by_all` raises on every process, so all of them take part in what follows
+            parts = collectives.run_and_gather(functools.partial(self._fill, draft, snapshot))
+        except Exception:  # `run_and_gather` raises on every process, so all of them take part in what follows
             collectives.run_on_main(functools.partial(drop_draft, draft))  # no process writes into it any more
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
@@ -149,7 +149,7 @@ class Background:
     def __init__(self) -> None:
         self._staging = Staging()
         # A process group of its own: collectives of the thread and of the training loop have no common order.
-        self._channel = collectives.second_channel()
+        self._channel = collectives.background_group()
         self._pending: _Act | None = None
         self._has_waited = False
 
@@ -166,7 +166,7 @@ class Background:
         self._pending = _Act(snapshot.step, functools.partial(self._write, write, copy))
 
     def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
-        with collectives.through(self._channel):
+        with collectives.use_group(self._channel):
             write(snapshot)
 
     def settled(self, *, wait: bool) -> bool:
@@ -185,7 +185,7 @@ class Background:
             return False
         told = 0.0
         if not wait:
-            told = collectives.total(act.status)
+            told = collectives.all_sum(act.status)
             if told < collectives.size():  # each process that is done adds 1 or more
                 return False
         elif not act.is_done and not self._has_waited:

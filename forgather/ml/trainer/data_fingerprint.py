@@ -374,7 +374,7 @@ def refuse_other_data(what: str, own: Fingerprint) -> None:
     Raises:
         DistributedError: FG855, on every process, if one of them has other rows than rank 0.
     """
-    every: Sequence[Fingerprint] = collectives.gathered(own)
+    every: Sequence[Fingerprint] = collectives.all_gather(own)
     for rank, other in enumerate(every):
         if differences := every[0].differences(other):
             raise DistributedError(

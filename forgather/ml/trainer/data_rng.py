@@ -279,7 +279,7 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
 def rng_of_all() -> dict[str, Any]:
     """Returns the random states of this process; with several processes, those of all. Collective."""
     own = capture_rng()
-    return {_OF_ALL: collectives.gathered(own)} if collectives.several() else own
+    return {_OF_ALL: collectives.all_gather(own)} if collectives.is_multi_process() else own
 
 
 def own_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:

@@ -90,14 +90,14 @@ def _evaluate_one(
     session: Session, strategy: Strategy, own: OwnBatches, prefix: str, wants_end: Callable[[], bool] | None
 ) -> dict[str, float] | None:
     began = time.perf_counter()
-    collectives.refuse_differences({"the number of evaluation rows": own.num_rows})
+    collectives.require_equal_facts({"the number of evaluation rows": own.num_rows})
     device = strategy.topology.device
     # Sums of many batches lose digits in float32, and then depend on how rows were batched.
     sums = torch.zeros(3, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     rows = batches = 0
     batches_of_all = own.read(strategy.rule)
-    # The end of a stream is not known in advance: `in_step` checks that all processes still have a batch.
-    for ready in batches_of_all if own.num_rows is not None else collectives.in_step(batches_of_all):
+    # The end of a stream is not known in advance: `iterate_in_step` checks that all processes still have a batch.
+    for ready in batches_of_all if own.num_rows is not None else collectives.iterate_in_step(batches_of_all):
         if wants_end is not None and wants_end():
             return None
         loss, targets = strategy.evaluate(ready.batch)

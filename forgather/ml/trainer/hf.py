@@ -402,5 +402,5 @@ class _StopAfterStep(TrainerCallback):
 
     def asked(self) -> KeyboardInterrupt | None:
         """Returns the error to raise if a process was asked to stop. Collective, after the same steps."""
-        self._asked = self._asked or self._interrupt.error_for(collectives.total(self._interrupt.stop_code))
+        self._asked = self._asked or self._interrupt.error_for(collectives.all_sum(self._interrupt.stop_code))
         return self._asked

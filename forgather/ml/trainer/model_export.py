@@ -18,7 +18,7 @@ from forgather.ml.checkpoint.claims import misfit_of
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
-from forgather.ml.distributed.env import device_told_to_libraries
+from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
@@ -84,7 +84,7 @@ def export_model(
         if isinstance(model, PreTrainedModel) and (reason is None or is_adapted):
             # Libraries would print progress bars, and on several processes use the default device instead of this
             # process's.
-            with without_progress_bars(), device_told_to_libraries():
+            with without_progress_bars(), device_for_deepspeed_imports():
                 layout_of(model, weights).write(draft)
                 texts = described_files(model, processing_class)
         elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):

@@ -81,7 +81,7 @@ def refuse_unseen(folder: Path) -> None:
     Raises:
         CheckpointError: FG856.
     """
-    blind = [rank for rank, is_seen in enumerate(collectives.gathered((folder / MANIFEST).is_file())) if not is_seen]
+    blind = [rank for rank, is_seen in enumerate(collectives.all_gather((folder / MANIFEST).is_file())) if not is_seen]
     if blind:
         ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
         raise CheckpointError(

@@ -174,7 +174,7 @@ class Run:
 
     def _note(self, activity: str) -> None:
         """Records the current activity and step, which error messages and stack dumps report."""
-        phase.enter(activity, self.session.state.global_step + 1)
+        phase.set_phase(activity, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
         """Sends `on_substep_end`: a micro-batch is done and more follow."""
@@ -221,7 +221,7 @@ class Run:
             KeyboardInterrupt: as in `finish_step`.
         """
         bad = self.session.state.global_step + 1
-        phase.enter("going back to a checkpoint", bad)
+        phase.set_phase("going back to a checkpoint", bad)
         self.agreed.settle(window)
         with self.meter.paused():
             self.saves.settle(wait=True)
@@ -352,7 +352,7 @@ class Run:
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
-        phase.enter("evaluation", self.session.state.global_step)
+        phase.set_phase("evaluation", self.session.state.global_step)
         with self.meter.paused():
             metrics = self._evaluate(self.agreed.wants_end)
         if metrics is None:

@@ -15,7 +15,7 @@ import torch
 
 from forgather import launcher_env
 from forgather.errors import DistributedError
-from forgather.ml.distributed.env import count_of, who_started
+from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.registry import STRATEGIES, entry_of
 from forgather.ml.trainer import argument_checks as door
@@ -111,13 +111,13 @@ class RunStart:
         self._refuse_alone(world_size)
         on = device if world_size == 1 else device.type
         # Logged as a warning: without logging configuration, Python shows warnings only.
-        _log.warning("processes  %d on %s, started by %s", world_size, on, who_started())
+        _log.warning("processes  %d on %s, started by %s", world_size, on, launcher_name())
         for line in layout:
             _log.warning("%s", line)
 
     def _refuse_alone(self, world_size: int) -> None:
         wish = self._wish
-        asked = count_of(wish.processes) if wish is not None else 1
+        asked = resolve_process_count(wish.processes) if wish is not None else 1
         if wish is None or world_size > 1 or asked < 2:
             return
         name = wish.config.removesuffix(".yaml")

@@ -64,7 +64,7 @@ def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    own = f"{CUSTOM}/rank-{collectives.rank()}" if collectives.several() else CUSTOM
+    own = f"{CUSTOM}/rank-{collectives.rank()}" if collectives.is_multi_process() else CUSTOM
     left = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     names = [own if file == path else f"{own}/{file.relative_to(path).as_posix()}" for file in left]
     return Scratch(dict(zip(names, left, strict=True)), scratch)

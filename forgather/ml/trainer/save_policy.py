@@ -68,7 +68,7 @@ class SaveClock:
         passed = collectives.run_on_main(lambda: self._now() - self._since)
         if passed >= self._seconds:
             return True
-        if collectives.several():
+        if collectives.is_multi_process():
             # Half of the remaining time at the current pace: if steps become slower, the next question still comes in
             # time.
             pace = passed / (step - self._from_step)
@@ -214,7 +214,7 @@ class Saves:
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
             return None
-        parts = collectives.gathered((*self._camera.sizes(self._training), self._camera.optimizer_size()))
+        parts = collectives.all_gather((*self._camera.sizes(self._training), self._camera.optimizer_size()))
         run_id = self.checkpoints.run_id
         # By name: of a sharded parameter, several processes report the size of the whole.
         later = {name: size for *_, by_name in parts for name, size in by_name.items()}
@@ -269,7 +269,7 @@ class Saves:
         state = self._session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
         if self.written_step != state.global_step:
-            phase.enter("saving", state.global_step)
+            phase.set_phase("saving", state.global_step)
             self.settle(wait=True)
             self._write(folder)
             self.written_step = self.held_step = state.global_step

@@ -245,7 +245,7 @@ class BadSteps:
         """
         value = loss.item()
         # A value may be bad on one rank alone; the largest one decides, so that all ranks take the same decision.
-        if math.isinf(collectives.largest(_or_infinite(value))):
+        if math.isinf(collectives.all_max(_or_infinite(value))):
             self._found(_told("the loss", value), step)
         return value
 
@@ -258,7 +258,7 @@ class BadSteps:
         if norm is None:
             return False
         value = norm.item()
-        largest = collectives.largest(_or_infinite(value))
+        largest = collectives.all_max(_or_infinite(value))
         if math.isinf(largest):
             self._found(_told("the norm of the gradients", value), step)
         elif self._window is not None:

@@ -42,7 +42,7 @@ class RunSync:
         # it be read without waiting.
         self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
         self._counts: AsyncHostCopy | None = None
-        self._wishes: collectives.Total | None = None
+        self._wishes: collectives.AsyncSum | None = None
         self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
@@ -57,7 +57,7 @@ class RunSync:
         Raises:
             DistributedError: FG855 for data without a length that ends at different places.
         """
-        for window in own if has_length else collectives.in_step(own):
+        for window in own if has_length else collectives.iterate_in_step(own):
             if self._counts_differ:
                 self._add_counts(window)
             yield window
@@ -119,7 +119,7 @@ class RunSync:
                 setattr(control, name, value)
 
     def _send(self) -> None:
-        self._wishes = collectives.Total(self.interrupt.stop_code)
+        self._wishes = collectives.AsyncSum(self.interrupt.stop_code)
 
     def _hear(self, wishes: float) -> None:
         self._stop = self._stop or self.interrupt.error_for(wishes)

@@ -255,7 +255,7 @@ class Trainer(WithOwnLoss):
         data = self._train_batches()
         steps, epochs = model_setup.extent(self.args, data)
         # Different steps or rows per process would end in a collective that waits for ever.
-        collectives.refuse_differences(
+        collectives.require_equal_facts(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
         refuse_other_data("the training data", data.fingerprint)
@@ -395,7 +395,7 @@ class Trainer(WithOwnLoss):
         Raises:
             TrainingError: FG817 if nothing can be written into the folder.
         """
-        phase.enter("saving the model", self.state.global_step)
+        phase.set_phase("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         # Every process takes part in gathering the weights; only the main process keeps them.
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)

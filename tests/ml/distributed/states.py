@@ -24,7 +24,7 @@ def write(held, folder):
         draft.write(name, file_chunks(tensors))
     for name, content in shards.texts.items():
         draft.write(name, [content])
-    files = {name: fact for part in collectives.gathered(draft.files) for name, fact in part.items()}
+    files = {name: fact for part in collectives.all_gather(draft.files) for name, fact in part.items()}
     manifest = Manifest(0, files).to_bytes()
     collectives.run_on_main(lambda: write_file(draft.storage, draft.folder / MANIFEST, [manifest]))
     return draft.files
@@ -53,7 +53,7 @@ def _in_a_folder(act):
     try:
         return act(folder)
     finally:
-        collectives.gathered(None)
+        collectives.all_gather(None)
 
 
 def state_of(strategy):

@@ -63,7 +63,7 @@ class Fault:
     def before(self, capture):
         def captured(strategy, *args, **kwargs):
             # What a checkpoint will take is found out before the first step, too.
-            if run_phase.current().phase == "saving":
+            if run_phase.current_phase().phase == "saving":
                 self.reach("save")
             return capture(strategy, *args, **kwargs)
         return captured

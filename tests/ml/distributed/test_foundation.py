@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed import stack_dump
-from forgather.ml.distributed.collectives import refuse_other_weights
+from forgather.ml.distributed.collectives import require_equal_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout, Position
 from forgather.ml.distributed.mesh import Mesh
@@ -103,11 +103,11 @@ def test_ranks_that_wait_in_different_exchanges_are_told_apart():
         collective = {"name": name, "number": 20, "shapes": [shape], "group": "default_pg"}
         return {"step": 2, "phase": "update", "collective": collective, "stack": []}
 
-    assert {0: "all_reduce of shape [[3]]", 1: "broadcast of shape [[5]]"} == stack_dump.different_exchanges(
+    assert {0: "all_reduce of shape [[3]]", 1: "broadcast of shape [[5]]"} == stack_dump.mismatched_collectives(
         {0: state("all_reduce", [3]), 1: state("broadcast", [5]), 2: None}
     )
-    assert {} == stack_dump.different_exchanges({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
-    assert {} == stack_dump.different_exchanges({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})
+    assert {} == stack_dump.mismatched_collectives({0: state("all_reduce", [3]), 1: state("all_reduce", [3])})
+    assert {} == stack_dump.mismatched_collectives({0: state("send 0->1", [3]), 1: state("recv 1<-0", [4])})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def _refusal_of_other_weights(other):
     environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
     environment.start(use_cpu=True)
     try:
-        refuse_other_weights(other if environment.rank else {"a": [3], "b": [2]})
+        require_equal_weights(other if environment.rank else {"a": [3], "b": [2]})
     except DistributedError as error:
         assert "FG855" == error.code
         return str(error)

@@ -322,7 +322,7 @@ def test_replicas_draw_numbers_of_their_own(tmp_path):
 
 def of_writer():
     DistributedEnvironment(timeout_seconds=patience(20)).start(use_cpu=True)
-    found = [collectives.gathered(os.environ["RANK"]), collectives.run_on_main(lambda: os.environ["RANK"])]
+    found = [collectives.all_gather(os.environ["RANK"]), collectives.run_on_main(lambda: os.environ["RANK"])]
     try:
         collectives.run_on_main(fails)
     except Exception as error:  # noqa: BLE001 - the error is what is looked at

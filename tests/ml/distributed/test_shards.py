@@ -218,7 +218,7 @@ def _fails_on(rank, error):
             raise error
         return dist.get_rank()
 
-    return _error(lambda: collectives.run_collectively(act)), collectives.by_all(dist.get_rank)
+    return _error(lambda: collectives.run_collectively(act)), collectives.run_and_gather(dist.get_rank)
 
 
 def test_the_first_failure_of_any_rank_is_that_of_all():
