@@ -60,7 +60,7 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
 
 def newest_checkpoint(output_dir: str) -> Path | None:
     """Returns the newest checkpoint of an output folder: the last one of the run that wrote last."""
-    found = import_module("forgather.ml.checkpoint.lineage").in_order(Path(output_dir))
+    found = import_module("forgather.ml.checkpoint.lineage").checkpoints_in_order(Path(output_dir))
     return found[-1][0] if found else None
 
 

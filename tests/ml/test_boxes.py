@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgather.ml.checkpoint.reader import Box, fault_of
+from forgather.ml.checkpoint.reader import Box, chunk_problem
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 
@@ -36,7 +36,7 @@ def fills_once(shape, boxes):
 @given(shape_and_boxes())
 def test_it_agrees_with_counting(found):
     shape, boxes = found
-    assert fills_once(shape, boxes) == (fault_of(shape, boxes) is None)
+    assert fills_once(shape, boxes) == (chunk_problem(shape, boxes) is None)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_it_agrees_with_counting(found):
     ],
 )
 def test_what_cannot_be_is_told(shape, boxes):
-    assert fault_of(shape, boxes)
+    assert chunk_problem(shape, boxes)
 
 
 def test_a_hundred_thousand_pieces_take_a_moment():
     count = 100_000
     columns = [Box([0, place], [8, 1]) for place in range(count)]
     before = time.process_time()
-    assert fault_of([8, count], columns) is None
-    assert fault_of([8, count], [*columns[:-1], columns[0]])
+    assert chunk_problem([8, count], columns) is None
+    assert chunk_problem([8, count], [*columns[:-1], columns[0]])
     assert time.process_time() - before < 4  # each pair of them would be five thousand million

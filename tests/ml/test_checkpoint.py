@@ -38,7 +38,7 @@ from forgather.ml.checkpoint import (
     write_checkpoint,
     write_state,
 )
-from forgather.ml.checkpoint.checkpoint_dir import Draft, own_mark, step_of
+from forgather.ml.checkpoint.checkpoint_dir import Draft, process_mark, step_of
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
@@ -358,7 +358,7 @@ def test_what_another_machine_writes_into_a_shared_folder_is_left_alone_for_a_da
         draft.mkdir()
     own.rename(tmp_path / f".replaced-checkpoint-5-{marks[1]}")
     assert (None, []) == newest_verified(tmp_path)  # it may be about to come back by itself
-    assert own_mark().endswith(f".{socket.gethostname()}")
+    assert process_mark().endswith(f".{socket.gethostname()}")
     write_checkpoint(tmp_path, 7, fill)
     write_model(LocalStorage(), tmp_path, lambda draft: draft.write("README.md", [b"x"]))
     assert [True, True, False, True] == [draft.exists() for draft in drafts] and model.exists()

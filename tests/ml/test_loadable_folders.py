@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
-from forgather.ml.checkpoint.claims import misfit_of
+from forgather.ml.checkpoint.claims import load_mismatch
 from forgather.ml.checkpoint.export import export_checkpoint
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.rng import capture_rng
@@ -167,7 +167,7 @@ def test_an_own_module_is_exported_under_the_names_that_it_has(settings, tmp_pat
 def test_to_look_at_a_class_draws_no_random_number():
     model = tiny_llama()
     before = capture_rng()
-    assert misfit_of(model) is None
+    assert load_mismatch(model) is None
     assert str(before) == str(capture_rng())
 
 

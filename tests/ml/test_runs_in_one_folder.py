@@ -11,7 +11,7 @@ from rich.console import Console
 from forgather.ml import Trainer
 from forgather.ml.callbacks import JsonLogger, RunSummaryCallback, TBLogger
 from forgather.ml.checkpoint import checkpoint_folder, list_checkpoints, write_checkpoint
-from forgather.ml.checkpoint.lineage import in_order, next_origin, origin_of
+from forgather.ml.checkpoint.lineage import checkpoints_in_order, next_origin, origin_of
 from forgather.ml.metrics import read_records
 from forgather.ml.run_dir import own_run_folder
 from tests.ml.fixtures import rows, tiny_llama
@@ -78,7 +78,9 @@ def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp
     write_checkpoint(tmp_path, 2, fill, facts={"run": next_origin(tmp_path, "one", 5)})
     write_checkpoint(tmp_path, 3, fill, facts={"run": next_origin(tmp_path, "two", 5)})
     write_checkpoint(tmp_path, 1, fill, facts={"run": next_origin(tmp_path, "one", 5)})
-    assert ["9", "10", "3", "2", "1"] == [folder.name.rpartition("-")[2] for folder, _ in in_order(tmp_path)]
+    assert ["9", "10", "3", "2", "1"] == [
+        folder.name.rpartition("-")[2] for folder, _ in checkpoints_in_order(tmp_path)
+    ]
 
 
 def test_runs_that_nobody_named_a_folder_for_keep_their_records_apart(settings, tmp_path, monkeypatch):

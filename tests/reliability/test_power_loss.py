@@ -15,10 +15,10 @@ from forgather.errors import ForgatherError
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import verify
 from forgather.ml.checkpoint.checkpoint_dir import (
-    bring_back,
     discard_folder,
-    half_replaced,
+    interrupted_replacements,
     list_checkpoints,
+    restore_replaced,
     write_checkpoint,
 )
 from forgather.ml.checkpoint.hf_layout import layout_of
@@ -151,14 +151,14 @@ def test_a_checkpoint_that_goes_or_comes_is_whole_or_out_of_sight(act, tmp_path)
     acts = {
         "removed": lambda storage: discard_folder(storage, out / "checkpoint-3"),
         "replaced": lambda storage: write_checkpoint(out, 3, content, storage=storage),
-        "brought back": lambda storage: bring_back(storage, out),
+        "brought back": lambda storage: restore_replaced(storage, out),
     }
     expected = {"removed": {6}, "replaced": {3, 6}, "brought back": {3, 6}}[act]
     for number, loss in enumerate(after(out, acts[act])):
         found = whole_checkpoints(tmp_path / str(number), loss)
         assert 6 in found and (loss.saved is None or expected == found), f"after operation {loss.operation}"
         if act == "replaced":
-            assert 3 in found or half_replaced(tmp_path / str(number))
+            assert 3 in found or interrupted_replacements(tmp_path / str(number))
 
 
 def test_steps_that_were_left_out_are_known_once_the_run_goes_back(tmp_path):

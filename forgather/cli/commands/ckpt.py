@@ -133,7 +133,7 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
             hint="leave one of them out",
         )
     found = _output_dir(invocation) if folder is None else Path(folder)
-    _ml("folder_checks").refuse_no_folder(found)
+    _ml("folder_checks").require_folder(found)
     return found
 
 
@@ -318,16 +318,16 @@ def _prune(invocation: Invocation) -> int:
         )
     pruned = _ml("manual_prune")
     survey = _survey(invocation, options.folder)
-    gone = pruned.surplus_of(survey, **asked)
+    gone = pruned.checkpoints_to_prune(survey, **asked)
     kept = [found for found in survey.checkpoints if found not in gone]
     if not options.json:
         write_text(prune_text(survey, gone, kept), look=LOOK)
     removed = gone
     if gone and not options.dry_run:
-        pruned.refuse_to_leave_none(survey, gone)
+        pruned.require_intact_checkpoint(survey, gone)
         removed = gone if options.yes or _agreed(len(gone)) else []
         for found in removed:
-            pruned.remove(found)
+            pruned.remove_checkpoint(found)
     if options.json:
         names = {"removed": removed, "kept": [found for found in survey.checkpoints if found not in removed]}
         lists = {name: [str(found.folder) for found in founds] for name, founds in names.items()}

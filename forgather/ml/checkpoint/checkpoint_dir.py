@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _TEMPORARY = re.compile(r"\.(saving|replaced|removed)-(checkpoint-\d+)-([\w.-]+)\Z")
-_A_DAY, _STILL_SECONDS = 86400.0, 60.0
-_PIECE = 8 << 20
-_WORTH_A_THREAD = 1 << 20
-_BEHIND = 4
+_DAY_SECONDS, _STILL_SECONDS = 86400.0, 60.0
+_CHUNK_BYTES = 8 << 20
+_MIN_THREAD_BYTES = 1 << 20
+_MAX_PENDING = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -108,13 +108,13 @@ class _Hashed:
                 self._size += len(piece)
                 # Hashing and writing both release the GIL, so a thread lets them overlap; small files do not pay for a
                 # thread.
-                if hashing or len(piece) >= _WORTH_A_THREAD:
+                if hashing or len(piece) >= _MIN_THREAD_BYTES:
                     hashing.append(beside.submit(self._hasher.update, piece))
                 else:
                     self._hasher.update(piece)
                 yield piece
                 # Bounds the pieces that are alive: the writer may be faster than the hash.
-                if len(hashing) > _BEHIND:
+                if len(hashing) > _MAX_PENDING:
                     hashing.popleft().result()
             for last in hashing:
                 last.result()
@@ -123,8 +123,8 @@ class _Hashed:
         for chunk in self._chunks:
             # `cast` because `len` of a memoryview counts elements, not bytes.
             whole = memoryview(chunk).cast("B")
-            for start in range(0, len(whole), _PIECE):
-                yield whole[start : start + _PIECE]
+            for start in range(0, len(whole), _CHUNK_BYTES):
+                yield whole[start : start + _CHUNK_BYTES]
 
     @property
     def fact(self) -> FileFact:
@@ -142,13 +142,13 @@ def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
     Raises:
         OSError: the file system refuses, or a file has the checkpoint's name.
     """
-    tidy(storage, output_dir)
+    remove_leftovers(storage, output_dir)
     make_folders(storage, output_dir)
     # Refused before the draft is written: minutes of work would otherwise end in a rename that fails.
     final = checkpoint_folder(output_dir, step)
     if os.path.lexists(final) and not final.is_dir():
         raise FileExistsError(errno.EEXIST, "a file has that name")  # a user's file is never removed
-    folder = output_dir / f".saving-{_PREFIX}{step}-{own_mark()}"
+    folder = output_dir / f".saving-{_PREFIX}{step}-{process_mark()}"
     storage.make_folder(folder)
     return Draft(storage, folder)
 
@@ -176,14 +176,14 @@ def finish_draft(
     storage.sync_folder(folder)
     check_complete(folder)  # network storage can lose data without reporting an error
     final = checkpoint_folder(folder.parent, step)
-    _put_in_place(storage, folder, final)
+    _commit(storage, folder, final)
     # Readers recognize a checkpoint by its manifest; a storage that only pretends to rename is found here.
     if not is_regular(final / MANIFEST):
         raise FileNotFoundError(errno.ENOENT, "the storage has not put it in place")
     return final
 
 
-def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
+def _commit(storage: Storage, draft: Path, final: Path) -> None:
     # Without a manifest it is not one of our checkpoints, for example a folder that a user has copied there.
     if final.exists() and not os.path.lexists(final / MANIFEST):
         _put_aside(storage, final)
@@ -192,8 +192,8 @@ def _put_in_place(storage: Storage, draft: Path, final: Path) -> None:
         storage.sync_folder(final.parent)
         return
     # A non-empty folder cannot be replaced by a rename. Between the two renames below no checkpoint has the name; the
-    # older one gets it back here, or by `bring_back` in a later process when this one dies.
-    replaced = final.with_name(f".replaced-{final.name}-{own_mark()}")
+    # older one gets it back here, or by `restore_replaced` in a later process when this one dies.
+    replaced = final.with_name(f".replaced-{final.name}-{process_mark()}")
     storage.rename(final, replaced)
     try:
         storage.rename(draft, final)
@@ -215,7 +215,7 @@ def _put_aside(storage: Storage, folder: Path) -> None:
     _log.warning("%s is no checkpoint of a run of ours, and in the way of one: it is %s now", folder, aside.name)
 
 
-def drop_draft(draft: Draft) -> None:
+def discard_draft(draft: Draft) -> None:
     """Removes a draft that was not committed; does nothing for a committed one."""
     with suppress(OSError):  # the next save removes what is left
         if draft.folder.exists():
@@ -223,7 +223,7 @@ def drop_draft(draft: Draft) -> None:
 
 
 @contextmanager
-def told_by_step(output_dir: Path, step: int) -> Iterator[None]:
+def checkpoint_write_errors(output_dir: Path, step: int) -> Iterator[None]:
     """Context manager that converts an OSError into an error that names the checkpoint.
 
     Args:
@@ -265,13 +265,13 @@ def write_checkpoint(
         CheckpointError: FG609 when the file system refuses; earlier checkpoints are untouched.
     """
     storage = storage or LocalStorage()
-    with told_by_step(output_dir, step):
+    with checkpoint_write_errors(output_dir, step):
         draft = begin_draft(storage, output_dir, step)
         try:
             fill(draft)
             return finish_draft(storage, draft.folder, step, draft.files, facts or {})
         finally:
-            drop_draft(draft)
+            discard_draft(draft)
 
 
 def discard_folder(storage: Storage, folder: Path) -> None:
@@ -284,30 +284,30 @@ def discard_folder(storage: Storage, folder: Path) -> None:
     Raises:
         OSError: the file system refuses the rename.
     """
-    hidden = folder.with_name(f".removed-{folder.name}-{own_mark()}")
+    hidden = folder.with_name(f".removed-{folder.name}-{process_mark()}")
     storage.rename(folder, hidden)
     storage.sync_folder(folder.parent)
     with suppress(OSError):  # the next save removes what is left
         remove_tree(storage, hidden)
 
 
-def tidy(storage: Storage, output_dir: Path) -> None:
+def remove_leftovers(storage: Storage, output_dir: Path) -> None:
     """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted."""
     # First: a half-replaced checkpoint is a leftover too, and may be the only good one.
-    bring_back(storage, output_dir)
+    restore_replaced(storage, output_dir)
     for folder, _ in _leftovers(output_dir):
         with suppress(OSError):
             remove_tree(storage, folder)
 
 
-def bring_back(storage: Storage, output_dir: Path) -> None:
+def restore_replaced(storage: Storage, output_dir: Path) -> None:
     """Renames checkpoints back whose replacement was interrupted by a crash."""
-    for folder, final in half_replaced(output_dir):
+    for folder, final in interrupted_replacements(output_dir):
         storage.rename(folder, final)
         storage.sync_folder(output_dir)
 
 
-def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
+def interrupted_replacements(output_dir: Path) -> list[tuple[Path, Path]]:
     """Returns (current folder, original folder) of each checkpoint whose replacement was interrupted by a crash."""
     found = _leftovers(output_dir, still_seconds=_STILL_SECONDS)
     # Only folders whose owner has been inactive for a minute: the owner may be between its two renames.
@@ -315,14 +315,14 @@ def half_replaced(output_dir: Path) -> list[tuple[Path, Path]]:
     return [(folder, final) for folder, final in replaced if not final.exists()]
 
 
-def _leftovers(output_dir: Path, *, still_seconds: float = _A_DAY) -> list[tuple[Path, re.Match[str]]]:
+def _leftovers(output_dir: Path, *, still_seconds: float = _DAY_SECONDS) -> list[tuple[Path, re.Match[str]]]:
     folders = sorted(output_dir.iterdir()) if output_dir.is_dir() else []
     named = [(folder, _TEMPORARY.match(folder.name)) for folder in folders]
     left = [(folder, match) for folder, match in named if match is not None]
-    return [(folder, match) for folder, match in left if is_left(folder, match[3], still_seconds=still_seconds)]
+    return [(folder, match) for folder, match in left if is_abandoned(folder, match[3], still_seconds=still_seconds)]
 
 
-def own_mark() -> str:
+def process_mark() -> str:
     """Returns a mark that identifies this process: its id, its start time and its host.
 
     The start time distinguishes it from a later process with the same id.
@@ -335,12 +335,12 @@ def _own_host() -> str:
     return re.sub(r"[^\w-]", "-", socket.gethostname()) or "unnamed"
 
 
-def is_left(folder: Path, mark: str, *, still_seconds: float = _A_DAY) -> bool:
+def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS) -> bool:
     """Returns True when the process that owns a draft or hidden folder is gone.
 
     Args:
         folder: a draft or hidden folder.
-        mark: of the process that owns it, from `own_mark`.
+        mark: of the process that owns it, from `process_mark`.
         still_seconds: for a process of another host, the folder must not have changed for so long. Whether that process
             is alive cannot be found out on a shared file system.
     """

@@ -17,7 +17,7 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.model_class import class_name, user_class
 
 
-def misfit_of(model: nn.Module) -> str | None:
+def load_mismatch(model: nn.Module) -> str | None:
     """Returns why `from_pretrained` could not load a model's state under its own weight names; None where it could.
 
     Args:
@@ -32,20 +32,20 @@ def misfit_of(model: nn.Module) -> str | None:
     # A quantizer renames weights while it loads them, so the names of an unloaded model prove nothing.
     if getattr(model, "hf_quantizer", None) is not None:
         return None
-    return _misfit(model)
+    return _class_mismatch(model)
 
 
-def _misfit(model: PreTrainedModel) -> str | None:
+def _class_mismatch(model: PreTrainedModel) -> str | None:
     kind = user_class(model)
     try:
         # A copy, because a constructor may change the configuration that it is given.
-        bare = without_memory(kind, copy.deepcopy(model.config))
+        bare = model_on_meta(kind, copy.deepcopy(model.config))
     except Exception:  # noqa: BLE001 - the border of a user's class: from_pretrained makes it in the same way
         return None
-    return other_names(kind.__name__, bare.state_dict().keys(), model.state_dict().keys())
+    return weight_name_mismatch(kind.__name__, bare.state_dict().keys(), model.state_dict().keys())
 
 
-def without_memory(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+def model_on_meta(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
     """Returns a model on the meta device, without weights, and leaves the state of every random generator as it was.
 
     Args:
@@ -62,7 +62,7 @@ def without_memory(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
         restore_rng(before)
 
 
-def other_names(kind: str, expected: Collection[str], found: Collection[str]) -> str | None:
+def weight_name_mismatch(kind: str, expected: Collection[str], found: Collection[str]) -> str | None:
     """Returns a description of the first weight name that differs between two states; None where the names are equal.
 
     Args:

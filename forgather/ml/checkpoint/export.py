@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import other_names, without_memory
+from forgather.ml.checkpoint.claims import model_on_meta, weight_name_mismatch
 from forgather.ml.checkpoint.files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -40,10 +40,10 @@ from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, spl
 from forgather.ml.checkpoint.manifest import (
     MANIFEST,
     Manifest,
-    changes,
+    changed_files,
+    malformed_file,
     read_manifest,
     small_file,
-    unlike_a_run,
 )
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
@@ -117,7 +117,7 @@ def _refuse_changed(source: Path, manifest: Manifest) -> None:
     # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
     """Raises the error of the first file of the model that was changed or is missing."""
     files = {name: fact for name, fact in manifest.files.items() if not name.startswith(_STATE_OF_THE_RUN)}
-    for error in changes(source, dataclasses.replace(manifest, files=files)):
+    for error in changed_files(source, dataclasses.replace(manifest, files=files)):
         raise error
 
 
@@ -205,15 +205,15 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         # A configuration with a billion layers would take all memory even on the meta device.
         _refuse_layers(facts, len(weights))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise unlike_a_run(
+        raise malformed_file(
             source / CONFIG, f"it is no configuration of a model ({type(error).__name__}: {error!s:.80})"
         ) from None
     if not isinstance(kind, type):
         raise _not_of_a_class(source, f"its weights are those of {name}", _GO_ON)
     try:
-        model = without_memory(kind, config.from_dict(facts))
+        model = model_on_meta(kind, config.from_dict(facts))
     except Exception as error:  # noqa: BLE001 - the class comes from a file and may raise anything
-        raise unlike_a_run(source / CONFIG, f"no {name} can be made of it ({error!s:.80})") from None
+        raise malformed_file(source / CONFIG, f"no {name} can be made of it ({error!s:.80})") from None
     _refuse_others(source, model, weights)
     return model
 
@@ -232,7 +232,7 @@ def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, T
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     # A tied weight may be stored under one of its names only.
     expected = [name for name in state if name in known or name not in tied]
-    if reason := other_names(kind, expected, sorted(known)):
+    if reason := weight_name_mismatch(kind, expected, sorted(known)):
         raise _not_of_a_class(source, f"its weights are not as its configuration says: {reason}", _GO_ON)
     for name, tensor in weights.items():
         # `from_pretrained` would replace a weight of another shape by random numbers, with a warning only.

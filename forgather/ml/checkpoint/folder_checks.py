@@ -13,7 +13,7 @@ from pathlib import Path
 from forgather.errors import CheckpointError
 
 # The program that wrote a folder, by file name patterns that must all match; the first matching row decides.
-_SIGNS = (
+_FOREIGN_FILES = (
     ("torch.distributed.checkpoint", (".metadata", "*.distcp")),
     ("DeepSpeed", ("latest", "global_step*")),
     ("DeepSpeed", ("*mp_rank_*_model_states.pt",)),
@@ -21,12 +21,12 @@ _SIGNS = (
     ("the Trainer of transformers", ("trainer_state.json", "training_args.bin")),
     ("accelerator.save_state()", ("random_states_*.pkl",)),
 )
-_MODEL = ("config.json", "*model*.safetensors")
-_OURS = ("training_state.json", "optimizer.json", "optimizer.safetensors")
+_MODEL_FILES = ("config.json", "*model*.safetensors")
+_OUR_FILES = ("training_state.json", "optimizer.json", "optimizer.safetensors")
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
-def refuse_no_folder(folder: Path) -> None:
+def require_folder(folder: Path) -> None:
     """Raises an error unless a path is a readable folder.
 
     Raises:
@@ -55,7 +55,7 @@ def refuse_no_folder(folder: Path) -> None:
     )
 
 
-def not_ours(folder: Path, manifest: str) -> CheckpointError:
+def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
     """Returns the error for a folder without a manifest: another program wrote it, or it is incomplete.
 
     Args:
@@ -65,7 +65,7 @@ def not_ours(folder: Path, manifest: str) -> CheckpointError:
     names = os.listdir(folder)
     steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")) != name and step.isdecimal()]
     inside = [f"checkpoint-{step}" for step in sorted(steps)]
-    writer = next((writer for writer, signs in _SIGNS if _has(names, signs)), None)
+    writer = next((writer for writer, signs in _FOREIGN_FILES if _has_files(names, signs)), None)
     if writer is not None:
         return CheckpointError(
             f"the checkpoint {str(folder)!r} was written by {writer}, and such state is never loaded: it is pickled",
@@ -73,7 +73,7 @@ def not_ours(folder: Path, manifest: str) -> CheckpointError:
             hint="go on with the program that wrote it, or begin a new run from its weights",
         )
     # A folder with our optimizer state is an incomplete checkpoint, not a model that was saved for others.
-    if _has(names, _MODEL) and not set(_OURS) & set(names) and not inside:
+    if _has_files(names, _MODEL_FILES) and not set(_OUR_FILES) & set(names) and not inside:
         return CheckpointError(
             f"{str(folder)!r} is a model, without what a run needs to go on",
             code="FG671",
@@ -93,5 +93,5 @@ def not_ours(folder: Path, manifest: str) -> CheckpointError:
     )
 
 
-def _has(names: list[str], signs: tuple[str, ...]) -> bool:
+def _has_files(names: list[str], signs: tuple[str, ...]) -> bool:
     return all(any(fnmatchcase(name, sign) for name in names) for sign in signs)

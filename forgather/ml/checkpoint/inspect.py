@@ -23,10 +23,10 @@ from forgather.ml.checkpoint.files import (
     TRAINING_STATE,
     parts_in,
 )
-from forgather.ml.checkpoint.lineage import Origin, in_order, origin_of
+from forgather.ml.checkpoint.lineage import Origin, checkpoints_in_order, origin_of
 from forgather.ml.checkpoint.manifest import (
     Manifest,
-    changes,
+    changed_files,
     corrupt_file,
     extra_files,
     is_regular,
@@ -199,7 +199,7 @@ class Survey:
 
 def survey(output_dir: Path) -> Survey:
     """Returns the checkpoints of an output folder with their progress and problems; weights are not read."""
-    found = [_surveyed(folder, origin) for folder, origin in in_order(output_dir)]
+    found = [_surveyed(folder, origin) for folder, origin in checkpoints_in_order(output_dir)]
     return Survey(output_dir, tuple(_by_step_where_unknown(found)))
 
 
@@ -222,7 +222,7 @@ def _surveyed(folder: Path, origin: Origin) -> Surveyed:
         size = manifest.size
         # No part next to the weights is listed at all. A single missing file is an incomplete checkpoint instead.
         is_model_alone = not any(set(parts_in(name)) & set(BESIDE_A_MODEL) for name in manifest.files)
-        problem = next(changes(folder, manifest, read=False), None)
+        problem = next(changed_files(folder, manifest, read=False), None)
     except CheckpointError as error:
         problem = error
     return Surveyed(folder, origin, size, progress_of(folder), problem, is_model_alone)
@@ -293,7 +293,7 @@ def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
         )
         for name in extra_files(folder, manifest)
     ]
-    return manifest, [*changes(folder, manifest), *extra]
+    return manifest, [*changed_files(folder, manifest), *extra]
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def contents(folder: Path) -> Contents:
         CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
     """
     manifest = read_manifest(folder)
-    for error in changes(folder, manifest, read=False):
+    for error in changed_files(folder, manifest, read=False):
         raise error
     tensors = {name: read_header(folder / name)[0] for name in manifest.files if name.endswith(".safetensors")}
     optimizer, training = _json(folder / f"{OPTIMIZER}.json"), _json(folder / f"{TRAINING_STATE}.json")

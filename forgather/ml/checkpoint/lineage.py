@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.checkpoint_dir import bring_back, half_replaced, list_checkpoints, step_of
+from forgather.ml.checkpoint.checkpoint_dir import interrupted_replacements, list_checkpoints, restore_replaced, step_of
 from forgather.ml.checkpoint.manifest import first_intact, read_manifest
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
@@ -78,7 +78,7 @@ def origin_of(folder: Path) -> Origin:
         return Origin()
 
 
-def in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
+def checkpoints_in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
     """Returns the checkpoints of a folder in writing order, grouped by run: the run that wrote last comes last."""
     found = [(step, folder, origin_of(folder)) for step, folder in list_checkpoints(output_dir)]
     last: dict[str, int] = {}
@@ -97,7 +97,7 @@ def last_written(output_dir: Path) -> tuple[int, int]:
     """
     found = [(origin_of(folder).serial, step) for step, folder in list_checkpoints(output_dir)]
     # Otherwise the next checkpoint could get the serial number of the one that is restored later.
-    found += [(origin_of(folder).serial, step_of(final)) for folder, final in half_replaced(output_dir)]
+    found += [(origin_of(folder).serial, step_of(final)) for folder, final in interrupted_replacements(output_dir)]
     return max(found, default=(0, 0))
 
 
@@ -113,14 +113,16 @@ def newest_verified(
     """
     # Only renames, no removal: a folder that looks abandoned may belong to a live process on another machine.
     with contextlib.suppress(OSError):  # resuming from a read-only folder is allowed
-        bring_back(storage or LocalStorage(), output_dir)
-    newest, skipped = first_intact((folder for folder, _ in reversed(in_order(output_dir))), without=without)
+        restore_replaced(storage or LocalStorage(), output_dir)
+    newest, skipped = first_intact(
+        (folder for folder, _ in reversed(checkpoints_in_order(output_dir))), without=without
+    )
     if newest is not None:
-        skipped = _without_order(output_dir, newest) | skipped
+        skipped = _unreadable_manifests(output_dir, newest) | skipped
     return newest, list(skipped.values())
 
 
-def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
+def _unreadable_manifests(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
     """Returns the errors of unreadable manifests at later steps, which sort as the oldest and were not read yet."""
     found = {}
     for step, folder in reversed(list_checkpoints(output_dir)):
@@ -132,7 +134,7 @@ def _without_order(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError
     return found
 
 
-def passed_over(chosen: Path) -> str:
+def describe_passed_over(chosen: Path) -> str:
     """Returns a description of checkpoints next to `chosen` that a user might have expected instead; "" for none.
 
     Args:
@@ -152,8 +154,8 @@ def passed_over(chosen: Path) -> str:
             reason = "written earlier" if step > int(chosen.name.rpartition("-")[2]) else ""
         if reason:
             others.setdefault(reason, []).append(folder.name)
-    return "; ".join(f"{', '.join(_first(names))} ({reason})" for reason, names in others.items())
+    return "; ".join(f"{', '.join(_shortened(names))} ({reason})" for reason, names in others.items())
 
 
-def _first(names: list[str], limit: int = 4) -> list[str]:
+def _shortened(names: list[str], limit: int = 4) -> list[str]:
     return names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"]

@@ -18,12 +18,12 @@ import xxhash
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folder_checks import not_ours, refuse_no_folder
+from forgather.ml.checkpoint.folder_checks import missing_manifest_error, require_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-_MOST_BYTES = 1 << 28
-_AUTO = "--resume auto, or resume_from_checkpoint: auto, does that"
+_MAX_BYTES = 1 << 28
+_RESUME_AUTO = "--resume auto, or resume_from_checkpoint: auto, does that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def read_manifest(folder: Path) -> Manifest:
             FG670 for another format version, FG671 for a folder of another program, FG672 when a listed file is outside
             of the folder.
     """
-    refuse_no_folder(folder)
+    require_folder(folder)
     file = folder / MANIFEST
     if not os.path.isfile(file):
-        raise not_ours(folder, MANIFEST)
+        raise missing_manifest_error(folder, MANIFEST)
     try:
         text = _content(file)
         body = json.loads(text, parse_constant=_refuse_constant)
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
         if manifest.to_bytes() != text:
             raise corrupt_file(file, "it is not the text that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise corrupt_file(file, f"it cannot be read ({_why(error)})") from None
+        raise corrupt_file(file, f"it cannot be read ({_reason(error)})") from None
     # A renamed or copied folder would be resumed at another step than its name says.
     if folder.name.startswith("checkpoint-") and folder.name != f"checkpoint-{manifest.step}":
         raise corrupt_file(file, f"it is that of step {manifest.step}, and the folder has the name of another")
@@ -105,17 +105,17 @@ def small_file(file: Path) -> bytes:
         OSError: the file cannot be read.
         ValueError: it is larger than 256 MiB, which no run writes.
     """
-    if file.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    if file.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     return file.read_bytes()
 
 
 def _content(file: Path) -> bytes:
     with file.open("rb") as stream:
         # Bounded, because `stat` says 0 bytes for a pipe or a file of /proc.
-        text = stream.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise corrupt_file(file, f"it has more than {_MOST_BYTES} bytes")
+        text = stream.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise corrupt_file(file, f"it has more than {_MAX_BYTES} bytes")
     return text
 
 
@@ -148,7 +148,7 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
         raise corrupt_file(file, "its format is no number")
     files = {}
     for name, fact in body.pop("files").items():
-        if not _lies_within(name):
+        if not _is_inside(name):
             raise CheckpointError(
                 f"the manifest {str(file)!r} names {name!r}, which is no file within its folder",
                 code="FG672",
@@ -165,12 +165,12 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
     return Manifest(step, files, body)
 
 
-def _lies_within(name: str) -> bool:
+def _is_inside(name: str) -> bool:
     """Returns True for a relative path that stays in the folder and is not the manifest itself."""
     return "\0" not in name and name != MANIFEST and not {"", ".", ".."} & set(name.split("/"))
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return "it is nested too deeply" if isinstance(error, RecursionError) else type(error).__name__
@@ -183,7 +183,7 @@ def check_complete(folder: Path) -> Manifest:
         CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
     """
     manifest = read_manifest(folder)
-    for error in changes(folder, manifest, read=False):
+    for error in changed_files(folder, manifest, read=False):
         raise error
     return manifest
 
@@ -199,7 +199,7 @@ def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
         CheckpointError: as `read_manifest`; FG603 for a changed file, FG604 for a missing one.
     """
     manifest = read_manifest(folder)
-    for error in changes(folder, manifest):
+    for error in changed_files(folder, manifest):
         if not (error.code == "FG604" and error.found in without):
             raise error
     return manifest
@@ -225,7 +225,7 @@ def first_intact(
     return None, wrong
 
 
-def changes(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:
+def changed_files(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:
     """Yields an error for each file that differs from the manifest.
 
     Args:
@@ -307,11 +307,11 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
-        hint=f"resume from an earlier one ({_AUTO}); 'fgcli ckpt verify' tells all that is wrong",
+        hint=f"resume from an earlier one ({_RESUME_AUTO}); 'fgcli ckpt verify' tells all that is wrong",
     )
 
 
-def unlike_a_run(file: Path, what: str) -> CheckpointError:
+def malformed_file(file: Path, what: str) -> CheckpointError:
     """Returns the FG611 error for a file with a correct digest and a content that no run writes.
 
     The message does not say "corrupt": the file is still what was written.
@@ -333,5 +333,5 @@ def missing_file(file: Path) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is missing",
         code="FG604",
-        hint=f"restore the file, or resume from another checkpoint ({_AUTO})",
+        hint=f"restore the file, or resume from another checkpoint ({_RESUME_AUTO})",
     )

@@ -15,7 +15,7 @@ from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 
-def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int | None) -> list[Surveyed]:
+def checkpoints_to_prune(survey: Survey, *, last: int | None, best: int | None, every: int | None) -> list[Surveyed]:
     """Returns the checkpoints to remove, the oldest first; incomplete ones are neither counted nor removed.
 
     Args:
@@ -44,7 +44,7 @@ def surplus_of(survey: Survey, *, last: int | None, best: int | None, every: int
     return [found for step, found in complete.items() if step not in kept and not for_ever.keeps_for_ever(step)]
 
 
-def refuse_to_leave_none(survey: Survey, gone: list[Surveyed]) -> None:
+def require_intact_checkpoint(survey: Survey, gone: list[Surveyed]) -> None:
     """Raises an error unless at least one of the checkpoints that would remain is intact.
 
     Args:
@@ -68,7 +68,7 @@ def refuse_to_leave_none(survey: Survey, gone: list[Surveyed]) -> None:
         )
 
 
-def remove(found: Surveyed, storage: Storage | None = None) -> None:
+def remove_checkpoint(found: Surveyed, storage: Storage | None = None) -> None:
     """Removes a checkpoint; files that cannot be deleted are hidden from readers, and the next save removes them.
 
     Args:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from forgather.ml.checkpoint.checkpoint_dir import Draft, drop_draft, is_left, own_mark
+from forgather.ml.checkpoint.checkpoint_dir import Draft, discard_draft, is_abandoned, process_mark
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
@@ -43,16 +43,16 @@ def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -
     make_folders(storage, folder)
     # A process that was killed could not remove its draft; a large model would otherwise be on the disk twice for ever.
     for leftover in sorted(folder.glob(f"{_PREFIX}*")):
-        if is_left(leftover, leftover.name.removeprefix(_PREFIX)):
+        if is_abandoned(leftover, leftover.name.removeprefix(_PREFIX)):
             with suppress(OSError):
                 remove_tree(storage, leftover)
-    draft = Draft(storage, folder / f"{_PREFIX}{own_mark()}")
+    draft = Draft(storage, folder / f"{_PREFIX}{process_mark()}")
     storage.make_folder(draft.folder)
     try:
         fill(draft)
         _put_in_place(storage, draft, folder)
     finally:
-        drop_draft(draft)
+        discard_draft(draft)
     return draft.files
 
 

@@ -34,16 +34,16 @@ from forgather.ml.checkpoint.manifest import (
     MANIFEST,
     corrupt_file,
     is_regular,
+    malformed_file,
     missing_file,
     read_manifest,
     small_file,
-    unlike_a_run,
 )
 from forgather.ml.checkpoint.state import unpacked
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF
 
 _PRIME = 2**61 - 1
-_MOST = 2**63
+_MAX_ELEMENTS = 2**63
 
 
 class Box(NamedTuple):
@@ -53,7 +53,7 @@ class Box(NamedTuple):
     sizes: Any
 
 
-def fault_of(shape: Any, boxes: Sequence[Box]) -> str | None:
+def chunk_problem(shape: Any, boxes: Sequence[Box]) -> str | None:
     """Returns what is wrong with the chunks of a tensor, in words; None when they cover each element exactly once.
 
     Args:
@@ -61,28 +61,28 @@ def fault_of(shape: Any, boxes: Sequence[Box]) -> str | None:
         boxes: of its chunks, unvalidated.
 
     Example:
-        >>> fault_of([4], [Box([0], [2]), Box([2], [2])]) is None
+        >>> chunk_problem([4], [Box([0], [2]), Box([2], [2])]) is None
         True
-        >>> fault_of([4], [Box([0], [2]), Box([1], [2])])
+        >>> chunk_problem([4], [Box([0], [2]), Box([1], [2])])
         'its pieces overlap, or leave a gap'
     """
     # An index may come from elsewhere; without the limit, torch would overflow on the number of elements.
-    if not _are_sizes(shape) or math.prod(shape) >= _MOST:
+    if not _are_sizes(shape) or math.prod(shape) >= _MAX_ELEMENTS:
         return f"its shape is {shape!r:.60}"
     for box in boxes:
         if not (_are_sizes(box.offsets) and _are_sizes(box.sizes) and len(box.offsets) == len(box.sizes) == len(shape)):
             return f"a piece of it lies at {box.offsets!r:.60} and has the shape {box.sizes!r:.60}"
         if any(begin + size > whole for begin, size, whole in zip(box.offsets, box.sizes, shape, strict=True)):
             return f"a piece at {box.offsets!r:.60} of the shape {box.sizes!r:.60} lies outside of {shape!r:.60}"
-    return None if _fill_once(shape, boxes) else "its pieces overlap, or leave a gap"
+    return None if _cover_once(shape, boxes) else "its pieces overlap, or leave a gap"
 
 
 def _are_sizes(found: Any) -> bool:
     # `type(...) is int` and not `isinstance`: JSON's `true` is a bool, which is an int.
-    return isinstance(found, list | tuple) and all(type(one) is int and 0 <= one < _MOST for one in found)
+    return isinstance(found, list | tuple) and all(type(one) is int and 0 <= one < _MAX_ELEMENTS for one in found)
 
 
-def _fill_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+def _cover_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Returns True when boxes inside a shape cover each element exactly once.
      Each interval of a dimension weighs the difference of two random numbers, one for each of its ends; a box weighs
     the product over its dimensions. Weights are additive, so boxes that cover the whole once weigh as much as the
@@ -103,7 +103,7 @@ def _fill_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """The description of a tensor in a checkpoint; `CheckpointReader.read` reads its values.
 
     Args:
@@ -126,8 +126,8 @@ class CheckpointReader:
         weights: parameters and buffers, under each of their names.
         aliases: maps each further name of a tied weight to its first name.
         extra: the entries of the model's state that are not tensors, by name.
-        optimizer: as `LocalState.optimizer`, with a `Stored` in place of each tensor; None when there is no optimizer,
-            or one of its files is missing.
+        optimizer: as `LocalState.optimizer`, with a `StoredTensor` in place of each tensor; None when there is no
+            optimizer, or one of its files is missing.
 
     Args:
         folder: of a verified checkpoint.
@@ -154,8 +154,8 @@ class CheckpointReader:
             raise
 
     def _read_index(self, sections: Collection[str]) -> None:
-        self._stored: dict[str, dict[str, Stored]] = {}
-        self._chunks: dict[Stored, list[tuple[str, str]]] = {}
+        self._stored: dict[str, dict[str, StoredTensor]] = {}
+        self._chunks: dict[StoredTensor, list[tuple[str, str]]] = {}
         self._used: set[tuple[str, str]] = set()
         self._metadata = Metadata({})
         index = self._json(INDEX)
@@ -176,7 +176,7 @@ class CheckpointReader:
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
         # An index with a correct digest may still be crafted: every type error in it is one located message.
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
-            raise unlike_a_run(self.folder / INDEX, f"{type(error).__name__}: {error!s:.80}") from None
+            raise malformed_file(self.folder / INDEX, f"{type(error).__name__}: {error!s:.80}") from None
 
     def _is_there(self, section: str, tensors: Mapping[str, Any]) -> bool:
         files = {chunk["file"] for facts in tensors.values() for chunk in facts["chunks"]} | {f"{section}.json"}
@@ -192,7 +192,7 @@ class CheckpointReader:
         except FileNotFoundError:
             raise missing_file(file) from None
         except (OSError, ValueError, RecursionError, MemoryError) as error:
-            raise unlike_a_run(file, f"it cannot be read ({error!s:.80})") from None
+            raise malformed_file(file, f"it cannot be read ({error!s:.80})") from None
 
     def _tree(self, section: str, what: Any) -> Any:
         if section not in self._stored:
@@ -202,38 +202,38 @@ class CheckpointReader:
         try:
             return unpacked(plain, {name: what(one) for name, one in stored.items()})
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
-            raise unlike_a_run(self.folder / f"{section}.json", f"{type(error).__name__}: {error!s:.80}") from None
+            raise malformed_file(self.folder / f"{section}.json", f"{type(error).__name__}: {error!s:.80}") from None
 
     def _add(self, section: str, name: str, facts: Mapping[str, Any]) -> None:
         dtype, shape = DTYPE_OF[facts["dtype"]], torch.Size(facts["shape"])
-        stored = self._stored.setdefault(section, {})[name] = Stored(section, name, dtype, shape)
+        stored = self._stored.setdefault(section, {})[name] = StoredTensor(section, name, dtype, shape)
         chunks = facts["chunks"]
         self._chunks[stored] = [(chunk["file"], chunk["key"]) for chunk in chunks]
-        if fault := fault_of(facts["shape"], [Box(one["offsets"], one["sizes"]) for one in chunks]):
-            raise unlike_a_run(self.folder / INDEX, f"of {name!r:.80}, {fault}")
+        if fault := chunk_problem(facts["shape"], [Box(one["offsets"], one["sizes"]) for one in chunks]):
+            raise malformed_file(self.folder / INDEX, f"of {name!r:.80}, {fault}")
         boxes = [ChunkStorageMetadata(torch.Size(one["offsets"]), torch.Size(one["sizes"])) for one in chunks]
         properties = TensorProperties(dtype=dtype)
         self._metadata.state_dict_metadata[_fqn(stored)] = TensorStorageMetadata(properties, shape, boxes)
         for (file, key), box in zip(self._chunks[stored], boxes, strict=True):
             # Each chunk is used once. Otherwise a small file could claim to be a tensor of any size.
             if (file, key) in self._used:
-                raise unlike_a_run(self.folder / INDEX, f"it names {key!r:.80} of {file!r:.80} twice")
+                raise malformed_file(self.folder / INDEX, f"it names {key!r:.80} of {file!r:.80} twice")
             self._used.add((file, key))
             found = self._file(file)
             try:
                 # Type and shape come from the header of the file; no values are read.
                 there = found.get_slice(key)
             except SafetensorError:
-                raise unlike_a_run(self.folder / file, f"it does not hold {key!r:.80}") from None
+                raise malformed_file(self.folder / file, f"it does not hold {key!r:.80}") from None
             if (there.get_dtype(), list(there.get_shape())) != (facts["dtype"], list(box.sizes)):
-                raise unlike_a_run(self.folder / file, f"{key!r:.80} has another type or shape than {INDEX} says")
+                raise malformed_file(self.folder / file, f"{key!r:.80} has another type or shape than {INDEX} says")
 
     def _file(self, name: str) -> Any:
         if name not in self._files:
             file = self.folder / name
             # A symbolic link is refused as well: its target was not compared with the manifest.
             if name not in self._listed or file.parent != self.folder or file.is_symlink():
-                raise unlike_a_run(
+                raise malformed_file(
                     self.folder / INDEX, f"it names {name!r:.80}, which is no file that {MANIFEST} lists"
                 )
             _refuse_special(file)
@@ -242,7 +242,7 @@ class CheckpointReader:
             except FileNotFoundError:
                 raise missing_file(file) from None
             except (SafetensorError, ValueError, OSError) as error:
-                raise unlike_a_run(file, f"it is no safetensors file ({error!s:.80})") from None
+                raise malformed_file(file, f"it is no safetensors file ({error!s:.80})") from None
         return self._files[name]
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class CheckpointReader:
         self.close()
 
     @torch.no_grad()
-    def read(self, stored: Stored, into: Tensor) -> None:
+    def read(self, stored: StoredTensor, into: Tensor) -> None:
         """Copies a stored tensor into another one of the same global shape; of a DTensor, only the local shard is read.
 
         Args:
@@ -283,7 +283,7 @@ class CheckpointReader:
             value = found.get_slice(key)[part] if part else found.get_tensor(key)
             planner.resolve_tensor(item).copy_(value)
 
-    def whole(self, stored: Stored) -> Tensor:
+    def whole(self, stored: StoredTensor) -> Tensor:
         """Returns a stored tensor on the CPU, with its stored dtype.
 
         Shapes:
@@ -300,7 +300,7 @@ def _refuse_special(file: Path) -> None:
         raise corrupt_file(file, "it is no regular file")
 
 
-def _fqn(stored: Stored) -> str:
+def _fqn(stored: StoredTensor) -> str:
     return f"{stored.section}/{stored.name}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forgather.ml.checkpoint.checkpoint_dir import discard_folder, step_of
-from forgather.ml.checkpoint.lineage import in_order
+from forgather.ml.checkpoint.lineage import checkpoints_in_order
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
@@ -83,7 +83,9 @@ def prune(
         run: count and remove checkpoints of this run only; None for all runs.
         storage: makes the changes; the file system by default.
     """
-    folders = {step_of(folder): folder for folder, origin in in_order(output_dir) if run in (None, origin.run)}
+    folders = {
+        step_of(folder): folder for folder, origin in checkpoints_in_order(output_dir) if run in (None, origin.run)
+    }
     # Moved to the end: a save that replaced a checkpoint of a smaller step is still the newest one.
     if newest is not None and step_of(newest) in folders:
         folders[step_of(newest)] = folders.pop(step_of(newest))

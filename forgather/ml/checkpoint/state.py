@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.manifest import missing_file, small_file, unlike_a_run
+from forgather.ml.checkpoint.manifest import malformed_file, missing_file, small_file
 from forgather.ml.checkpoint.tensor_file import DTYPE_OF, DTYPES, file_chunks, read_tensors
 
 _TENSOR = "$tensor"
@@ -80,7 +80,7 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
     except FileNotFoundError:
         raise missing_file(file) from None
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError) as error:
-        raise unlike_a_run(file, f"{type(error).__name__}: {error!s:.80}") from None
+        raise malformed_file(file, f"{type(error).__name__}: {error!s:.80}") from None
 
 
 def write_tensors(

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.manifest import missing_file, unlike_a_run
+from forgather.ml.checkpoint.manifest import malformed_file, missing_file
 from forgather.ml.checkpoint.storage import Bytes
 
 # The type names of the safetensors format.
@@ -121,4 +121,4 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     except FileNotFoundError:
         raise missing_file(file) from None
     except (SafetensorError, ValueError, OSError) as error:
-        raise unlike_a_run(file, f"it is no safetensors file ({error!s:.80})") from None
+        raise malformed_file(file, f"it is no safetensors file ({error!s:.80})") from None

@@ -42,10 +42,6 @@ _LOOK_SECONDS = 2.0  # a crash in native code is written to a file first, and th
 class Member:
     """This process among the processes of a run.
 
-    Attributes:
-        report_to: the folder for a report on a hang; None until the folder of the run is known.
-        status: the exit status of this process when it failed because another one did.
-
     Args:
         facts: the position of this process.
         store: shared by all processes; None for a run of one process.

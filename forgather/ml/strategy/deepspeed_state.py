@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgather.ml.checkpoint.reader import CheckpointReader, Stored
+from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.initial_weights import InitialWeights
 from forgather.ml.strategy.meta_model import set_tensor, tensors_of
@@ -235,7 +235,7 @@ def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Pa
     shapes = {torch.Size(getattr(weight, "ds_shape", weight.shape)) for weight in weights}
     room: dict[str, Any] = {}
     for key, value in entry.items():
-        if isinstance(value, Stored) and value.shape in shapes:
+        if isinstance(value, StoredTensor) and value.shape in shapes:
             room[key] = torch.zeros_like(flat, requires_grad=False)
         else:
             room[key] = value.clone() if isinstance(value, Tensor) else value

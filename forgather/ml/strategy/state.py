@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, nearest
-from forgather.ml.checkpoint.reader import CheckpointReader, Stored
+from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
@@ -333,14 +333,14 @@ def _placed(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any
         return {key: _placed(item, parameter, saved) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_placed(item, parameter, saved) for item in value)
-    if not isinstance(value, Stored):
+    if not isinstance(value, StoredTensor):
         return value.clone() if isinstance(value, Tensor) else value
     there = _room(value, parameter)
     saved.read(value, there)
     return there
 
 
-def _room(stored: Stored, parameter: nn.Parameter) -> Tensor:
+def _room(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
     if not isinstance(parameter, DTensor):
         return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
     mesh, device = parameter.device_mesh, parameter.to_local().device

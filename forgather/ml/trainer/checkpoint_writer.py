@@ -21,7 +21,13 @@ from torch import Tensor
 
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
-from forgather.ml.checkpoint.checkpoint_dir import Draft, begin_draft, drop_draft, finish_draft, told_by_step
+from forgather.ml.checkpoint.checkpoint_dir import (
+    Draft,
+    begin_draft,
+    checkpoint_write_errors,
+    discard_draft,
+    finish_draft,
+)
 from forgather.ml.checkpoint.lineage import new_run, next_origin
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.retention import Retention, prune
@@ -80,27 +86,27 @@ class Checkpoints:
         try:
             parts = collectives.run_and_gather(functools.partial(self._fill, draft, snapshot))
         except Exception:  # `run_and_gather` raises on every process, so all of them take part in what follows
-            collectives.run_on_main(functools.partial(drop_draft, draft))  # no process writes into it any more
+            collectives.run_on_main(functools.partial(discard_draft, draft))  # no process writes into it any more
             raise
         files = {name: fact for part in parts for name, fact in part.items()}
         return collectives.run_on_main(functools.partial(self._finish, draft, snapshot.step, files, ranked))
 
     def _begin(self, step: int) -> Path:
-        with told_by_step(self.output_dir, step):
+        with checkpoint_write_errors(self.output_dir, step):
             return begin_draft(self.storage, self.output_dir, step).folder
 
     def _fill(self, draft: Draft, snapshot: Snapshot) -> dict[str, FileFact]:
-        with told_by_step(self.output_dir, snapshot.step):
+        with checkpoint_write_errors(self.output_dir, snapshot.step):
             snapshot.write(draft)
         return draft.files
 
     def _finish(self, draft: Draft, step: int, files: Mapping[str, FileFact], ranked: Sequence[int]) -> Path:
         try:
             origin = next_origin(self.output_dir, self.run_id, self._max_steps)
-            with told_by_step(self.output_dir, step):
+            with checkpoint_write_errors(self.output_dir, step):
                 folder = finish_draft(self.storage, draft.folder, step, files, {**self._facts, "run": origin})
         finally:
-            drop_draft(draft)
+            discard_draft(draft)
         # Only after the new checkpoint is complete: a crash in between must not leave fewer checkpoints than are kept.
         prune(self.output_dir, self._retention, ranked=ranked, newest=folder, run=self.run_id, storage=self.storage)
         return folder

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import misfit_of
+from forgather.ml.checkpoint.claims import load_mismatch
 from forgather.ml.checkpoint.hf_layout import layout_of
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
@@ -75,7 +75,7 @@ def export_model(
     """
     model = getattr(model, "stands_for", model)
     check_writable(storage, folder)
-    reason = misfit_of(model)
+    reason = load_mismatch(model)
     is_adapted = bool(getattr(model, "_hf_peft_config_loaded", False))
     if reason is not None and isinstance(model, PreTrainedModel) and not is_adapted:
         _log.warning("the model in %s is written without its configuration, and cannot be loaded: %s", folder, reason)

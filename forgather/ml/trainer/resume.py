@@ -23,7 +23,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINER_STATE
-from forgather.ml.checkpoint.lineage import NONE_INTACT, newest_verified, origin_of, passed_over
+from forgather.ml.checkpoint.lineage import NONE_INTACT, describe_passed_over, newest_verified, origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, small_file, verify
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.rng import try_rng
@@ -434,6 +434,6 @@ def resolve_resume(
         )
     if newest is None:
         _log.warning("no checkpoint in %s: the run begins anew", output_dir)
-    elif others := passed_over(newest):
+    elif others := describe_passed_over(newest):
         _log.warning("resume_from_checkpoint: auto passed over %s", others)
     return newest

@@ -17,7 +17,7 @@ from typing import Any
 
 from forgather.errors import TrainingError, nearest
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
-from forgather.ml.checkpoint.lineage import in_order
+from forgather.ml.checkpoint.lineage import checkpoints_in_order
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
@@ -222,7 +222,9 @@ class Saves:
             checkpoint=sum(whole for whole, *_ in parts) + sum(later.values()),
             model=sum(model for _, model, _ in parts),
             steps=steps,
-            present=[step_of(folder) for folder, origin in in_order(self.output_dir) if origin.run == run_id],
+            present=[
+                step_of(folder) for folder, origin in checkpoints_in_order(self.output_dir) if origin.run == run_id
+            ],
         )
 
     def refuse_too_little_space(self, updates_per_epoch: int | None) -> None:

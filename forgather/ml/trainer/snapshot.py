@@ -27,7 +27,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import misfit_of
+from forgather.ml.checkpoint.claims import load_mismatch
 from forgather.ml.checkpoint.files import (
     EXTRA_STATE,
     MODEL,
@@ -404,7 +404,7 @@ class SnapshotBuilder:
         if not self._strategy.topology.is_writer:
             return {}
         model = self._strategy.model
-        reason = misfit_of(model)
+        reason = load_mismatch(model)
         if reason is not None and hasattr(model, "config"):
             _log.info("from_pretrained cannot read the weights of the checkpoints as they lie there: %s", reason)
         processing_class = self._session.dispatcher.scene.get("processing_class")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
-from forgather.ml.checkpoint.reader import CheckpointReader, Stored
+from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.checkpoint.save_plan import LocalState, Planning
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.checkpoint.tensor_file import file_chunks
@@ -36,7 +36,7 @@ def read(folder):
     made = {}
 
     def whole(value):
-        if isinstance(value, Stored):
+        if isinstance(value, StoredTensor):
             if value not in made:
                 made[value] = saved.whole(value)
             return made[value]
