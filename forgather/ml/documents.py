@@ -97,7 +97,7 @@ def why_mixed(model: nn.Module) -> str | None:
 
     A model of transformers is judged by its family, any other by whether it takes `position_ids`.
     """
-    if not takes(model, "position_ids"):
+    if not takes_argument(model, "position_ids"):
         return "its forward has no parameter position_ids"
     if (
         name := next((type(part).__name__ for part in model.modules() if isinstance(part, nn.RNNBase)), None)
@@ -123,7 +123,7 @@ def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
                 yield found.split(".")[2], type(part).__name__
 
 
-def takes(model: nn.Module, name: str) -> bool:
+def takes_argument(model: nn.Module, name: str) -> bool:
     """Returns whether a model's forward names a parameter, or takes any by `**`."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -151,7 +151,7 @@ def builds_masks(model: nn.Module) -> bool:
     return all(getattr(config, "_attn_implementation", None) in (None, *_MASKED) for config in configs)
 
 
-def tell_mixed(model: nn.Module, reason: str) -> None:
+def warn_mixed(model: nn.Module, reason: str) -> None:
     """Warns, once per model, that it mixes documents."""
     if model not in _TOLD[MIXED]:
         _TOLD[MIXED].add(model)
@@ -165,7 +165,7 @@ def tell_mixed(model: nn.Module, reason: str) -> None:
         )
 
 
-def tell_too_long(model: nn.Module, length: int, limit: int) -> None:
+def warn_too_long(model: nn.Module, length: int, limit: int) -> None:
     """Warns, once per model, of rows with more tokens than it has positions.
 
     Args:

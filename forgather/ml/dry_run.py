@@ -110,7 +110,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
                     hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
                 )
             layout = trainer.strategy.layout
-            first = _held(trainer.strategy, layout, 0)
+            first = _holding(trainer.strategy, layout, 0)
             step, problem = _step(trainer, recipes[0])
         holdings = [first]
         # Without a pipeline all ranks hold the same modules: rank 0 stands for them.
@@ -119,7 +119,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
             with _as_rank(rank, world_size, local_world_size), shapes_only():
                 strategy = trainer.choose_strategy(DistributedEnvironment())
                 _build(strategy, recipes[0])
-                holdings.append(_held(strategy, layout, rank))
+                holdings.append(_holding(strategy, layout, rank))
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of the first strategy for the life of this process.
@@ -153,11 +153,11 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
         strategy.rule = recipe.make_rule(strategy.model)
 
 
-def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
+def _holding(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     # The `view` of a pipeline represents all stages; its `local` holds those of this rank.
     model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
-    kept = [_here(weight, strategy.slices_per_weight) for weight in weights.values()]
+    kept = [_local_elements(weight, strategy.slices_per_weight) for weight in weights.values()]
     ranks = layout.data_parallel_size * layout.tensor_parallel_size
     placement = getattr(strategy, "placement", None)
     return Holding(
@@ -172,7 +172,7 @@ def _held(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     )
 
 
-def _here(weight: Tensor, slices: int) -> int:
+def _local_elements(weight: Tensor, slices: int) -> int:
     if isinstance(weight, DTensor):
         return weight.to_local().numel()
     return -(-weight.numel() // slices)
@@ -229,7 +229,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
     try:
         with mode:
             model = recipe.make_model()
-            _watch(model, shapes)
+            _record_shapes(model, shapes)
             trainer.strategy.rule.total(
                 model, placed if isinstance(batch, Mapping) else tuple(placed.values()), denom=1
             )
@@ -247,7 +247,7 @@ def _named(batch: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _watch(model: nn.Module, shapes: dict[str, str]) -> None:
+def _record_shapes(model: nn.Module, shapes: dict[str, str]) -> None:
     """Records the shapes after the first block, and of the model's output."""
 
     def note(name: str) -> Callable[..., None]:

@@ -22,7 +22,7 @@ from forgather.rules import is_path
 _SECONDS = 5.0
 
 
-def no_folder(name: str) -> str | None:
+def folder_problem(name: str) -> str | None:
     """Returns what is wrong with a name that can only be a path but is not a folder; None if it can be loaded.
 
     The libraries would treat it as a name on the Hub and report a network error.
@@ -32,7 +32,7 @@ def no_folder(name: str) -> str | None:
     return "it is a file, not a folder" if os.path.isfile(os.path.expanduser(name)) else "there is no such folder"
 
 
-def where_to_look(name: str) -> str:
+def lookup_hint(name: str) -> str:
     """Returns a hint for a name that could not be loaded."""
     if is_path(name):
         return f"name a folder that exists; the working folder is {os.getcwd()!r}"

@@ -97,8 +97,8 @@ def takes_labels(loss_fn: Callable[..., Any]) -> bool:
         parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
     except (TypeError, ValueError):
         return False
-    placed = [one for one in parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return sum(one.default is one.empty for one in placed) > 1
+    positional = [one for one in parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return sum(one.default is one.empty for one in positional) > 1
 
 
 def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
@@ -140,7 +140,7 @@ def _summing_copy(loss_fn: nn.Module) -> nn.Module:
     return summing
 
 
-def placed(loss_fn: Any, device: torch.device) -> Any:
+def on_device(loss_fn: Any, device: torch.device) -> Any:
     """Returns a loss with its tensors (buffers, attributes, arguments) on a device; tensors in a closure stay.
 
     A module or an object is moved in place; a partial is rebuilt.
@@ -151,12 +151,12 @@ def placed(loss_fn: Any, device: torch.device) -> Any:
     """
     if isinstance(loss_fn, nn.Module):
         for module in loss_fn.to(device).modules():
-            _place_attributes(module, device)
+            _move_attributes(module, device)
         return loss_fn
     if isinstance(loss_fn, functools.partial):
-        args = [_there(value, device) for value in loss_fn.args]
-        keywords = {name: _there(value, device) for name, value in loss_fn.keywords.items()}
-        return functools.partial(placed(loss_fn.func, device), *args, **keywords)
+        args = [_value_on_device(value, device) for value in loss_fn.args]
+        keywords = {name: _value_on_device(value, device) for name, value in loss_fn.keywords.items()}
+        return functools.partial(on_device(loss_fn.func, device), *args, **keywords)
     keywords = {
         name: value.to(device)
         for name, value in (getattr(loss_fn, "keywords", None) or {}).items()
@@ -166,19 +166,19 @@ def placed(loss_fn: Any, device: torch.device) -> Any:
         return functools.partial(loss_fn, **keywords)
     owner = getattr(loss_fn, "__self__", loss_fn)
     if isinstance(owner, nn.Module):
-        placed(owner, device)
+        on_device(owner, device)
     elif not isinstance(owner, type):
-        _place_attributes(owner, device)
+        _move_attributes(owner, device)
     return loss_fn
 
 
-def _there(value: Any, device: torch.device) -> Any:
+def _value_on_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
-    return placed(value, device) if isinstance(value, nn.Module) else value
+    return on_device(value, device) if isinstance(value, nn.Module) else value
 
 
-def _place_attributes(owner: Any, device: torch.device) -> None:
+def _move_attributes(owner: Any, device: torch.device) -> None:
     for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, Tensor):
             setattr(owner, name, value.to(device))
@@ -287,21 +287,21 @@ class DivisorCheck:
 
     def _mean(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> tuple[float, float]:
         """Returns the mean that the loss gives, and the relative tolerance for rounding."""
-        own = _apart(call)
+        own = _isolated_copy(call)
         if self._divides:  # with twice the divisor a correct loss gives half, one that ignores it the same
-            loss = 2 * _undrawn(functools.partial(own, num_items_in_batch=2 * divisor), given)
+            loss = 2 * _with_fixed_seed(functools.partial(own, num_items_in_batch=2 * divisor), given)
         elif isinstance(own, nn.Module):
             setattr(own, "reduction", "mean")  # noqa: B010 - torch types attributes of modules as tensors
-            loss = _undrawn(own, given)
+            loss = _with_fixed_seed(own, given)
         else:
-            loss = _undrawn(functools.partial(own, reduction="mean"), given)
+            loss = _with_fixed_seed(functools.partial(own, reduction="mean"), given)
         return float(loss), max(_TOLERANCE, 4 * torch.finfo(loss.dtype).eps)
 
     def _sum(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> float:
-        own = _apart(call)
+        own = _isolated_copy(call)
         if self._divides:
-            return float(_undrawn(functools.partial(own, num_items_in_batch=divisor), given) * divisor)
-        return float(_undrawn(own, given))
+            return float(_with_fixed_seed(functools.partial(own, num_items_in_batch=divisor), given) * divisor)
+        return float(_with_fixed_seed(own, given))
 
     def _reason(self, mean: float, total: float, number: float, tolerance: float) -> str:
         if self._divides:
@@ -348,10 +348,10 @@ class PairCheck:
         if [size for size in logits.shape if size > 1] != [size for size in labels.shape if size > 1]:
             return
         self._is_judged = True
-        own = _apart(call)
-        found = _undrawn(own, given)
-        paired = _tried(own, (logits.reshape(labels.shape), labels))
-        first, rest = (_tried(own, (logits[rows], labels[rows])) for rows in (slice(1), slice(1, None)))
+        own = _isolated_copy(call)
+        found = _with_fixed_seed(own, given)
+        paired = _result_or_none(own, (logits.reshape(labels.shape), labels))
+        first, rest = (_result_or_none(own, (logits[rows], labels[rows])) for rows in (slice(1), slice(1, None)))
         # A function that fails for both inputs cannot be judged.
         others = [paired, None if first is None or rest is None else first + rest]
         known = [other for other in others if other is not None]
@@ -359,9 +359,9 @@ class PairCheck:
             raise _broadcast(logits, labels)
 
 
-def _tried(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor | None:
+def _result_or_none(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor | None:
     try:
-        return _undrawn(loss_fn, given)
+        return _with_fixed_seed(loss_fn, given)
     except Exception:  # noqa: BLE001 - code of the user that rejects these inputs; training does not pass them
         return None
 
@@ -375,14 +375,14 @@ def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:
     ).about("loss_fn")
 
 
-def _undrawn(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:
+def _with_fixed_seed(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:
     """Returns the loss computed with a fixed seed, without gradients; the run's random state stays the same."""
     with torch.no_grad(), seeded_random(0):
         loss: Tensor = loss_fn(*given)
         return loss if loss.ndim == 0 else loss.sum()
 
 
-def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
+def _isolated_copy(call: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a copy of a module, so that the check leaves no trace in the one that trains: it may count its calls."""
     holds_module = isinstance(call, nn.Module) or isinstance(getattr(call, "func", None), nn.Module)
     return copy.deepcopy(call) if holds_module else call

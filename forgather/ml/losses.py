@@ -39,7 +39,7 @@ from forgather.ml.loss_reduction import (
     as_sum,
     is_cross_entropy,
     no_labels,
-    placed,
+    on_device,
     setting_of,
     takes_labels,
     unknown_reduction,
@@ -390,7 +390,7 @@ class UserLoss(_Sums):
                 logits, labels = logits[real], labels[real]
         logits = at_least_float32(logits) if logits.is_floating_point() else logits
         if logits.device != self._device:
-            self.call, self._device = placed(self.call, logits.device), logits.device
+            self.call, self._device = on_device(self.call, logits.device), logits.device
         given = (logits,) if labels is None else (logits, labels)
         if labels is not None and logits.shape != labels.shape:
             self._pairs(functools.partial(self.call, num_items_in_batch=1) if self.divides else self.call, given)

@@ -2,7 +2,7 @@
 
 `LineWriter` appends records. Each line is written by one call and is strict JSON (numbers that are not finite are the
 strings "nan", "inf" and "-inf"). An incomplete last line is ignored by readers, and removed before the next line is
-written. `go_on` brings a file to the step from which a run is resumed.
+written. `resume_lines` brings a file to the step from which a run is resumed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LineWriter:
         line = _line(record)
         try:
             if self._descriptor is None:
-                self._descriptor = _open_mended(self.file)
+                self._descriptor = _open_repaired(self.file)
             if os.write(self._descriptor, line) != len(line):
                 self.close()  # disk full: opening the file for the next record removes the incomplete line
                 raise OSError("no space left for a whole line")
@@ -72,7 +72,7 @@ class LineWriter:
             self._descriptor = None
 
 
-def go_on(
+def resume_lines(
     file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None, *, name: str | None = None
 ) -> int:
     """Brings a file to the step from which a run is resumed, and returns the byte at which the run's part begins.
@@ -95,10 +95,12 @@ def go_on(
     content = path.read_bytes() if path.exists() else b""
     is_known = begin is not None and 0 <= begin <= len(content)
     before = (
-        _before(content, records) if begin is None or not is_known else content[: content.rfind(b"\n", 0, begin) + 1]
+        _lines_before(content, records)
+        if begin is None or not is_known
+        else content[: content.rfind(b"\n", 0, begin) + 1]
     )
     lines = content[len(before) :].split(b"\n")[:-1]
-    stays, same = _staying(lines, [_core(plain(record)) for record in records], name)
+    stays, same = _lines_to_keep(lines, [_comparable(plain(record)) for record in records], name)
     whole = stays.index(False) if False in stays else len(lines)
     kept = len(before) + sum(len(line) + 1 for line in lines[:whole])
     later = b"".join(line + b"\n" for line, is_kept in zip(lines[whole:], stays[whole:], strict=True) if is_kept)
@@ -112,7 +114,7 @@ def go_on(
     return len(before)
 
 
-def _staying(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -> tuple[list[bool], int]:
+def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -> tuple[list[bool], int]:
     """Returns which lines stay, and how many of the records are among them."""
     stays, same, is_behind = [], 0, True
     for line in lines:
@@ -120,18 +122,18 @@ def _staying(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -
         if record is not None and ("step" not in record or record.get("name") != name):
             stays.append(True)
             continue
-        is_behind = is_behind and same < len(records) and _core(record) == records[same]
+        is_behind = is_behind and same < len(records) and _comparable(record) == records[same]
         same += is_behind
         stays.append(is_behind)
     return stays, same
 
 
-def _before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
+def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
     """Returns the lines before the last line that equals the first record; all complete lines if there is none."""
     lines = content.split(b"\n")[:-1]
-    first = _core(plain(records[0])) if records else None
+    first = _comparable(plain(records[0])) if records else None
     for number in range(len(lines) - 1, -1, -1):
-        if records and _core(_parsed(lines[number])) == first:
+        if records and _comparable(_parsed(lines[number])) == first:
             return b"".join(line + b"\n" for line in lines[:number])
     return b"".join(line + b"\n" for line in lines)
 
@@ -142,7 +144,7 @@ def end_of_lines(file: str | os.PathLike[str]) -> int:
     return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
 
 
-def _core(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _comparable(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     # Compared as strings: NaN is not equal to itself.
     return None if record is None else {name: str(value) for name, value in repeatable(record).items()}
 
@@ -238,7 +240,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return {key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
 
 
-def _open_mended(file: Path) -> int:
+def _open_repaired(file: Path) -> int:
     """Opens a file for appending; removes an incomplete last line, and completes one that lacks only its line end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)

@@ -46,18 +46,18 @@ def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
         True
     """
     try:
-        function, args, kwargs = _flat(make)
+        function, args, kwargs = _unwrapped_partial(make)
         if function not in (from_config, from_pretrained):
             return None
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         given |= given.pop("options", {})
-        facts = _of_config(given) if function is from_config else _of_folder(given)
-        return content_key(form=_FORM, maker=function.__name__, given=facts, seed=seed, machine=_surroundings())
+        facts = _facts_of_config(given) if function is from_config else _facts_of_folder(given)
+        return content_key(form=_FORM, maker=function.__name__, given=facts, seed=seed, machine=_environment_facts())
     except (_Unknown, TypeError, ValueError, KeyError, OSError):
         return None
 
 
-def _flat(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _unwrapped_partial(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Returns the function at the core of nested partials, and all its arguments."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def _flat(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return make, args, kwargs
 
 
-def _of_config(given: dict[str, Any]) -> dict[str, Any]:
+def _facts_of_config(given: dict[str, Any]) -> dict[str, Any]:
     config = given["config"]
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
     if not all(kind.__module__.startswith("transformers.") for kind in (type(config), model)):
@@ -77,7 +77,7 @@ def _of_config(given: dict[str, Any]) -> dict[str, Any]:
     return {"class": model.__name__, **_plain(given)}
 
 
-def _of_folder(given: dict[str, Any]) -> dict[str, Any]:
+def _facts_of_folder(given: dict[str, Any]) -> dict[str, Any]:
     folder = Path(given.pop("pretrained_model_name_or_path")).expanduser()
     # An adapter's base weights are in another folder.
     if not folder.is_dir() or (folder / "adapter_config.json").exists():
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     raise _Unknown
 
 
-def _surroundings() -> dict[str, Any]:
+def _environment_facts() -> dict[str, Any]:
     return {
         "versions": {"forgather": __version__, **{package: version(package) for package in _PACKAGES}},
         "dtype": str(torch.get_default_dtype()),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
-from forgather.ml.documents import Documents, builds_masks, takes, tell_mixed, tell_too_long, why_mixed
+from forgather.ml.documents import Documents, builds_masks, takes_argument, warn_mixed, warn_too_long, why_mixed
 
 DOCUMENTS = "forgather.documents"
 """Key of the `Documents` in a prepared batch."""
@@ -57,7 +57,9 @@ class NoCache:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        reaches = takes(model, "use_cache") and ("use_cache" in _named(model) or hasattr(_config(model), "use_cache"))
+        reaches = takes_argument(model, "use_cache") and (
+            "use_cache" in _named(model) or hasattr(_config(model), "use_cache")
+        )
         self.keywords = {"use_cache": False} if reaches else {}
         configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
         self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
@@ -136,7 +138,7 @@ class ModelInputs:
 
     def _tell_or_refuse(self, documents: Documents) -> None:
         if self._mixed is not None:
-            tell_mixed(self._model, self._mixed)
+            warn_mixed(self._model, self._mixed)
         elif documents.rows > 1:
             raise TrainingError(
                 f"{documents.rows} rows hold {int(documents.lengths.numel())} documents, and the attention of "
@@ -151,7 +153,7 @@ class ModelInputs:
             # Padding is after the last token of the longest row.
             longest = min(longest, int((mask_BT != 0).sum(dim=1).max()))
         if longest > limit:
-            tell_too_long(self._model, longest, limit)
+            warn_too_long(self._model, longest, limit)
 
     def call(self, model: Callable[..., Any], batch: Any, *, labels: bool = False) -> Any:
         """Returns the output of a model, or a wrapper of it, for a batch.

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, nearest
-from forgather.ml.hub import hub_access, no_folder, where_to_look
+from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.random_state import forked_random
@@ -68,9 +68,9 @@ def from_config(
             hint="as in !call:transformers:LlamaConfig with its arguments below",
         )
     config = copy.deepcopy(config)
-    _say_unknown_fields(config)
+    _warn_of_unknown_fields(config)
     if tokenizer is not None:
-        _say_vocab_size(config, len(tokenizer))
+        _warn_of_vocab_size(config, len(tokenizer))
         config.vocab_size = len(tokenizer)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer, name))
@@ -85,7 +85,7 @@ def from_config(
     # Always on the CPU: an accelerator's generator gives other weights for the same seed.
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-    return _ready(model)
+    return _in_training_mode(model)
 
 
 def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
@@ -109,7 +109,7 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
             hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
         ).about("pretrained_model_name_or_path")
     name = str(pretrained_model_name_or_path)
-    if wrong := no_folder(name):
+    if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
     try:
@@ -118,25 +118,23 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise _not_loaded(name, reason) from error
-    return _ready(model)
+    return _in_training_mode(model)
 
 
 def _not_loaded(name: str, reason: str) -> ModelSourceError:
-    found: ModelSourceError = ModelSourceError(
-        f"model {name!r} could not be loaded: {reason}", hint=where_to_look(name)
-    )
+    found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=lookup_hint(name))
     found.argument = "pretrained_model_name_or_path"
     return found
 
 
-def _ready(model: PreTrainedModel) -> PreTrainedModel:
+def _in_training_mode(model: PreTrainedModel) -> PreTrainedModel:
     if model.loss_type is None:  # transformers derives it from the class name, and warns if it cannot
         model.loss_type = "ForCausalLM"
     model.train()
     return model
 
 
-def _say_unknown_fields(config: PretrainedConfig) -> None:
+def _warn_of_unknown_fields(config: PretrainedConfig) -> None:
     """Warns about fields that the configuration class does not have: transformers stores any keyword, unused."""
     try:
         known = type(config)().to_dict()
@@ -149,7 +147,7 @@ def _say_unknown_fields(config: PretrainedConfig) -> None:
             _log.warning("%s has no field %r, which has no effect%s", kind, name, f": {hint}" if hint else "")
 
 
-def _say_vocab_size(config: PretrainedConfig, found: int) -> None:
+def _warn_of_vocab_size(config: PretrainedConfig, found: int) -> None:
     given = config.vocab_size
     # The value of the class attribute is the default, which the user did not choose.
     if given not in (found, getattr(type(config), "vocab_size", found)):

@@ -48,7 +48,7 @@ def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str
         `transformers.Trainer.get_decay_parameter_names`, which recognizes only LayerNorm by its class; here torch's
         other norms and all classes with a name like LlamaRMSNorm count too.
     """
-    spared = _spared(model, no_decay) if weight_decay else set()
+    spared = _without_decay(model, no_decay) if weight_decay else set()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if id(p) not in spared], "weight_decay": weight_decay},
@@ -57,7 +57,7 @@ def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str
     return [group for group in groups if group["params"]]
 
 
-def _spared(model: nn.Module, no_decay: Collection[str]) -> set[int]:
+def _without_decay(model: nn.Module, no_decay: Collection[str]) -> set[int]:
     """Returns the ids of the parameters without weight decay."""
     if not isinstance(model, nn.Module):
         raise TrainingError(

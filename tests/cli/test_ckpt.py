@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from forgather.cli.main import main
-from forgather.ml.trainer.checkpoint_parts import WITHOUT
+from forgather.ml.trainer.checkpoint_parts import EFFECTS_OF_MISSING
 from tests.cli.checkpoint_folders import forge, make_checkpoint, rewrite_manifest
 
 HEAVY = ("torch", "numpy", "transformers", "safetensors", "jinja2", "ruamel")
@@ -55,7 +55,7 @@ def test_a_model_alone_is_listed_as_such_and_not_promised_to_an_automatic_resume
     make_checkpoint(folder, 40, alone=True)
     said = told(capsys, "ls", folder)[1].out
     assert [False, False, False, True] == ["model only" in line for line in said.splitlines()[2:6]]
-    parts = [part for part in WITHOUT if part != "progress"]
+    parts = [part for part in EFFECTS_OF_MISSING if part != "progress"]
     assert f"takes it with --allow-missing {','.join(parts)}, which begin anew" in said
     assert "takes checkpoint-40" not in said
     found = facts(capsys, "ls", folder)[1]

@@ -34,11 +34,11 @@ def test_the_options_of_the_page_are_there(command):
 
 
 def test_the_table_of_parts_is_that_of_the_code():
-    from forgather.ml.trainer.checkpoint_parts import WITHOUT
+    from forgather.ml.trainer.checkpoint_parts import EFFECTS_OF_MISSING
 
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.M))
-    assert list(WITHOUT) == [name for name in rows if name in WITHOUT]
-    assert all(rows[name].startswith(said) for name, said in WITHOUT.items())
+    assert list(EFFECTS_OF_MISSING) == [name for name in rows if name in EFFECTS_OF_MISSING]
+    assert all(rows[name].startswith(said) for name, said in EFFECTS_OF_MISSING.items())
 
 
 def test_every_action_is_on_the_page():

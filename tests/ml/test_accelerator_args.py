@@ -16,7 +16,7 @@ from forgather.errors import DistributedError
 from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, exported_facts
 from forgather.ml.strategy.registry import entry_of
-from forgather.ml.trainer.accel import ddp_settings, group_told
+from forgather.ml.trainer.accel import ddp_settings, with_group_settings
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.parallel_arguments import accelerator_settings
 from forgather.ml.trainer.run_start import refuse_another_engine
@@ -172,12 +172,12 @@ def test_handlers_go_where_they_belong(tmp_path):
 def test_the_backend_is_that_of_the_process_group(caplog):
     told = accelerator_settings({"backend": "nccl"})
     with caplog.at_level(logging.WARNING):
-        assert "nccl" == group_told(DistributedEnvironment(), told, use_cpu=True).backend
+        assert "nccl" == with_group_settings(DistributedEnvironment(), told, use_cpu=True).backend
     assert ["accelerator_args.backend was taken as that of the process group: nccl; on the CPU that is gloo"] == (
         caplog.messages
     )
     with pytest.raises(SettingError, match="'nccl', and the backend of distributed_env is 'gloo'"):
-        group_told(DistributedEnvironment(backend="gloo"), told, use_cpu=True)
+        with_group_settings(DistributedEnvironment(backend="gloo"), told, use_cpu=True)
 
 
 def test_another_engine_of_the_launcher_stops_the_run(tmp_path):

@@ -42,7 +42,7 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft, process_mark, step_of
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.trainer.model_setup import begin_from
+from forgather.ml.trainer.model_setup import checkpoint_to_resume
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 from tests.reliability.faults import Faulty, Refusal
 
@@ -333,7 +333,7 @@ def test_a_run_that_goes_on_brings_it_back_through_its_storage(settings, tmp_pat
     write_checkpoint(tmp_path, 5, fill).rename(tmp_path / ".replaced-checkpoint-5-999999999")
     storage = Faulty()
     args = settings(output_dir=str(tmp_path), save_strategy="no")
-    assert tmp_path / "checkpoint-5" == begin_from(args, storage, "auto")
+    assert tmp_path / "checkpoint-5" == checkpoint_to_resume(args, storage, "auto")
     assert [("rename", tmp_path / "checkpoint-5"), ("sync_folder", tmp_path)] == storage.operations
 
 

@@ -17,7 +17,7 @@ from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.trainer.checkpoint_writer import Need, refuse_too_much
+from forgather.ml.trainer.checkpoint_writer import SpaceNeeded, refuse_lack_of_space
 from forgather.ml.trainer.model_export import check_writable
 from forgather.ml.trainer.rewind import SKIPPED, read_skipped
 from tests.cli.checkpoint_folders import make_checkpoint
@@ -124,9 +124,9 @@ def test_a_list_of_steps_left_out_that_is_none_is_told(tmp_path, text):
 
 
 def test_a_limit_beyond_every_number_is_one_like_others():
-    need = Need(checkpoint=100, model=10, steps=range(10, 1001, 10))
+    need = SpaceNeeded(checkpoint=100, model=10, steps=range(10, 1001, 10))
     with pytest.raises(CheckpointError, match="FG630") as refused:
-        refuse_too_much(need, Retention(last=10**23), Path("out"), 720)
+        refuse_lack_of_space(need, Retention(last=10**23), Path("out"), 720)
     assert "save_total_limit: 6 would fit" in refused.value.hint
 
 

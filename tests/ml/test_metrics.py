@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgather.ml.metrics import LineWriter, MetricsError, go_on, plain, read_metrics
+from forgather.ml.metrics import LineWriter, MetricsError, plain, read_metrics, resume_lines
 
 
 def written(file, *records):
@@ -104,10 +104,10 @@ def test_a_run_that_goes_on_leaves_the_lines_of_others_in_its_file(tmp_path):
     note = {"note": "a larger batch from here on"}
     between = [record for step in range(1, 5) for record in of_run("a", step) + of_run("b", step)]
     written(file, *of_run("c", 1, 2), *between[:4], note, *between[4:])
-    begin = go_on(file, of_run("a", 1, 2), None, name="a")
+    begin = resume_lines(file, of_run("a", 1, 2), None, name="a")
     expected = [*of_run("c", 1, 2), *between[:4], note, *of_run("b", 3, 4)]
     assert expected == read_metrics(file)
-    assert begin == go_on(file, of_run("a", 1, 2, 3), begin, name="a")
+    assert begin == resume_lines(file, of_run("a", 1, 2, 3), begin, name="a")
     assert [*expected, *of_run("a", 3)] == read_metrics(file)
 
 
@@ -117,5 +117,5 @@ def test_a_run_that_goes_on_cuts_its_own_later_lines_and_what_is_no_record(tmp_p
     written(file, {"step": 1}, {"step": 2})
     before = file.read_bytes()
     file.write_bytes(before + lines)
-    go_on(file, [{"step": 1}, {"step": 2}], 0)
+    resume_lines(file, [{"step": 1}, {"step": 2}], 0)
     assert before == file.read_bytes()

@@ -12,7 +12,7 @@ from forgather.ml import Trainer
 from forgather.ml.checkpoint import LocalStorage, Retention, list_checkpoints
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.optim import MuonWithAdamW
-from forgather.ml.trainer.checkpoint_writer import Need, refuse_too_much
+from forgather.ml.trainer.checkpoint_writer import SpaceNeeded, refuse_lack_of_space
 from forgather.ml.trainer.save_policy import Saves
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import make
@@ -153,14 +153,14 @@ def test_a_resumed_run_needs_no_room_for_what_lies_there(settings, tmp_path):
     ],
 )
 def test_the_policy_tells_how_many_lie_there_at_once(retention, present, expected):
-    need = Need(checkpoint=100, model=10, steps=range(10, 101, 10), present=present)
+    need = SpaceNeeded(checkpoint=100, model=10, steps=range(10, 101, 10), present=present)
     assert expected == need.at_once(retention)
 
 
 def test_what_would_fit_is_named():
-    need = Need(checkpoint=100, model=10, steps=range(10, 1001, 10))
+    need = SpaceNeeded(checkpoint=100, model=10, steps=range(10, 1001, 10))
     with pytest.raises(CheckpointError) as refused:
-        refuse_too_much(need, Retention(), Path("out"), 720)
+        refuse_lack_of_space(need, Retention(), Path("out"), 720)
     assert "save_total_limit: 6 would fit" in refused.value.hint
 
 
@@ -173,13 +173,13 @@ def test_what_would_fit_is_named():
     ],
 )
 def test_the_parts_that_are_told_give_the_sum(limit, model, told, freed):
-    need = Need(checkpoint=100, model=model, steps=[10, 20, 30])
+    need = SpaceNeeded(checkpoint=100, model=model, steps=[10, 20, 30])
     with pytest.raises(CheckpointError) as refused:
-        refuse_too_much(need, Retention(last=limit), Path("out"), 90)
+        refuse_lack_of_space(need, Retention(last=limit), Path("out"), 90)
     assert told in refused.value.message
     assert freed in refused.value.hint
 
 
 def test_a_run_of_very_many_saves_is_judged_at_once():
-    need = Need(checkpoint=100, model=10, steps=range(1, 1_000_001), present=[1, 2])
+    need = SpaceNeeded(checkpoint=100, model=10, steps=range(1, 1_000_001), present=[1, 2])
     assert (999_998, 999_998) == need.at_once(Retention())

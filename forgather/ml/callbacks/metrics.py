@@ -10,7 +10,7 @@ from typing import Any
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
-from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, go_on, repeatable
+from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeatable, resume_lines
 
 
 class JsonLogger(TrainerCallback, ExportableState):
@@ -61,7 +61,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         # A run that starts from the beginning appends to an existing file and leaves earlier lines alone.
         goes_on = state.global_step > 0
         self._begins = {
-            str(path): go_on(path, found, self._begins.get(str(path)), name=self.name if path == file else None)
+            str(path): resume_lines(path, found, self._begins.get(str(path)), name=self.name if path == file else None)
             if goes_on
             else end_of_lines(path)
             for path, found in records.items()

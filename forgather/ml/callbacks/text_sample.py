@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
-from forgather.ml.metrics import LineWriter, end_of_lines, go_on, read_records
+from forgather.ml.metrics import LineWriter, end_of_lines, read_records, resume_lines
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
 from forgather.ml.train_mode import modes_kept
@@ -95,7 +95,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         if state.global_step > 0 and before is not None and Path(before).is_file():
             records = read_records(before, strict=False, begin=begin)
             done = [record for record in records if record["step"] <= (self._last_step or 0)]
-            self._begin = go_on(file, done, begin if before == self._file else None)
+            self._begin = resume_lines(file, done, begin if before == self._file else None)
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Truncates the file to the step of the checkpoint that the run went back to."""

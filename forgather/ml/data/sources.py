@@ -27,7 +27,7 @@ from datasets import (
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, unread_column_warning
-from forgather.ml.hub import hub_access, no_folder, where_to_look
+from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.rules import is_path
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def hub_dataset(
         DataFileError: FG843 when the data set cannot be loaded.
         DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
     """
-    if wrong := no_folder(name):
+    if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
     try:
         with hub_access():
@@ -178,7 +178,7 @@ def hub_dataset(
 
 
 def _not_loaded(name: str, reason: str) -> DataFileError:
-    hint = where_to_look(name) if is_path(name) else "check the name, the split and the connection, or use local files"
+    hint = lookup_hint(name) if is_path(name) else "check the name, the split and the connection, or use local files"
     found: DataFileError = DataFileError(f"data set {name!r} could not be loaded: {reason}", code="FG843", hint=hint)
     found.argument = "name"
     return found

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
 from forgather.ml.data.progress_bar import show_progress
-from forgather.ml.hub import hub_access, no_folder, where_to_look
+from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
         DataFileError: FG844 when the folder or the name cannot be loaded.
     """
     name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
-    if wrong := no_folder(name):
+    if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
     try:
         with nullcontext() if os.path.isdir(source) else hub_access():
@@ -117,9 +117,7 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
 
 
 def _not_loaded(name: str, reason: str) -> DataFileError:
-    hint = (
-        "give a folder that holds 'tokenizer.json'" if os.path.isdir(os.path.expanduser(name)) else where_to_look(name)
-    )
+    hint = "give a folder that holds 'tokenizer.json'" if os.path.isdir(os.path.expanduser(name)) else lookup_hint(name)
     found: DataFileError = DataFileError(f"tokenizer {name!r} could not be loaded: {reason}", code="FG844", hint=hint)
     found.argument = "pretrained_model_name_or_path"
     return found

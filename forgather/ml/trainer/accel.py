@@ -47,12 +47,12 @@ class AccelTrainer(Trainer):
         """
         args = self.args
         told = accelerator_settings(args.accelerator_args)
-        environment = group_told(environment, told, use_cpu=args.use_cpu)
+        environment = with_group_settings(environment, told, use_cpu=args.use_cpu)
         ddp = functools.partial(ddp_settings, args, told.ddp)
         return make_strategy(environment, args, scaling=told.scaling, sync_each_batch=told.sync_each_batch, ddp=ddp)
 
 
-def group_told(
+def with_group_settings(
     environment: DistributedEnvironment, told: AcceleratorSettings, *, use_cpu: bool
 ) -> DistributedEnvironment:
     """Returns the environment, updated with the process-group settings of `accelerator_args`.

@@ -46,7 +46,7 @@ def rules(file: str, constructor: str) -> Rules:
     return next(found for found in read_rules(str(_FOLDER / f"{file}.json")) if constructor in found.about)
 
 
-def present_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
+def current_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `given` with every setting under its current name.
 
     Args:
@@ -61,11 +61,11 @@ def present_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
     for breach in found:
         if breach.severity is not Severity.ERROR:
             _log.warning("%s", breach.message)
-    refuse(found)
+    raise_first_error(found)
     return settings
 
 
-def refuse(found: Iterable[Violation]) -> None:
+def raise_first_error(found: Iterable[Violation]) -> None:
     """Raises the first violation that is an error; ignores warnings.
 
     Raises:
@@ -79,7 +79,7 @@ def refuse(found: Iterable[Violation]) -> None:
 
 
 @contextlib.contextmanager
-def about_settings(args: Any) -> Iterator[None]:
+def errors_under_args(args: Any) -> Iterator[None]:
     """Prefixes the argument name of an error with `args.`, as a caller of the trainer writes it.
 
     A strategy reports errors by the name of a setting; a diagnostic is located by the path of the trainer's argument.

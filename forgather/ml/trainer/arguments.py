@@ -184,23 +184,23 @@ class TrainingArguments:
             # Only a path is expanded: any other type must reach the rules, whose error names it.
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
-        settings = door.present_names(self.RULES, settings)
+        settings = door.current_names(self.RULES, settings)
         # Set before defaults are filled in: later code has to tell a setting that the user wrote from its default.
         object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
-        door.refuse(self.RULES.values(given))
+        door.raise_first_error(self.RULES.values(given))
         # After the check of single values, so that a subclass reads nested settings of a known type.
-        given = self._settled(given)
+        given = self._with_nested_settings(given)
         whole = self.RULES.complete(given)
         for field in fields:
             object.__setattr__(self, field.name, whole[field.name])
         self._derive()
-        door.refuse(self.RULES.broken(whole, given))
+        door.raise_first_error(self.RULES.broken(whole, given))
 
     explicit = frozenset[str]()
     """Names of the settings that the user gave."""
 
-    def _settled(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:
         """Returns the settings, extended by those that are nested inside of others. Subclasses override it."""
         return given
 
@@ -316,7 +316,7 @@ class TrainingArguments:
     def replace(self, **settings: Any) -> Self:
         """Returns a copy with new values for some settings; derived values are derived again."""
         given = {name: getattr(self, name) for name in self.explicit}
-        return type(self)(**{**given, **door.present_names(self.RULES, settings)})
+        return type(self)(**{**given, **door.current_names(self.RULES, settings)})
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this for missing names only. A callback of transformers may read a setting that this trainer

@@ -25,7 +25,7 @@ from forgather.ml.types import PaddingBatch, Topology
 Row = TypeVar("Row")
 
 
-class Ready(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A micro-batch for a strategy, with its counts; padding rows are not counted.
 
     Args:
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """The slice of each global micro-batch that one data-parallel rank computes.
 
     Args:
@@ -50,7 +50,7 @@ class Share:
         fixed: whether every micro-batch must have exactly `rows` rows.
 
     Example:
-        >>> [Share(2, rank, 3).of([7, 8, 9]) for rank in range(3)]
+        >>> [RankShare(2, rank, 3).of([7, 8, 9]) for rank in range(3)]
         [[7, 8], [9], []]
     """
 
@@ -60,7 +60,7 @@ class Share:
     fixed: bool = False
 
     @classmethod
-    def by(cls, topology: Topology, rows: int) -> Share:
+    def by(cls, topology: Topology, rows: int) -> RankShare:
         """Returns the share of a process, for micro-batches of `rows` rows per data-parallel rank."""
         return cls(rows, topology.dp_rank, topology.dp_size, topology.fixed_rows)
 
@@ -78,7 +78,7 @@ class Share:
         """Returns the rank-local rows of a global micro-batch; empty where the last micro-batch is too short."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
-    def ready(self, batch: Any, rule: LossRule) -> Ready:
+    def ready(self, batch: Any, rule: LossRule) -> PreparedBatch:
         """Returns a batch for the strategy: labels shifted, and padded where the size is fixed.
 
         Args:
@@ -92,14 +92,14 @@ class Share:
         kept, tokens = num_rows(batch), num_tokens(batch)
         if self.fixed and kept != self.rows:
             whole = batch.batch if isinstance(batch, PaddingBatch) else batch
-            batch = ignoring(filled_up(whole, self.rows), rule, kept)
-        return Ready(rule.prepared(batch), kept, tokens)
+            batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
+        return PreparedBatch(rule.prepared(batch), kept, tokens)
 
 
-class OwnRows:
+class RankCollator:
     """A collator that passes only the rank-local rows of a global micro-batch to another collator."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], share: Share) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any], share: RankShare) -> None:
         self.collate = collate
         self.share = share
 
@@ -109,7 +109,7 @@ class OwnRows:
         return self.collate(own) if own else PaddingBatch(self.collate(rows[:1]))
 
 
-def filled_up(batch: Any, rows: int) -> Any:
+def pad_rows(batch: Any, rows: int) -> Any:
     """Returns a batch of `rows` rows; the first row is repeated at the end.
 
     Args:
@@ -134,7 +134,7 @@ def filled_up(batch: Any, rows: int) -> Any:
     return longer(batch)
 
 
-def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
+def ignore_padding_labels(batch: Any, rule: LossRule, kept: int) -> Any:
     """Returns a batch in which only the first `kept` rows have labels; all others are set to the ignore index.
 
     Args:
@@ -150,7 +150,7 @@ def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
     """
     labels = batch.get(SHIFTED, labels_of(batch)) if isinstance(batch, Mapping) else labels_of(batch)
     if labels is None or labels.is_floating_point() or rule.ignore_index is None:
-        raise cannot_fill_up(kept, num_rows(batch))
+        raise cannot_pad(kept, num_rows(batch))
     ignored = labels.clone()
     ignored[kept:] = rule.ignore_index
     if isinstance(batch, Mapping):
@@ -158,7 +158,7 @@ def ignoring(batch: Any, rule: LossRule, kept: int) -> Any:
     return type(batch)([*batch[:-1], ignored])
 
 
-def cannot_fill_up(present: int, needed: int) -> TrainingError:
+def cannot_pad(present: int, needed: int) -> TrainingError:
     """Returns the FG852 error for a short micro-batch that cannot be padded.
 
     Args:
@@ -174,7 +174,7 @@ def cannot_fill_up(present: int, needed: int) -> TrainingError:
     )
 
 
-class EpochBatches(Sampler[list[int]]):
+class RankBatchSampler(Sampler[list[int]]):
     """A batch sampler: the rank-local rows of each micro-batch of one epoch, from any row on.
 
     Args:
@@ -183,11 +183,11 @@ class EpochBatches(Sampler[list[int]]):
         order: seed of the shuffling; None keeps the order of the data set.
         drop_last: leave out an incomplete last micro-batch.
         carry_seeds: attach a seed to each micro-batch, from which its data set and collator draw random numbers, see
-            `Rows`.
+            `SeededDataset`.
     """
 
     def __init__(
-        self, num_rows: int, share: Share, *, order: int | None, drop_last: bool, carry_seeds: bool = True
+        self, num_rows: int, share: RankShare, *, order: int | None, drop_last: bool, carry_seeds: bool = True
     ) -> None:
         self.num_rows = num_rows
         self.share = share
@@ -222,7 +222,7 @@ class EpochBatches(Sampler[list[int]]):
         for number in range(self.left(self.start)):
             first = self.start + number * size
             rows = order[first : first + size]
-            # A loader cannot give an empty batch; `OwnBatches` marks this row as padding with `is_empty`.
+            # A loader cannot give an empty batch; `RankBatches` marks this row as padding with `is_empty`.
             own = self.share.of(rows) or [rows[0]]
             yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
 

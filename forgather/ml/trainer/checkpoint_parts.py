@@ -20,7 +20,7 @@ from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 
-WITHOUT = {
+EFFECTS_OF_MISSING = {
     OPTIMIZER: "the optimizer starts without its moments",
     SCHEDULE: "the learning rate follows the schedule of the config",
     DATA: "the data start with their first row",
@@ -51,7 +51,7 @@ class AllowedMissing:
         return bool(parts) and self._allowed.issuperset(parts)
 
 
-def explained(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
+def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
     """Returns the error for a missing file, with a hint that names the `--allow-missing` option.
 
     Args:
@@ -60,7 +60,9 @@ def explained(error: CheckpointError, allowed: Collection[str]) -> CheckpointErr
     """
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
     if parts:
-        error.hint = f"restore the file, or go on without what it holds: --allow-missing {_all_of(parts, allowed)}"
+        error.hint = (
+            f"restore the file, or go on without what it holds: --allow-missing {_option_value(parts, allowed)}"
+        )
     return error
 
 
@@ -83,26 +85,27 @@ def read_parts(folder: Path, present: Collection[str], allowed: Collection[str])
     # Treated as empty, so that the error names the parts that are missing.
     if not isinstance(state, dict):
         state = {}
-    missing = [part for part in WITHOUT if part not in present and part not in state]
+    missing = [part for part in EFFECTS_OF_MISSING if part not in present and part not in state]
     lacking = [part for part in missing if part not in allowed]
     if lacking:
         alone = "holds the model alone: it " if not has_state and OPTIMIZER in missing else ""
         raise CheckpointError(
-            f"the checkpoint {str(folder)!r} {alone}has no {_listed(lacking)}",
+            f"the checkpoint {str(folder)!r} {alone}has no {_enumerated(lacking)}",
             code="FG608",
-            hint=f"resume from another one, or go on without: --allow-missing {_all_of(lacking, allowed)}"
+            hint=f"resume from another one, or go on without: --allow-missing {_option_value(lacking, allowed)}"
             + ("; save_only_model: true writes such checkpoints" if alone else ""),
         )
     if missing:
-        _log.warning("resuming from %s without %s: %s", folder, _listed(missing), "; ".join(map(WITHOUT.get, missing)))  # type: ignore[arg-type]
+        effects = "; ".join(EFFECTS_OF_MISSING[part] for part in missing)
+        _log.warning("resuming from %s without %s: %s", folder, _enumerated(missing), effects)
     return state
 
 
-def _all_of(parts: Collection[str], allowed: Collection[str]) -> str:
-    return ",".join(part for part in WITHOUT if part in parts or part in allowed)
+def _option_value(parts: Collection[str], allowed: Collection[str]) -> str:
+    return ",".join(part for part in EFFECTS_OF_MISSING if part in parts or part in allowed)
 
 
-def numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:
+def checked_numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:
     """Returns a part whose values must all be finite numbers.
 
     Args:
@@ -123,7 +126,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < _MOST_OF_ALL
 
 
-def words(state: Any) -> list[str]:
+def checked_strings(state: Any) -> list[str]:
     """Returns a part that must be a list of strings.
 
     Raises:
@@ -153,12 +156,12 @@ def schedule_state(schedule: Any, state: Any) -> dict[str, Any]:
     return state
 
 
-def _listed(parts: list[str]) -> str:
+def _enumerated(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 @contextmanager
-def used(part: str, folder: Path) -> Iterator[None]:
+def restoring(part: str, folder: Path) -> Iterator[None]:
     """Converts errors of its body into one that names the part and the checkpoint.
 
     Args:

@@ -149,14 +149,14 @@ _log = get_logger(__name__)
 _FAILED = 65536.0
 
 
-class Background:
+class BackgroundWriter:
     """Writes the checkpoints of a run in a background thread, one at a time."""
 
     def __init__(self) -> None:
         self._staging = Staging()
         # A process group of its own: collectives of the thread and of the training loop have no common order.
         self._channel = collectives.background_group()
-        self._pending: _Act | None = None
+        self._pending: _WriteThread | None = None
         self._has_waited = False
 
     def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
@@ -169,7 +169,7 @@ class Background:
             write: writes it, together with the other processes.
         """
         copy = self._staging.copy(snapshot)
-        self._pending = _Act(snapshot.step, functools.partial(self._write, write, copy))
+        self._pending = _WriteThread(snapshot.step, functools.partial(self._write, write, copy))
 
     def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
         with collectives.use_group(self._channel):
@@ -219,7 +219,7 @@ class Background:
             act.finish()
 
 
-class _Act:
+class _WriteThread:
     """A thread that writes one checkpoint."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
@@ -253,7 +253,7 @@ class _Act:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class SpaceNeeded:
     """Bytes and steps of the checkpoints that a run will write.
 
     Args:
@@ -293,7 +293,7 @@ class Need:
         return max(most * self.checkpoint, last * self.checkpoint + self.model)
 
 
-def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | None) -> None:
+def refuse_lack_of_space(need: SpaceNeeded, retention: Retention, folder: Path, free: int | None) -> None:
     """Raises if the free disk space is smaller than what the run will write.
 
     Args:
@@ -309,13 +309,13 @@ def refuse_too_much(need: Need, retention: Retention, folder: Path, free: int | 
     if free is None or not need.steps or needed <= free:
         return
     raise CheckpointError(
-        f"the run will need {size(needed)} in {str(folder)!r}, where {size(free)} are free: {_told(need, retention)}",
+        f"the run will need {size(needed)} in {str(folder)!r}, where {size(free)} are free: {_files(need, retention)}",
         code="FG630",
-        hint=_what_fits(need, retention, free),
+        hint=_space_hint(need, retention, free),
     ).about("args.output_dir")
 
 
-def _told(need: Need, retention: Retention) -> str:
+def _files(need: SpaceNeeded, retention: Retention) -> str:
     """Returns the largest set of files in words: checkpoints only, or fewer checkpoints and the model at the end."""
     most, last = need.at_once(retention)
     ends_with_most = need.bytes(retention) > most * need.checkpoint
@@ -326,20 +326,20 @@ def _told(need: Need, retention: Retention) -> str:
     return f"{checkpoints} at one time" if count > 1 else checkpoints
 
 
-def _what_fits(need: Need, retention: Retention, free: int) -> str:
+def _space_hint(need: SpaceNeeded, retention: Retention, free: int) -> str:
     limits = range(min(retention.last or len(need.steps), len(need.steps)) - 1, 0, -1)
-    # `Need.bytes` walks through all saves: with very many checkpoints only a few limits are tried.
+    # `SpaceNeeded.bytes` walks through all saves: with very many checkpoints only a few limits are tried.
     for last in limits if len(limits) < 100 else (16, 8, 4, 3, 2, 1):
         if need.bytes(dataclasses.replace(retention, last=last, every=None)) <= free:
             beside = ", without keep_every_n_steps" if retention.every else ""
-            return f"save_total_limit: {last} would fit{beside}; or {_others(need, retention, free)}"
+            return f"save_total_limit: {last} would fit{beside}; or {_make_room(need, retention, free)}"
     alone = dataclasses.replace(need, checkpoint=need.model)
     if alone.bytes(dataclasses.replace(retention, last=1, every=None)) <= free:
-        return f"save_only_model: true with save_total_limit: 1 would fit; or {_others(need, retention, free)}"
-    return f'{_others(need, retention, free)}, or set save_strategy: "no"'
+        return f"save_only_model: true with save_total_limit: 1 would fit; or {_make_room(need, retention, free)}"
+    return f'{_make_room(need, retention, free)}, or set save_strategy: "no"'
 
 
-def _others(need: Need, retention: Retention, free: int) -> str:
+def _make_room(need: SpaceNeeded, retention: Retention, free: int) -> str:
     return f"free {size(need.bytes(retention) - free)} more, or give another output_dir"
 
 

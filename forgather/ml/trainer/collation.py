@@ -24,7 +24,7 @@ from transformers.data.data_collator import (
 
 from forgather.errors import TrainingError
 from forgather.ml.data.padding import PaddingCollator
-from forgather.ml.documents import any_packed, tell_mixed, why_mixed
+from forgather.ml.documents import any_packed, warn_mixed, why_mixed
 from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
 
 _LABELS = ("label", "label_ids", "labels")
@@ -52,7 +52,7 @@ def default_collate(processing_class: Any) -> Collate:
     return collate
 
 
-def rows_for(
+def inputs_for_model(
     model: nn.Module, dataset: Any, collate: Collate, *, narrows: bool, own_collator: bool
 ) -> tuple[Any, Collate]:
     """Returns a data set and its collator in the form that the model needs.
@@ -64,8 +64,8 @@ def rows_for(
         narrows: leave out the columns that the model does not name.
         own_collator: the user gave the collator; it gets all columns of a data set that cannot be narrowed itself.
     """
-    tell_mixed_rows(model, dataset)
-    collate = keeping_rows(collate, model)
+    warn_mixed_rows(model, dataset)
+    collate = protecting_rows(collate, model)
     known = known_columns(model) if narrows else None
     if known is None:
         return dataset, collate
@@ -98,13 +98,13 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
     return [inner()] if callable(inner) else [part for part in model.children() if isinstance(part, PreTrainedModel)]
 
 
-def tell_mixed_rows(model: nn.Module, dataset: Any) -> None:
+def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """Warns if rows of a data set hold several documents and the model's attention would mix them.
 
     Reads at most 64 rows. Batches of a stream, or of a collator that packs, are checked by `ModelInputs.prepared`.
     """
     if (reason := why_mixed(model)) is not None and any_packed(_first_positions(dataset)):
-        tell_mixed(model, reason)
+        warn_mixed(model, reason)
 
 
 def _first_positions(dataset: Any) -> list[Any]:
@@ -149,7 +149,7 @@ class KnownColumns:
         return self.collate([{name: row[name] for name in row if name in self.known} for row in rows])
 
 
-def keeping_rows(collate: Collate, model: nn.Module) -> Collate:
+def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
     """Returns a collator that refuses rows whose labels or positions it would overwrite; any other as it is.
 
     Args:

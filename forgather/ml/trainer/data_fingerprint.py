@@ -40,7 +40,7 @@ _DIGITS = 8
 _PLAIN = (enum.Enum, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal)
 
 
-class _Indistinct(Exception):
+class _UnknownContent(Exception):
     """Raised for a value whose content cannot be read reliably."""
 
 
@@ -55,15 +55,15 @@ def row_digest(value: Any) -> str | None:
     """
     hasher = xxhash.xxh3_64()
     try:
-        _feed(hasher.update, value, _MOST_DEPTH)
-    except (_Indistinct, ValueError, TypeError, RuntimeError, OverflowError, MemoryError):
+        _update_digest(hasher.update, value, _MOST_DEPTH)
+    except (_UnknownContent, ValueError, TypeError, RuntimeError, OverflowError, MemoryError):
         return None
     return hasher.hexdigest()[:_DIGITS]
 
 
-def _feed(put: Callable[[bytes], object], value: Any, depth: int) -> None:
+def _update_digest(put: Callable[[bytes], object], value: Any, depth: int) -> None:
     if depth == 0:
-        raise _Indistinct
+        raise _UnknownContent
     numbers = _numbers(value)
     if numbers is not None:
         shape, flat = numbers
@@ -73,36 +73,38 @@ def _feed(put: Callable[[bytes], object], value: Any, depth: int) -> None:
         put(b"none")
     elif isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-        _feed(put, text if isinstance(text, bytes) else _without_place(text).encode("utf-8", "surrogatepass"), depth)
+        _update_digest(
+            put, text if isinstance(text, bytes) else _without_folder(text).encode("utf-8", "surrogatepass"), depth
+        )
     elif isinstance(value, bytes | bytearray | memoryview):
         put(f"bytes {len(value)} ".encode())
-        put(bytes(_ends(memoryview(value).cast("B"), _MOST_BYTES)))
+        put(bytes(_head_and_tail(memoryview(value).cast("B"), _MOST_BYTES)))
     else:
-        _feed_parts(put, value, depth)
+        _update_digest_of_parts(put, value, depth)
 
 
-def _feed_parts(put: Callable[[bytes], object], value: Any, depth: int) -> None:
+def _update_digest_of_parts(put: Callable[[bytes], object], value: Any, depth: int) -> None:
     if isinstance(value, Mapping):
         put(f"mapping {len(value)}".encode())
         # Sorted: the order of columns depends on how the data set was made, not on its rows.
         for name in sorted(value, key=str):
-            _feed(put, str(name), depth - 1)
-            _feed(put, value[name], depth - 1)
+            _update_digest(put, str(name), depth - 1)
+            _update_digest(put, value[name], depth - 1)
     elif isinstance(value, Set):
         # The iteration order of a set of strings changes with the hash seed of the process.
         put(f"set {sorted(str(row_digest(item)) for item in value)}".encode())
     elif isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim):
         put(f"sequence {len(value)}".encode())
         for item in value:
-            _feed(put, item, depth - 1)
+            _update_digest(put, item, depth - 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        _feed(put, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, depth)
+        _update_digest(put, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, depth)
     elif all(hasattr(value, name) for name in ("mode", "size", "tobytes")):  # as PIL has images
-        _feed(put, [str(value.mode), value.size, value.tobytes()], depth)
+        _update_digest(put, [str(value.mode), value.size, value.tobytes()], depth)
     elif isinstance(value, _PLAIN):
         put(f"{type(value).__name__} {value}".encode())
     else:
-        raise _Indistinct
+        raise _UnknownContent
 
 
 def _numbers(value: Any) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
@@ -111,26 +113,26 @@ def _numbers(value: Any) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
     Widening gives a value one digest in all containers: `datasets` returns lists, a torch format returns int32 tensors.
     """
     if isinstance(value, Tensor):
-        flat = _ends(value.detach().reshape(-1), _MOST_NUMBERS).cpu()
+        flat = _head_and_tail(value.detach().reshape(-1), _MOST_NUMBERS).cpu()
         # NumPy has no bfloat16; float64 holds every floating-point type of torch exactly.
-        return _widened(value.shape, (flat.double() if flat.is_floating_point() else flat).numpy())
+        return _as_widest(value.shape, (flat.double() if flat.is_floating_point() else flat).numpy())
     if isinstance(value, list | tuple | range):
         if not _begins_with_a_number(value):
             return None
         try:
-            found = np.asarray(_ends(value, _MOST_NUMBERS))
+            found = np.asarray(_head_and_tail(value, _MOST_NUMBERS))
         except (ValueError, OverflowError):  # rows of uneven length
             return None
-        return _widened((len(value), *found.shape[1:]), found.reshape(-1))
+        return _as_widest((len(value), *found.shape[1:]), found.reshape(-1))
     if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
         found = np.asarray(value)
-        return _widened(found.shape, found.reshape(-1))
+        return _as_widest(found.shape, found.reshape(-1))
     return None
 
 
-def _widened(shape: Sequence[int], flat: np.ndarray[Any, Any]) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
+def _as_widest(shape: Sequence[int], flat: np.ndarray[Any, Any]) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
     wide = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}.get(flat.dtype.kind)
-    return None if wide is None else (tuple(shape), _ends(flat, _MOST_NUMBERS).astype(wide))
+    return None if wide is None else (tuple(shape), _head_and_tail(flat, _MOST_NUMBERS).astype(wide))
 
 
 def _begins_with_a_number(value: Any) -> bool:
@@ -139,7 +141,7 @@ def _begins_with_a_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.generic | list | tuple | range)
 
 
-def _ends(value: Any, most: int) -> Any:
+def _head_and_tail(value: Any, most: int) -> Any:
     """Returns the beginning and the end of a long value, and all of a short one.
 
     Reading a gigabyte of pixels for 64 rows would delay the start; a change in the middle alone is not seen.
@@ -152,7 +154,7 @@ def _ends(value: Any, most: int) -> Any:
     return np.concatenate([first, last]) if isinstance(value, np.ndarray) else [*first, *last]
 
 
-def _without_place(text: str) -> str:
+def _without_folder(text: str) -> str:
     return os.path.basename(text) if os.path.isabs(text) and len(text) < 4096 and "\n" not in text else text
 
 
@@ -215,7 +217,7 @@ class Fingerprint:
         return [*gone, *new, *self._other_rows(both)]
 
     def _other_rows(self, columns: Mapping[str, tuple[Digests, Digests]]) -> list[str]:
-        changed = {name: _places(*pair) for name, pair in columns.items()}
+        changed = {name: _changed_rows(*pair) for name, pair in columns.items()}
         places = sorted(set(itertools.chain.from_iterable(changed.values())))
         if not places:
             return []
@@ -232,7 +234,7 @@ def _rows(number: int | None) -> str:
     return "a stream" if number is None else f"{number} rows"
 
 
-def _places(before: Digests, now: Digests) -> list[int]:
+def _changed_rows(before: Digests, now: Digests) -> list[int]:
     pairs = enumerate(zip(before, now, strict=False))
     return [place for place, (a, b) in pairs if a is not None and b is not None and a != b]
 

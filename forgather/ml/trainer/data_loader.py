@@ -25,10 +25,17 @@ from forgather.interrupt import leave_to_parent
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.batch_sampler import EpochBatches, OwnRows, Ready, Share, cannot_fill_up, epoch_seed
+from forgather.ml.trainer.batch_sampler import (
+    PreparedBatch,
+    RankBatchSampler,
+    RankCollator,
+    RankShare,
+    cannot_pad,
+    epoch_seed,
+)
 from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
-from forgather.ml.trainer.data_rng import Rows, Stream, as_it_is
+from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.types import PaddingBatch, Topology, Window
 
@@ -37,7 +44,7 @@ _log = get_logger(__name__)
 Collate = Callable[[list[Any]], Any]
 
 
-class OwnBatches:
+class RankBatches:
     """The rank-local micro-batches of a data set.
 
     Args:
@@ -57,7 +64,7 @@ class OwnBatches:
     def __init__(
         self,
         dataset: Any,
-        share: Share,
+        share: RankShare,
         collate: Collate,
         options: dict[str, Any],
         *,
@@ -69,8 +76,8 @@ class OwnBatches:
         self.share = share
         self.workers: int = options["num_workers"]
         self._generator = torch.Generator().manual_seed(0)
-        self._sampler: EpochBatches | None = None
-        self._stream: Stream | None = None
+        self._sampler: RankBatchSampler | None = None
+        self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
@@ -78,8 +85,8 @@ class OwnBatches:
             _refuse_split(dataset)
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
             # on the number of processes.
-            own = collate if share.size == 1 else OwnRows(collate, share)
-            stream = Stream(
+            own = collate if share.size == 1 else RankCollator(collate, share)
+            stream = SeededStream(
                 dataset,
                 own,
                 batch_rows=share.all_rows,
@@ -92,9 +99,9 @@ class OwnBatches:
             self._stream = stream
         else:
             apart = draws_apart or self.workers > 0
-            self._sampler = EpochBatches(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=apart)
-            options |= {"batch_sampler": self._sampler, "collate_fn": as_it_is if apart else collate}
-            read = Rows(dataset, collate) if apart else dataset
+            self._sampler = RankBatchSampler(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=apart)
+            options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
+            read = SeededDataset(dataset, collate) if apart else dataset
             self.loader = DataLoader(read, generator=self._generator, **options)
 
     @property
@@ -122,7 +129,7 @@ class OwnBatches:
 
     def read(
         self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
-    ) -> Iterator[Ready]:
+    ) -> Iterator[PreparedBatch]:
         """Returns the micro-batches of an epoch, ready for a strategy.
 
         Args:
@@ -155,11 +162,11 @@ class OwnBatches:
             given = past // self.share.all_rows
             next(itertools.islice(batches, given, given), None)
         else:
-            batches = self._stream.drawn_apart(batches)
+            batches = self._stream.read_isolated(batches)
         ready = self._ready(batches, rule, past)
-        return after_the_same(ready, last) if last is not None and start else ready
+        return after_matching_batch(ready, last) if last is not None and start else ready
 
-    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[Ready]:
+    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[PreparedBatch]:
         for number, batch in enumerate(batches):
             first = start + number * self.share.all_rows
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
@@ -170,7 +177,7 @@ class OwnBatches:
         if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
             return
         if rest := (self._sampler.num_rows - start) % self.share.all_rows:
-            raise cannot_fill_up(rest, self.share.all_rows)
+            raise cannot_pad(rest, self.share.all_rows)
 
 
 class TrainBatches:
@@ -196,7 +203,7 @@ class TrainBatches:
         self._last: str | None = None
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
-        share = Share.by(topology, args.per_device_train_batch_size)
+        share = RankShare.by(topology, args.per_device_train_batch_size)
         if not is_iterable(dataset):
             check_size(len(dataset), share)
         elif args.max_steps <= 0:
@@ -205,7 +212,7 @@ class TrainBatches:
                 code="FG805",
                 hint="set max_steps, or give a data set with a length",
             )
-        self._own = OwnBatches(
+        self._own = RankBatches(
             dataset,
             share,
             collate,
@@ -256,9 +263,9 @@ class TrainBatches:
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compare(self, expected: Fingerprint) -> None:
-        say_changed(expected.differences(self.fingerprint), may_change=self._may_change)
+        report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)
 
-    def _windows(self, batches: Iterator[Ready], rule: LossRule) -> Iterator[Window]:
+    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule) -> Iterator[Window]:
         while ready := list(itertools.islice(batches, self.accumulation)):
             yield Window(
                 batches=[item.batch for item in ready],
@@ -297,7 +304,7 @@ class TrainBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the rows, see `OwnBatches.fingerprint`."""
+        """The fingerprint of the rows, see `RankBatches.fingerprint`."""
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
@@ -307,7 +314,7 @@ class TrainBatches:
             position["fingerprint"] = self.fingerprint.to_state()
         if self._latest is None or not self.row:
             return position
-        return position | {"last": {"digest": digest_of(self._latest), **self._own.share.facts}}
+        return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
 
     def _facts(self) -> dict[str, Any]:
         own = self._own
@@ -335,15 +342,15 @@ class TrainBatches:
         # The digest is of a rank-local batch: it can be compared only if this process has the same share of rows.
         self._last = digest if last == self._own.share.facts else None
         known = Fingerprint.of(state["fingerprint"]) if "fingerprint" in state else None
-        changed = other_order(before, now)
+        changed = order_changes(before, now)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
-            changed += since_an_earlier_release(has_new_boundaries(self._own.dataset))
-        # Other numbers of rows are reported by `other_order` already.
+            changed += changes_since_earlier_release(has_new_boundaries(self._own.dataset))
+        # Other numbers of rows are reported by `order_changes` already.
         elif before["num_rows"] == now["num_rows"]:
             changed += known.differences(self.fingerprint)
-        say_changed(changed, may_change=self._may_change)
+        report_data_changes(changed, may_change=self._may_change)
         if not changed and before["update_rows"] != now["update_rows"]:
             _log.warning(
                 "an update takes %d rows, and took %d before the checkpoint: rows are met in the same order, and where "
@@ -377,7 +384,7 @@ def _refuse_split(dataset: Any) -> None:
         )
 
 
-def check_size(rows: int, share: Share) -> None:
+def check_size(rows: int, share: RankShare) -> None:
     """Raises if a data set has no rows, or fewer than one global micro-batch.
 
     Args:
@@ -420,7 +427,7 @@ def _leave_interrupts_to_the_parent(worker: int) -> None:
 T = TypeVar("T")
 
 
-def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns, in words, changes that give the rows of an epoch another order or number.
 
     Args:
@@ -433,7 +440,7 @@ def other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
 
 
-def since_an_earlier_release(has_boundaries: bool) -> list[str]:
+def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
     """Returns, in words, what differs from a checkpoint without a fingerprint; warns that rows could not be compared.
 
     Args:
@@ -451,7 +458,7 @@ def since_an_earlier_release(has_boundaries: bool) -> list[str]:
     ]
 
 
-def say_changed(changed: list[str], *, may_change: bool) -> None:
+def report_data_changes(changed: list[str], *, may_change: bool) -> None:
     """Warns about changes of the training data, or refuses them.
 
     Args:
@@ -481,7 +488,7 @@ def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
         yield item
 
 
-def digest_of(batch: Any) -> str | None:
+def batch_digest(batch: Any) -> str | None:
     """Returns a digest of the tensors of a micro-batch; None if it has none."""
     parts = [batch[name] for name in sorted(batch)] if isinstance(batch, Mapping) else batch
     parts = parts if isinstance(parts, list | tuple) else [parts]
@@ -495,10 +502,10 @@ def digest_of(batch: Any) -> str | None:
     return hashed.hexdigest()
 
 
-def after_the_same(items: Iterator[Ready], expected: str) -> Iterator[Ready]:
+def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Iterator[PreparedBatch]:
     """Returns the micro-batches after the first one; warns if the digest of that one is not `expected`."""
     first = next(items, None)
-    if first is None or digest_of(first.batch) != expected:
+    if first is None or batch_digest(first.batch) != expected:
         _log.warning(
             "the training data gives other rows than before the checkpoint: rows may be met twice or not at all in "
             "this epoch; a data set without a length must give the same rows again (give its shuffling a seed)"

@@ -3,7 +3,7 @@
 Takes a data set and its collator; gives both in the form that a `DataLoader` reads. The numbers drawn for a micro-batch
 of a map-style data set depend on seed, epoch, first row and data-parallel rank alone: neither the number of workers nor
 a resume changes them. A stream draws, over an epoch, from one seed that is the same on every process, independently of
-its collator. The global random state is not changed. `seed_process`, `rng_of_all` and `own_rng` seed, capture and
+its collator. The global random state is not changed. `seed_process`, `gathered_rng` and `rank_rng` seed, capture and
 restore the run's own states.
 """
 
@@ -38,11 +38,11 @@ class _States(NamedTuple):
     numpy: Any
 
 
-def _present() -> _States:
+def _current_states() -> _States:
     return _States(torch.default_generator.get_state(), random.getstate(), _bit_generator())
 
 
-def _set(states: _States) -> None:
+def _restore_states(states: _States) -> None:
     torch.default_generator.set_state(states.torch)
     random.setstate(states.python)
     _set_bit_generator(states.numpy)
@@ -69,26 +69,26 @@ class IsolatedRNG:
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Runs its body with generators seeded from 64 bits."""
-        outside = _present()
+        outside = _current_states()
         _set_bit_generator(self._numpy)
         _seed_sources(seed)
         try:
             yield
         finally:
-            self._kept = _present()
-            _set(outside)
+            self._kept = _current_states()
+            _restore_states(outside)
 
     @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
+    def continued(self) -> Iterator[None]:
         """Runs its body with the generators in the state that the previous body left."""
         assert self._kept is not None, "there was a body before"  # noqa: S101
-        outside = _present()
-        _set(self._kept)
+        outside = _current_states()
+        _restore_states(self._kept)
         try:
             yield
         finally:
-            self._kept = _present()
-            _set(outside)
+            self._kept = _current_states()
+            _restore_states(outside)
 
 
 def _seed_sources(seed: int) -> None:
@@ -131,7 +131,7 @@ class SeededRows(list[int]):
         self.seed = seed
 
 
-class Rows(Dataset[Any]):
+class SeededDataset(Dataset[Any]):
     """A map-style data set whose `__getitems__` returns a collated micro-batch, drawn from the seed of its rows.
 
     It forwards attributes to the inner data set, because callbacks see it as the loader's data set.
@@ -160,15 +160,15 @@ class Rows(Dataset[Any]):
             return self.collate(several(numbers) if several else [self.dataset[number] for number in numbers])
 
     def __getattr__(self, name: str) -> Any:
-        return _of_the_inner(self, name)
+        return _inner_attribute(self, name)
 
 
-def as_it_is(batch: Any) -> Any:
+def already_collated(batch: Any) -> Any:
     """Returns a micro-batch unchanged: the collator of a loader whose data set collates."""
     return batch
 
 
-class Stream(IterableDataset[Any]):
+class SeededStream(IterableDataset[Any]):
     """An iterable data set that reads from the start of an epoch, with random numbers of its own.
 
     Args:
@@ -230,7 +230,7 @@ class Stream(IterableDataset[Any]):
             self._row += self.batch_rows
             return self.collate(rows)
 
-    def drawn_apart(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def read_isolated(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields micro-batches read in this process, without drawing from the run's global random state."""
         seed, epoch, _ = self._place.tolist()
         drawing = self._apart.seeded(seed_of(seed, epoch, 0))
@@ -241,13 +241,13 @@ class Stream(IterableDataset[Any]):
             if batch is self:
                 return
             yield batch
-            drawing = self._apart.going_on()
+            drawing = self._apart.continued()
 
     def __getattr__(self, name: str) -> Any:
-        return _of_the_inner(self, name)
+        return _inner_attribute(self, name)
 
 
-def _of_the_inner(outer: Any, name: str) -> Any:
+def _inner_attribute(outer: Any, name: str) -> Any:
     # Pickling looks up special methods on a copy that has no attributes yet: looking for `dataset` would recurse for
     # ever.
     if name.startswith("__") or "dataset" not in vars(outer):
@@ -276,17 +276,17 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
     seed_everything(seed)
 
 
-def rng_of_all() -> dict[str, Any]:
+def gathered_rng() -> dict[str, Any]:
     """Returns the random states of this process; with several processes, those of all. Collective."""
     own = capture_rng()
     return {_OF_ALL: collectives.all_gather(own)} if collectives.is_multi_process() else own
 
 
-def own_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
+def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
     """Returns the saved random states of this process; None, with a warning, if the number of processes changed.
 
     Args:
-        saved: given by `rng_of_all`.
+        saved: given by `gathered_rng`.
         topology: gives rank and number of processes.
     """
     states = saved.get(_OF_ALL, [saved])

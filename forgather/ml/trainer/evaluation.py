@@ -18,15 +18,15 @@ from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.train_mode import modes_kept
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.batch_sampler import Share
+from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.control import Session
-from forgather.ml.trainer.data_loader import OwnBatches, is_iterable, loader_options
+from forgather.ml.trainer.data_loader import RankBatches, is_iterable, loader_options
 from forgather.ml.types import Topology
 
 
 def eval_batches(
     dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], topology: Topology
-) -> OwnBatches:
+) -> RankBatches:
     """Returns the rank-local batches of an evaluation set, in the order of its rows.
 
     Args:
@@ -40,14 +40,14 @@ def eval_batches(
     """
     if not is_iterable(dataset) and len(dataset) == 0:
         raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
-    share = Share.by(topology, args.per_device_eval_batch_size)
-    return OwnBatches(dataset, share, collate, loader_options(args, topology))
+    share = RankShare.by(topology, args.per_device_eval_batch_size)
+    return RankBatches(dataset, share, collate, loader_options(args, topology))
 
 
 def evaluate(
     session: Session,
     strategy: Strategy,
-    sets: Mapping[str, OwnBatches],
+    sets: Mapping[str, RankBatches],
     *,
     prefix: str = "eval",
     wants_end: Callable[[], bool] | None = None,
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _evaluate_one(
-    session: Session, strategy: Strategy, own: OwnBatches, prefix: str, wants_end: Callable[[], bool] | None
+    session: Session, strategy: Strategy, own: RankBatches, prefix: str, wants_end: Callable[[], bool] | None
 ) -> dict[str, float] | None:
     began = time.perf_counter()
     collectives.require_equal_facts({"the number of evaluation rows": own.num_rows})

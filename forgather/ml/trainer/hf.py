@@ -34,7 +34,7 @@ from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import argument_checks as door
-from forgather.ml.trainer.collation import keeping_rows, tell_mixed_rows
+from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
 
@@ -158,7 +158,9 @@ class HFTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] = (),
         **others: Any,
     ) -> None:
-        door.refuse(_RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings}))
+        door.raise_first_error(
+            _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
+        )
         if not torch.accelerator.is_available():
             args.dataloader_pin_memory = False  # without an accelerator the loader would warn about it
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
@@ -191,9 +193,9 @@ class HFTrainer(Trainer):
         args.task = task  # type: ignore[attr-defined] # transformers' events have no field for it
         if not task.counts_tokens:
             args.include_num_input_tokens_seen = "no"
-        self.data_collator = keeping_rows(self.data_collator, made)
+        self.data_collator = protecting_rows(self.data_collator, made)
         for rows in (self.train_dataset, self.eval_dataset):
-            tell_mixed_rows(made, rows)
+            warn_mixed_rows(made, rows)
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)

@@ -26,7 +26,7 @@ def train_loop(run: Run) -> None:
         complete = True
         for window in run.begin_epoch():
             run.begin_step()
-            loss, update = updated(run, window)
+            loss, update = train_window(run, window)
             if run.guard.bad is not None:
                 # The position has not moved yet, so `rows_of` still gives the rows of this window.
                 run.skips.add(run.session.state.global_step + 1, run.data.rows_of(window), run.guard.bad)
@@ -42,7 +42,7 @@ def train_loop(run: Run) -> None:
         run.finish_epoch(complete=complete)
 
 
-def updated(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
+def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
     """Does one optimizer step on a window, unless it must be skipped; returns its loss and the result of the update.
 
     Returns:
@@ -57,7 +57,7 @@ def updated(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
     strategy = run.strategy
     # Every micro-batch is divided by the target count of the whole window over all ranks, so their losses and gradients
     # can be summed.
-    denom = at_least_one_target(window.num_valid)
+    denom = loss_divisor(window.num_valid)
     share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
     loss = run.check_loss(share)
     if run.guard.bad is not None:
@@ -73,7 +73,7 @@ def updated(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
     return loss if run.guard.bad is None else None, update
 
 
-def at_least_one_target(num_valid: Any) -> Any:
+def loss_divisor(num_valid: Any) -> Any:
     """Returns the divisor of a loss; at least 1, so that a window without targets has the loss 0 instead of 0 / 0."""
     if isinstance(num_valid, Tensor):
         # `where` instead of `if`: a comparison would wait for the device.

@@ -21,7 +21,7 @@ from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.snapshot import described_files, self_described_files, write_weights
+from forgather.ml.trainer.snapshot import described_files, files_of_self_saving_model, write_weights
 
 _log = get_logger(__name__)
 
@@ -88,7 +88,7 @@ def export_model(
                 layout_of(model, weights).write(draft)
                 texts = described_files(model, processing_class)
         elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):
-            texts = self_described_files(model, weights, processing_class)
+            texts = files_of_self_saving_model(model, weights, processing_class)
         else:
             write_weights(draft, weights)
             texts = described_files(model, processing_class, is_loadable=False)

@@ -169,7 +169,7 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
     return model
 
 
-def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
+def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
     """Returns the checkpoint to resume from, or None; checks first that the output folder is writable.
 
     Args:
@@ -193,7 +193,7 @@ def begin_from(args: TrainingArguments, storage: Storage, request: bool | str | 
     if folder is None and args.allow_changed:
         _log.warning("allow_changed has no effect: the run goes on from no checkpoint")
     if folder is None and args.save_strategy != "no":
-        resume.mention_earlier_run(output_dir)
+        resume.warn_of_earlier_run(output_dir)
     return folder
 
 
@@ -206,7 +206,7 @@ def trackers(args: TrainingArguments) -> list[Any]:
     return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
 
 
-def extent(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
+def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
     """Returns the number of optimizer steps and of epochs of a run; an incomplete epoch counts as one.
 
     Args:

@@ -59,7 +59,7 @@ def make_optimizer(
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
     given: Any = model if first in _MODEL else named if first in _NAMED else [parameter for _, parameter in named]
-    optimizer = factory(given, **_missing(factory, parameters, wanted))
+    optimizer = factory(given, **_unset_arguments(factory, parameters, wanted))
     if not isinstance(optimizer, Optimizer):
         raise TrainingError(
             f"optimizer_factory returned a {type(optimizer).__name__}, which is not a torch optimizer",
@@ -99,7 +99,7 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     groups = decay_groups(model, args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
     if args.optim == "adamw_torch_fused":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_are_alike(groups))
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_can_fuse(groups))
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
@@ -112,7 +112,7 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     return kinds[args.optim](groups, lr=lr)
 
 
-def _are_alike(groups: list[dict[str, Any]]) -> bool:
+def _can_fuse(groups: list[dict[str, Any]]) -> bool:
     """Returns whether one fused step can update all parameters: torch cannot mix sharded and plain tensors in it."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
@@ -164,7 +164,7 @@ def make_schedule(
         return get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings)
     parameters = _parameters_of(factory)
     wanted = {"num_training_steps": num_training_steps, "num_warmup_steps": warmup}
-    given = _missing(factory, parameters, wanted)
+    given = _unset_arguments(factory, parameters, wanted)
     schedule = factory(optimizer=optimizer, **given) if "optimizer" in parameters else factory(optimizer, **given)
     # Checked by methods, not by class: schedules of transformers and of users need not derive from torch's.
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
@@ -194,7 +194,7 @@ def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     return {}
 
 
-def _missing(
+def _unset_arguments(
     factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]
 ) -> dict[str, Any]:
     own = getattr(factory, "keywords", None) or {}
@@ -218,22 +218,22 @@ def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
     """
     names = names_of(model)
     found: dict[int, dict[str, Any]] = {}
-    for part in _parts(optimizer):
+    for part in _inner_optimizers(optimizer):
         found |= _state_after_a_step(part)
     return {
-        name: _written(found[number] if number in found else _adam(parameter), name)
+        name: _bytes_in_checkpoint(found[number] if number in found else _adam_state(parameter), name)
         for parameter in model.parameters()
         if parameter.requires_grad and (name := names.get(number := id(parameter)))
     }
 
 
-def _parts(optimizer: Any) -> Iterator[Optimizer]:
+def _inner_optimizers(optimizer: Any) -> Iterator[Optimizer]:
     """Yields the optimizers that a composite one consists of; the optimizer itself if it has no parts."""
     held = [one for value in vars(optimizer).values() for one in (value if isinstance(value, list) else [value])]
     inner = [one for one in held if isinstance(one, Optimizer)]
     if inner:
         for one in inner:
-            yield from _parts(one)
+            yield from _inner_optimizers(one)
     elif isinstance(optimizer, Optimizer):
         yield optimizer
 
@@ -268,13 +268,13 @@ def _stand_in(parameter: Tensor) -> Tensor:
     return stand_in
 
 
-def _adam(parameter: Tensor) -> dict[str, Any]:
+def _adam_state(parameter: Tensor) -> dict[str, Any]:
     # ZeRO stage 3 leaves an empty tensor in place of each weight; `ds_shape` is the shape of the whole.
     shape = getattr(parameter, "ds_shape", parameter.shape)
     return {name: torch.empty(shape, device="meta") for name in ("exp_avg", "exp_avg_sq")}
 
 
-def _written(state: dict[str, Any], name: str) -> int:
+def _bytes_in_checkpoint(state: dict[str, Any], name: str) -> int:
     # Each tensor also has an entry in the header of its file, and its name in the index.
     return sum(
         value.nbytes + 2 * len(name) + 160 if isinstance(value, Tensor) else len(name) + 40 for value in state.values()

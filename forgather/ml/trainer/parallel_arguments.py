@@ -75,8 +75,8 @@ class AccelTrainingArguments(ParallelArguments):
     accelerator_args: Mapping[str, Any] | None = None
     deepspeed: str | Mapping[str, Any] | None = None
 
-    def _settled(self, given: dict[str, Any]) -> dict[str, Any]:
-        return settled(given, self.RULES.defaults)
+    def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:
+        return with_accelerator_settings(given, self.RULES.defaults)
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -165,7 +165,7 @@ class AcceleratorSettings:
     sync_each_batch: bool = False
 
 
-def settled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, extended by those that are written in `accelerator_args`.
 
     Args:
@@ -174,21 +174,21 @@ def settled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
             defaults.
     """
     settings = dict(given)
-    for name, value in _flat(given.get("accelerator_args") or {}):
+    for name, value in _flattened(given.get("accelerator_args") or {}):
         if (name, value) in REMARKS:
             _log.warning(
                 "accelerator_args.%s %s has no effect of its own: %s", name, _shown(value), REMARKS[name, value]
             )
         if name == "mixed_precision" and (settings.get("bf16") or settings.get("fp16")):
             continue
-        for target, moved in _targets(name, value):
+        for target, moved in _equivalent_settings(name, value):
             if settings.get(target, defaults.get(target)) == defaults.get(target):
                 settings[target] = moved
                 _log.warning("accelerator_args.%s was taken as %s: %s", name, target, _shown(moved))
     return settings
 
 
-def _targets(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _equivalent_settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the (name, value) settings that a setting of Accelerate corresponds to; none for its default behaviour."""
     if value is None:
         return
@@ -206,10 +206,10 @@ def _targets(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield MOVES[name], value
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flattened(value, f"{prefix}{name}.")
         # Handlers are objects in a list and are read by `accelerator_settings`; `log_with` is the only plain list.
         elif not isinstance(value, list | tuple) or name == "log_with":
             yield prefix + name, value

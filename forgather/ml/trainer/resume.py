@@ -1,8 +1,8 @@
 """Resumes a run: finds the checkpoint, and restores each of its parts into the run.
 
-`resolve_resume` gives the verified checkpoint that a request names. `put_back` restores weights, optimizer, schedule,
-data position, metrics and random states. The checkpoint takes precedence over the config; a setting of the config that
-has no effect in a resumed run is reported in one warning.
+`resolve_resume` gives the verified checkpoint that a request names. `restore_checkpoint` restores weights, optimizer,
+schedule, data position, metrics and random states. The checkpoint takes precedence over the config; a setting of the
+config that has no effect in a resumed run is reported in one warning.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.checkpoint_parts import (
     AllowedMissing,
-    explained,
-    numbers,
+    checked_numbers,
+    checked_strings,
     read_parts,
+    restoring,
     schedule_state,
-    used,
-    words,
+    with_missing_hint,
 )
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.trainer.data_rng import own_rng
+from forgather.ml.trainer.data_rng import rank_rng
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
-from forgather.ml.trainer.rewind import LeftOut
+from forgather.ml.trainer.rewind import SkippedStep
 
 _log = get_logger(__name__)
 
@@ -75,7 +75,7 @@ def announce(folder: Path, max_steps: int) -> None:
     _log.warning("resuming from %s (step %d of %d, written %s)", folder, step, max_steps, when)
 
 
-def refuse_unseen(folder: Path) -> None:
+def refuse_unreadable(folder: Path) -> None:
     """Raises on every process if one of them cannot see the checkpoint. Collective.
 
     Raises:
@@ -91,7 +91,7 @@ def refuse_unseen(folder: Path) -> None:
         )
 
 
-def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
+def restored_settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
     """Returns the settings that a checkpoint restores, by name, with one value per parameter group.
 
     Args:
@@ -110,12 +110,12 @@ def settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
     return found
 
 
-def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) -> None:
+def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) -> None:
     """Warns about settings of the config that the checkpoint overrides.
 
     Args:
-        configured: `settings` before the restore.
-        restored: `settings` after it.
+        configured: `restored_settings` before the restore.
+        restored: `restored_settings` after it.
     """
     lost = [
         f"{name} {_shown(restored[name])} (the config says {_shown(value)})"
@@ -130,7 +130,7 @@ def mention(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) ->
         )
 
 
-def refuse_other(what: str, present: Any, written_by: str) -> None:
+def refuse_other_class(what: str, present: Any, written_by: str) -> None:
     """Raises if a part of a checkpoint was written by another class.
 
     Args:
@@ -145,7 +145,7 @@ def refuse_other(what: str, present: Any, written_by: str) -> None:
         raise _misfit(what, present, f"it was written by {written_by}")
 
 
-def refuse_others(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
+def refuse_other_classes(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
     """Raises if a checkpoint was written by another class of optimizer or schedule.
 
     Args:
@@ -158,10 +158,10 @@ def refuse_others(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> 
     """
     for what, present in (("optimizer", optimizer), ("schedule", schedule)):
         if (written_by := classes.get(what)) is not None:
-            refuse_other(what, present, written_by)
+            refuse_other_class(what, present, written_by)
 
 
-def advance(schedule: Any, steps: int) -> None:
+def advance_schedule(schedule: Any, steps: int) -> None:
     """Moves a new schedule to a step; one that follows a metric stays at its beginning.
 
     Used if the checkpoint does not hold the schedule, before the learning rate of the checkpoint is restored.
@@ -218,7 +218,7 @@ def _misfit(what: str, present: Any, reason: str) -> CheckpointError:
     )
 
 
-def found_again(best: str | None, *folders: Path) -> str | None:
+def current_folder(best: str | None, *folders: Path) -> str | None:
     """Returns the current folder of the best checkpoint; None, with a warning, if it was removed.
 
     Args:
@@ -254,7 +254,7 @@ def _shown(values: list[Any]) -> str:
     return different[0] if len(different) == 1 else "/".join(different)
 
 
-def mention_earlier_run(output_dir: Path) -> None:
+def warn_of_earlier_run(output_dir: Path) -> None:
     """Warns if the output folder holds checkpoints that this run does not resume from."""
     if earlier := list_checkpoints(output_dir):
         _log.warning(
@@ -267,7 +267,7 @@ def mention_earlier_run(output_dir: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class RestoredState:
     """The part of a restored checkpoint that the run itself uses.
 
     Args:
@@ -282,10 +282,10 @@ class Loaded:
     rng: dict[str, Any] | None
     owed: list[str]
     guard: dict[str, Any]
-    skips: list[LeftOut]
+    skips: list[SkippedStep]
 
 
-def put_back(
+def restore_checkpoint(
     folder: Path,
     args: TrainingArguments,
     strategy: Strategy,
@@ -294,7 +294,7 @@ def put_back(
     meter: Meter,
     *,
     meanings: Meanings | None = None,
-) -> Loaded:
+) -> RestoredState:
     """Restores a checkpoint into the parts of a run. Collective: every process calls it.
 
     Args:
@@ -312,10 +312,10 @@ def put_back(
             run writes.
     """
     with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
-        return _put_back(folder, saved, args, strategy, schedule, data, meter, meanings)
+        return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings)
 
 
-def _put_back(
+def _restore_parts(
     folder: Path,
     saved: CheckpointReader,
     args: TrainingArguments,
@@ -324,7 +324,7 @@ def _put_back(
     data: TrainBatches,
     meter: Meter,
     meanings: Meanings | None,
-) -> Loaded:
+) -> RestoredState:
     progress = collectives.run_collectively(lambda: read_progress(folder))
     held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
     parts = collectives.run_collectively(lambda: read_parts(folder, held, frozenset(args.allow_missing or ())))
@@ -334,43 +334,43 @@ def _put_back(
         lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts, **present)
     )
     if meanings is not None:
-        with used("meanings", folder):
+        with restoring("meanings", folder):
             recorded = parts.get("meanings", {})
             collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
-    with used(SCHEDULE, folder):
-        refuse_others(parts.get("classes", {}), strategy.optimizer, schedule)
+    with restoring(SCHEDULE, folder):
+        refuse_other_classes(parts.get("classes", {}), strategy.optimizer, schedule)
     # Recorded now: restoring overwrites these values in place.
-    configured = settings(strategy.optimizer, schedule)
+    configured = restored_settings(strategy.optimizer, schedule)
     # Before the optimizer is restored: stepping a schedule writes learning rates into the parameter groups.
     if SCHEDULE not in parts:
-        advance(schedule, step)
-    with used(OPTIMIZER, folder):
+        advance_schedule(schedule, step)
+    with restoring(OPTIMIZER, folder):
         strategy.restore(saved)
         strategy.restore_optimizer(saved)
     if SCHEDULE in parts:
-        with used(SCHEDULE, folder):
+        with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
-    mention(configured, settings(strategy.optimizer, schedule))
+    warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     if DATA in parts:
-        with used(DATA, folder):
+        with restoring(DATA, folder):
             collectives.run_collectively(functools.partial(data.load_state_dict, parts[DATA]))
-            numbers({"epoch": data.epoch, "row": data.row}, whole=True)
+            checked_numbers({"epoch": data.epoch, "row": data.row}, whole=True)
     if METER in parts:
-        with used(METER, folder):
-            meter.load_state_dict(dict(numbers(parts[METER])))
-    with used(RNG, folder):
-        rng = own_rng(parts[RNG], strategy.topology) if RNG in parts else None
+        with restoring(METER, folder):
+            meter.load_state_dict(dict(checked_numbers(parts[METER])))
+    with restoring(RNG, folder):
+        rng = rank_rng(parts[RNG], strategy.topology) if RNG in parts else None
         if rng is not None:
             try_rng(rng)
-    with used("owed", folder):
-        owed = words(parts.get("owed", []))
+    with restoring("owed", folder):
+        owed = checked_strings(parts.get("owed", []))
     # Checkpoints of earlier releases hold neither guard nor skips.
-    with used("guard", folder):
+    with restoring("guard", folder):
         norms = parts.get("guard", {}).get("norms", [])
-        guard = {"norms": list(numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
-    with used("skips", folder):
-        skips = [LeftOut.of(facts) for facts in parts.get("skips", ())]
-    return Loaded(progress or TrainerState(global_step=step), rng, owed, guard, skips)
+        guard = {"norms": list(checked_numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
+    with restoring("skips", folder):
+        skips = [SkippedStep.of(facts) for facts in parts.get("skips", ())]
+    return RestoredState(progress or TrainerState(global_step=step), rng, owed, guard, skips)
 
 
 def read_progress(folder: Path) -> TrainerState | None:
@@ -383,7 +383,7 @@ def read_progress(folder: Path) -> TrainerState | None:
     # A file that the manifest does not list was not verified.
     if TRAINER_STATE not in manifest.files or not file.exists():
         return None
-    with used(PROGRESS, folder):
+    with restoring(PROGRESS, folder):
         small_file(file)  # refuses a file too large for what it should hold, before it is parsed
         state: TrainerState = TrainerState.load_from_json(str(file))
         if state.global_step != manifest.step:
@@ -419,7 +419,7 @@ def resolve_resume(
         try:
             verify(folder, without=AllowedMissing(allow_missing))
         except CheckpointError as failure:
-            raise explained(failure, allow_missing) from None
+            raise with_missing_hint(failure, allow_missing) from None
         return folder
     newest, skipped = newest_verified(output_dir, without=AllowedMissing(allow_missing), storage=storage)
     for error in skipped:

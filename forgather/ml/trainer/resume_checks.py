@@ -24,7 +24,7 @@ from forgather.ml.checkpoint.files import CONFIG, DATA, METER, OPTIMIZER, PROGRE
 from forgather.ml.checkpoint.lineage import Origin
 from forgather.ml.checkpoint.manifest import read_manifest, small_file
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.checkpoint_parts import numbers, used
+from forgather.ml.trainer.checkpoint_parts import checked_numbers, restoring
 
 _log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Meanings:
 
     Args:
         files: describe model and tokenizer, as a checkpoint stores them; empty on all processes but the main process.
-        facts: further facts that no file holds, see `facts_of`.
+        facts: further facts that no file holds, see `meaning_facts`.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class Meanings:
 
     def _changed(self, folder: Path, recorded: Mapping[str, Any]) -> dict[str, list[str]]:
         manifest = read_manifest(folder)
-        mine = {name: file for name, file in self.files.items() if _is_told_by(name)}
-        names = [name for name in manifest.files if _is_told_by(name) and (folder / name).is_file()]
+        mine = {name: file for name, file in self.files.items() if _is_description(name)}
+        names = [name for name in manifest.files if _is_description(name) and (folder / name).is_file()]
         theirs = {name: small_file(folder / name) for name in names}
         versions = manifest.facts.get("versions")
         written_by = versions.get("transformers") if isinstance(versions, Mapping) else None
@@ -96,15 +96,15 @@ class Meanings:
                 "mean the same is not known"
             )
         else:
-            found[TOKENIZER] += _other_tokenizer(theirs, mine)
-        found[TOKENIZER] += _others(_SIDES, recorded, self.facts)
-        for what, how in _other_config(theirs, mine, same_release=is_same_release):
+            found[TOKENIZER] += _tokenizer_changes(theirs, mine)
+        found[TOKENIZER] += _value_changes(_SIDES, recorded, self.facts)
+        for what, how in _config_changes(theirs, mine, same_release=is_same_release):
             found[what].append(how)
-        found[LABELS] += _other_names(recorded.get("labels"), self.facts.get("labels"))
+        found[LABELS] += _class_name_changes(recorded.get("labels"), self.facts.get("labels"))
         return {what: how for what, how in found.items() if how}
 
 
-def facts_of(processing_class: Any, dataset: Any) -> dict[str, Any]:
+def meaning_facts(processing_class: Any, dataset: Any) -> dict[str, Any]:
     """Returns the facts that a checkpoint records because no file of it holds them: padding sides and class names.
 
     Args:
@@ -140,7 +140,7 @@ def label_names(dataset: Any) -> dict[str, list[str]]:
     }
 
 
-def _is_told_by(name: str) -> bool:
+def _is_description(name: str) -> bool:
     return name in (_TOKENS, _TOKENIZER_CONFIG, _TEMPLATE, CONFIG, _ADAPTER, *_WORDS, *_PROCESSORS)
 
 
@@ -148,11 +148,11 @@ def _has_tokenizer(files: Mapping[str, bytes]) -> bool:
     return any(name in files for name in (_TOKENS, _TOKENIZER_CONFIG, *_WORDS, *_PROCESSORS))
 
 
-def _other_tokenizer(theirs: Mapping[str, bytes], mine: Mapping[str, bytes]) -> Iterator[str]:
+def _tokenizer_changes(theirs: Mapping[str, bytes], mine: Mapping[str, bytes]) -> Iterator[str]:
     if not (_has_tokenizer(theirs) and _has_tokenizer(mine)):
         return
     if _TOKENS in theirs and _TOKENS in mine:
-        yield from _other_tokens(_table(theirs[_TOKENS]), _table(mine[_TOKENS]))
+        yield from _token_changes(_table(theirs[_TOKENS]), _table(mine[_TOKENS]))
     elif _TOKENS not in theirs and _TOKENS not in mine:
         named = [name for name in _WORDS if theirs.get(name) != mine.get(name)]
         yield from (f"its file {name} is another one" for name in named)
@@ -164,14 +164,14 @@ def _other_tokenizer(theirs: Mapping[str, bytes], mine: Mapping[str, bytes]) -> 
         if _TEMPLATE in files:
             table["chat_template"] = files[_TEMPLATE].decode()
     special = sorted(name for name in {*before, *now} if name.endswith("_token") and not name.startswith("add_"))
-    yield from _others([*special, "chat_template"], _plain(before), _plain(now), absent=True)
-    yield from _others([name for name in _IN_TOKENIZER_CONFIG if name != "chat_template"], before, now)
+    yield from _value_changes([*special, "chat_template"], _plain(before), _plain(now), absent=True)
+    yield from _value_changes([name for name in _IN_TOKENIZER_CONFIG if name != "chat_template"], before, now)
     for file in _PROCESSORS:
         before, now = (_table(files.get(file, b"{}")) for files in (theirs, mine))
-        yield from _others(sorted({*before, *now} - _ONLY_TRAINING), before, now)
+        yield from _value_changes(sorted({*before, *now} - _ONLY_TRAINING), before, now)
 
 
-def _other_tokens(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _token_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     old, new = _vocabulary(before), _vocabulary(now)
     if old != new:
         moved = [token for token, number in old.items() if new.get(token, number) != number]
@@ -205,7 +205,7 @@ def _merges(tokens: Mapping[str, Any]) -> list[str]:
     return [one if isinstance(one, str) else " ".join(one) for one in merges]
 
 
-def _other_config(
+def _config_changes(
     theirs: Mapping[str, bytes], mine: Mapping[str, bytes], *, same_release: bool
 ) -> Iterator[tuple[str, str]]:
     for file in (CONFIG, _ADAPTER):
@@ -216,19 +216,19 @@ def _other_config(
             if any(word in name for word in ("dropout", "_pdrop", "layerdrop")):
                 continue
             # A config file omits default values, and another release may have other defaults.
-            for said in _others([name], before, now, absent=same_release):
+            for said in _value_changes([name], before, now, absent=same_release):
                 about_tokens = name.endswith("_token_id") or name == "vocab_size"
                 yield TOKENIZER if about_tokens else LABELS if name in _LABELS else MODEL, said
 
 
-def _other_names(before: Any, now: Any) -> Iterator[str]:
+def _class_name_changes(before: Any, now: Any) -> Iterator[str]:
     for column in before if isinstance(before, Mapping) else ():
         if isinstance(now, Mapping) and column in now and before[column] != now[column]:
             where = f" of the column {column!r}" if column else ""
             yield f"the classes{where} are {_short(now[column])}, and were {_short(before[column])}"
 
 
-def _others(
+def _value_changes(
     names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any], *, absent: bool = False
 ) -> Iterator[str]:
     """Yields, in words, the values that differ.
@@ -329,35 +329,35 @@ def refuse_impossible(
     Raises:
         CheckpointError: FG675.
     """
-    with used("step", folder):
+    with restoring("step", folder):
         _check(0 < origin.max_steps < step, "step", f"{step} of {origin.max_steps}")
     if progress is not None:
-        with used(PROGRESS, folder):
-            _progress(step, progress)
+        with restoring(PROGRESS, folder):
+            _check_progress(step, progress)
     if isinstance(optimizer, Mapping):
-        with used(OPTIMIZER, folder):
-            _optimizer(optimizer, _Present([dict(group) for group in groups]))
+        with restoring(OPTIMIZER, folder):
+            _check_optimizer(optimizer, _CurrentValues([dict(group) for group in groups]))
     if SCHEDULE in parts:
-        with used(SCHEDULE, folder):
-            _schedule(parts[SCHEDULE], _Present(schedule))
+        with restoring(SCHEDULE, folder):
+            _check_schedule(parts[SCHEDULE], _CurrentValues(schedule))
     if DATA in parts:
-        with used(DATA, folder):
-            _position(step, parts[DATA])
+        with restoring(DATA, folder):
+            _check_position(step, parts[DATA])
     if METER in parts:
-        with used(METER, folder):
-            _meter(parts[METER])
+        with restoring(METER, folder):
+            _check_meter(parts[METER])
     # Checkpoints of earlier releases hold neither guard nor skips.
-    with used("guard", folder):
+    with restoring("guard", folder):
         norms = parts.get("guard", {}).get("norms", [])
-        for place, norm in numbers({str(place): norm for place, norm in enumerate(norms)}).items():
+        for place, norm in checked_numbers({str(place): norm for place, norm in enumerate(norms)}).items():
             _check(norm < 0, f"norms.{place}", norm)
-    with used("skips", folder):
+    with restoring("skips", folder):
         for facts in parts.get("skips", ()):
-            numbers({name: facts[name] for name in ("step", "epoch", "first", "end")}, whole=True)
+            checked_numbers({name: facts[name] for name in ("step", "epoch", "first", "end")}, whole=True)
             _check(facts["end"] < facts["first"], "end", facts["end"])
 
 
-class _Present:
+class _CurrentValues:
     """Names whose values are infinite, large or negative in the current run, where they are intended."""
 
     def __init__(self, tree: Any) -> None:
@@ -387,20 +387,22 @@ def _check(is_impossible: bool, name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!s:.40}")
 
 
-def _progress(step: int, progress: TrainerState) -> None:
+def _check_progress(step: int, progress: TrainerState) -> None:
     # An epoch has at least one optimizer step.
     _check(not 0 <= progress.epoch <= step + 1, "epoch", progress.epoch)
     best = progress.best_global_step
-    numbers({"num_input_tokens_seen": progress.num_input_tokens_seen, "best_global_step": best or 0}, whole=True)
+    checked_numbers(
+        {"num_input_tokens_seen": progress.num_input_tokens_seen, "best_global_step": best or 0}, whole=True
+    )
     _check((best or 0) > step, "best_global_step", best)
     uncarried = {name: getattr(progress, name) or 0 for name in _UNCARRIED}
-    for name, value in numbers({"total_flos": progress.total_flos, **uncarried}).items():
+    for name, value in checked_numbers({"total_flos": progress.total_flos, **uncarried}).items():
         _check(value < 0 or (name != "total_flos" and value >= 2**53), name, value)
     for number, line in enumerate(progress.log_history):
-        numbers({f"log_history.{number}.step": line.get("step", 0)}, whole=True)
+        checked_numbers({f"log_history.{number}.step": line.get("step", 0)}, whole=True)
         _check(line.get("step", 0) > step, f"log_history.{number}.step", line.get("step"))
         _check(not 0 <= line.get("epoch", 0) <= step + 1, f"log_history.{number}.epoch", line.get("epoch"))
-    _best(progress, best)
+    _check_best_metric(progress, best)
     _check(not isinstance(progress.stateful_callbacks, Mapping), "stateful_callbacks", progress.stateful_callbacks)
     for place, count in _numbers(progress.stateful_callbacks, ""):
         for name in _COUNTED_BY_CALLBACKS:
@@ -408,7 +410,7 @@ def _progress(step: int, progress: TrainerState) -> None:
         _check("._times." in place and not 0 <= count < _MOST, place, count)
 
 
-def _best(progress: TrainerState, best: int | None) -> None:
+def _check_best_metric(progress: TrainerState, best: int | None) -> None:
     metric = progress.best_metric
     if metric is None:
         return
@@ -425,7 +427,7 @@ def _is_near(one: float, other: float) -> bool:
     return one == other or math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
-def _optimizer(tree: Mapping[str, Any], present: _Present) -> None:
+def _check_optimizer(tree: Mapping[str, Any], present: _CurrentValues) -> None:
     for group in tree["param_groups"]:
         for place, number in _numbers({name: value for name, value in group.items() if name != "params"}, ""):
             present.judge(place, number, is_unsigned=_name_of(place) in _UNSIGNED)
@@ -440,14 +442,14 @@ def _optimizer(tree: Mapping[str, Any], present: _Present) -> None:
                 _check(not math.isfinite(number), f"{place} of {name}", number)
 
 
-def _schedule(tree: Any, present: _Present) -> None:
+def _check_schedule(tree: Any, present: _CurrentValues) -> None:
     for place, number in _numbers(tree, ""):
         present.judge(place, number, is_unsigned=_name_of(place) in _UNSIGNED_OF_SCHEDULES)
 
 
-def _meter(state: Any) -> None:
-    numbers(state)
-    numbers({name: state[name] for name in _COUNTS if name in state}, whole=True)
+def _check_meter(state: Any) -> None:
+    checked_numbers(state)
+    checked_numbers({name: state[name] for name in _COUNTS if name in state}, whole=True)
     for name, value in state.items():
         _check(name in _UNSIGNED and not 0 <= value < _MOST, name, value)
     for prefix in ("", "total_"):
@@ -456,13 +458,13 @@ def _meter(state: Any) -> None:
             _check(state.get(prefix + name, 0) > steps, prefix + name, state.get(prefix + name))
 
 
-def _position(step: int, position: Mapping[str, Any]) -> None:
+def _check_position(step: int, position: Mapping[str, Any]) -> None:
     counts = {
         name: position[name]
         for name in ("epoch", "row", "batch", "batch_rows", "update_rows", "workers")
         if name in position
     }
-    numbers(counts, whole=True)
+    checked_numbers(counts, whole=True)
     for place, number in _numbers(position, ""):
         _check(not 0 <= number < (2**64 if place == "seed" else 2**53), place, number)
     _check(counts["epoch"] > step, "epoch", counts["epoch"])

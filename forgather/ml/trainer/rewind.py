@@ -38,13 +38,13 @@ class RowRange:
     first: int
     end: int
 
-    def meets(self, other: RowRange) -> bool:
+    def overlaps(self, other: RowRange) -> bool:
         """Returns whether the two ranges have a row in common."""
         return self.epoch == other.epoch and self.first < other.end and other.first < self.end
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedStep:
     """A skipped step.
 
     Args:
@@ -62,7 +62,7 @@ class LeftOut:
         return {"step": self.step, **asdict(self.rows), "reason": self.reason}
 
     @classmethod
-    def of(cls, facts: dict[str, Any]) -> LeftOut:
+    def of(cls, facts: dict[str, Any]) -> SkippedStep:
         """Returns the step that `to_dict` gave."""
         rows = RowRange(int(facts["epoch"]), int(facts["first"]), int(facts["end"]))
         return cls(int(facts["step"]), rows, str(facts["reason"]))
@@ -85,7 +85,7 @@ class SkipList:
     def __init__(self, *, most: int, among: int) -> None:
         self.most = most
         self.among = among
-        self.steps: list[LeftOut] = []
+        self.steps: list[SkippedStep] = []
 
     def add(self, step: int, rows: RowRange, reason: str) -> None:
         """Adds a skipped step.
@@ -99,7 +99,7 @@ class SkipList:
             TrainingError: FG651 if too many steps were skipped.
         """
         _log.warning("step %d is left out: %s", step, reason)
-        self.steps.append(LeftOut(step, rows, reason))
+        self.steps.append(SkippedStep(step, rows, reason))
         recent = [one for one in self.steps if one.step > step - self.among]
         if len(recent) > self.most:
             raise TrainingError(
@@ -112,9 +112,9 @@ class SkipList:
 
     def covers(self, rows: RowRange) -> bool:
         """Returns whether one of the rows belongs to a skipped step."""
-        return any(one.rows.meets(rows) for one in self.steps)
+        return any(one.rows.overlaps(rows) for one in self.steps)
 
-    def merge(self, others: Iterable[LeftOut]) -> None:
+    def merge(self, others: Iterable[SkippedStep]) -> None:
         """Adds the steps whose rows are not in the list yet."""
         known = {one.rows for one in self.steps}
         self.steps += [one for one in others if one.rows not in known]
@@ -167,7 +167,7 @@ class RewindTarget:
         self.storage = storage
         self._behind: list[Path] = []
 
-    def skipped_before(self, folder: Path, run: str) -> list[LeftOut]:
+    def skipped_before(self, folder: Path, run: str) -> list[SkippedStep]:
         """Returns the steps that are listed as skipped next to the checkpoint that a run resumes from.
 
         Args:
@@ -199,7 +199,7 @@ class RewindTarget:
         """
 
         def act() -> int:
-            place = newest_sound(self._behind, bad)
+            place = newest_intact_index(self._behind, bad)
             # Written before the rewind: if the process stops now, the resumed run must not train on the same rows
             # again.
             write_skipped(self.storage, self.output_dir, run, skips)
@@ -210,7 +210,7 @@ class RewindTarget:
         return self._behind[-1]
 
 
-def newest_sound(behind: Sequence[Path], step: int) -> int:
+def newest_intact_index(behind: Sequence[Path], step: int) -> int:
     """Returns the index of the newest intact checkpoint.
 
     Args:
@@ -259,7 +259,7 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
         ) from error
 
 
-def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
+def read_skipped(folders: Iterable[Path], run: str) -> list[SkippedStep]:
     """Returns the skipped steps of a run from the files next to its checkpoints; empty if another run wrote them.
 
     Args:
@@ -269,7 +269,7 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
     Raises:
         CheckpointError: FG653 for a file of another form, or a damaged one.
     """
-    found: dict[LeftOut, None] = {}
+    found: dict[SkippedStep, None] = {}
     for folder in folders:
         file = folder / SKIPPED
         try:
@@ -277,7 +277,7 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[LeftOut]:
                 raise OSError("it is no regular file")  # reading a pipe would block
             facts = json.loads(file.read_text(encoding="utf-8"))
             if facts["run"] == run:
-                found |= dict.fromkeys(LeftOut.of(one) for one in facts["steps"])
+                found |= dict.fromkeys(SkippedStep.of(one) for one in facts["steps"])
         except FileNotFoundError:
             continue
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:

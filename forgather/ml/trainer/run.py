@@ -34,15 +34,15 @@ from forgather.ml.trainer.control import (
     restore_pending,
 )
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.trainer.data_rng import rng_of_all, seed_process
+from forgather.ml.trainer.data_rng import gathered_rng, seed_process
 from forgather.ml.trainer.meter import Meter
-from forgather.ml.trainer.resume import Loaded, put_back
-from forgather.ml.trainer.resume_checks import Meanings, facts_of
+from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
+from forgather.ml.trainer.resume_checks import Meanings, meaning_facts
 from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
 from forgather.ml.trainer.save_function import SaveFunction
 from forgather.ml.trainer.save_policy import Saves
 from forgather.ml.trainer.snapshot import import_states, origin_facts
-from forgather.ml.trainer.step_guard import BadSteps, guard_of
+from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.types import Update, Window
 
@@ -86,17 +86,17 @@ class Run:
         self.complete = False
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
-        self.guard = guard_of(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
+        self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
         parts = (session, strategy, storage, self.agreed, self._training_state)
         self.saves = Saves(*parts, origin=origin, save_function=save_function)
         self.in_update = False
-        self._meanings = facts_of(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
+        self._meanings = meaning_facts(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
         self._evaluate = evaluate
         self._cut_short = False
         self._windows = Renewable(self._read)
-        self._way_back = RewindTarget(self.saves.output_dir, storage)
+        self._rewind_target = RewindTarget(self.saves.output_dir, storage)
         self._rng: dict[str, Any] | None = None
         self._owed: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
@@ -126,13 +126,13 @@ class Run:
 
     def end_resumed_step(self) -> None:
         """Finishes the step that a checkpoint was written in: an evaluation that was due, and the end of an epoch."""
-        self._do_what_is_owed()
+        self._do_pending_actions()
         is_whole = self.data.at_end_of_epoch
         if is_whole or (self.finished and self.data.batch and not is_evaluated(self.session.state)):
             self._restore_rng()
             self.finish_epoch(complete=is_whole)
 
-    def _do_what_is_owed(self) -> None:
+    def _do_pending_actions(self) -> None:
         if self._owed:
             restore_pending(self.session.control, self._owed)
             if self._rng is not None:
@@ -225,14 +225,14 @@ class Run:
         self.agreed.settle(window)
         with self.meter.paused():
             self.saves.settle(wait=True)
-            folder = self._way_back.take(bad, self.skips, self.saves.checkpoints.run_id)
+            folder = self._rewind_target.take(bad, self.skips, self.saves.checkpoints.run_id)
             loaded = self._put_back(folder)
             import_states(self.session, loaded.progress.stateful_callbacks, settings=False)  # type: ignore[arg-type]
         self.saves.begin()
         self._windows.renew()
         _log.warning("step %d: the run goes back to %s", bad, folder)
         self.session.send("on_rewind")
-        self._do_what_is_owed()
+        self._do_pending_actions()
         self.stop_if_asked()
 
     def after_update(self) -> None:
@@ -371,7 +371,7 @@ class Run:
         with self.meter.paused():
             self.guard.poll(wait=True)
             folder = self.saves.save()
-        self._way_back.passed(folder)
+        self._rewind_target.passed(folder)
         return folder
 
     def end_saves(self) -> None:
@@ -398,22 +398,24 @@ class Run:
             "classes": {"optimizer": type(self.strategy.optimizer).__name__, "schedule": type(self.schedule).__name__},
             "data": self.data.state_dict(),
             "meter": self.meter.state_dict(),
-            "rng": rng_of_all(),
+            "rng": gathered_rng(),
             "owed": pending_actions(self.session.control),
             "meanings": self._meanings,
         }
 
     def load(self, folder: Path) -> None:
-        """Restores a verified checkpoint of this run or another one; raises as `put_back` does."""
+        """Restores a verified checkpoint of this run or another one; raises as `restore_checkpoint` does."""
         loaded = self._put_back(folder, Meanings(self.saves.described(), self._meanings))
         checkpoints = self.saves.checkpoints
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
-        self.skips.merge([*loaded.skips, *self._way_back.skipped_before(folder, checkpoints.run_id)])
+        self.skips.merge([*loaded.skips, *self._rewind_target.skipped_before(folder, checkpoints.run_id)])
         settings = self.args.restore_callback_states_from_checkpoint
         import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
-    def _put_back(self, folder: Path, meanings: Meanings | None = None) -> Loaded:
-        loaded = put_back(folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings)
+    def _put_back(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
+        loaded = restore_checkpoint(
+            folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings
+        )
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         self._owed, self._rng = loaded.owed, loaded.rng
@@ -427,7 +429,7 @@ class Run:
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
         beside = (self.saves.output_dir, folder.parent)
-        state.best_model_checkpoint = resume.found_again(state.best_model_checkpoint, *beside)
+        state.best_model_checkpoint = resume.current_folder(state.best_model_checkpoint, *beside)
         return loaded
 
 

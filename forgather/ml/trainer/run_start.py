@@ -72,12 +72,12 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
     """
     facts = rules.complete({})
     facts |= {f"args.{name}": value for name, value in args.RULES.complete(args.to_dict()).items()}
-    facts |= {f"{name}.calls": _called(value) for name, value in given.items()}
+    facts |= {f"{name}.calls": _constructor_name(value) for name, value in given.items()}
     facts |= {name: None if value is None else SOMETHING for name, value in given.items()}
-    door.refuse(breach for breach in rules.broken(facts) if breach.code in _CODES)
+    door.raise_first_error(breach for breach in rules.broken(facts) if breach.code in _CODES)
 
 
-def _called(value: Any) -> str:
+def _constructor_name(value: Any) -> str:
     """Returns the constructor of an object in the form that a config uses, in lower case; "" for none."""
     if value is None:
         return ""

@@ -45,7 +45,7 @@ class Scratch:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def written_by(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
+def run_save_function(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
     """Returns the files that a function wrote for a step. Collective: every process calls it.
 
     Args:
@@ -82,7 +82,7 @@ def _call(function: SaveFunction, model: nn.Module, step: int, path: Path) -> No
         ).about("save_function") from error
 
 
-def refuse_no_storage(storage: Any) -> None:
+def check_storage(storage: Any) -> None:
     """Raises if an object lacks a method of a storage.
 
     Raises:

@@ -22,15 +22,15 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.checkpoint_writer import (
-    Background,
+    BackgroundWriter,
     Checkpoints,
-    Need,
+    SpaceNeeded,
     planned_steps,
-    refuse_too_much,
+    refuse_lack_of_space,
     retention_of,
 )
 from forgather.ml.trainer.control import Session
-from forgather.ml.trainer.save_function import SaveFunction, Scratch, written_by
+from forgather.ml.trainer.save_function import SaveFunction, Scratch, run_save_function
 from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
 from forgather.ml.trainer.synchronization import RunSync
 
@@ -156,7 +156,7 @@ class Saves:
         agreed: synchronizes control flags between processes.
         training: returns schedule, random states and position in the data.
         origin: entries about the run in each manifest, see `Manifest`.
-        save_function: see `written_by`; None for none.
+        save_function: see `run_save_function`; None for none.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class Saves:
         self._save_function = save_function
         self._agreed = agreed
         self._training = training
-        self._camera = SnapshotBuilder(session, strategy)
+        self._snapshots = SnapshotBuilder(session, strategy)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
-        self._background = Background() if self.enabled and args.async_save else None
+        self._background = BackgroundWriter() if self.enabled and args.async_save else None
         self._state_saved = session.state
 
     @property
@@ -203,9 +203,9 @@ class Saves:
 
     def described(self) -> dict[str, bytes]:
         """Returns the files that describe model and tokenizer, see `SnapshotBuilder.described`."""
-        return self._camera.described()
+        return self._snapshots.described()
 
-    def need(self, updates_per_epoch: int | None) -> Need | None:
+    def need(self, updates_per_epoch: int | None) -> SpaceNeeded | None:
         """Returns the bytes and steps that the run will write; None if it writes nothing. Collective.
 
         Args:
@@ -214,11 +214,11 @@ class Saves:
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
             return None
-        parts = collectives.all_gather((*self._camera.sizes(self._training), self._camera.optimizer_size()))
+        parts = collectives.all_gather((*self._snapshots.sizes(self._training), self._snapshots.optimizer_size()))
         run_id = self.checkpoints.run_id
         # By name: of a sharded parameter, several processes report the size of the whole.
         later = {name: size for *_, by_name in parts for name, size in by_name.items()}
-        return Need(
+        return SpaceNeeded(
             checkpoint=sum(whole for whole, *_ in parts) + sum(later.values()),
             model=sum(model for _, model, _ in parts),
             steps=steps,
@@ -242,7 +242,7 @@ class Saves:
             if not self.best.is_followed:
                 retention = dataclasses.replace(retention, best=0)
             free = functools.partial(storage.free_bytes, self.output_dir)
-            collectives.run_on_main(lambda: refuse_too_much(need, retention, self.output_dir, free()))
+            collectives.run_on_main(lambda: refuse_lack_of_space(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
         """Starts the interval in minutes: the next step is the first one, or the first one after a rewind."""
@@ -285,9 +285,9 @@ class Saves:
         state = self._session.state
         if self._is_best():
             state.best_model_checkpoint = str(folder)
-        snapshot, scratch = self._camera.take(self._training), Scratch()
+        snapshot, scratch = self._snapshots.take(self._training), Scratch()
         if self._save_function is not None:
-            scratch = written_by(self._save_function, self._strategy.model, state.global_step)
+            scratch = run_save_function(self._save_function, self._strategy.model, state.global_step)
         snapshot = dataclasses.replace(snapshot, files=scratch.files)
         write = functools.partial(self._write_and_remove, ranked=self._ranking(), scratch=scratch)
         if self._background is None:

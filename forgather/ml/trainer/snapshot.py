@@ -240,12 +240,12 @@ def described_files(model: nn.Module, processing_class: Any, *, is_loadable: boo
     model = getattr(model, "stands_for", model)
     parts = [getattr(model, "generation_config", None), processing_class]
     if is_loadable and isinstance(model, PreTrainedModel):
-        config = _described(model)
+        config = _config_as_saved(model)
         parts = [_Code(model, config), *_configs(model, config, parts[0]), processing_class]
     return _saved_files(parts)
 
 
-def self_described_files(model: nn.Module, weights: Mapping[str, Any], processing_class: Any) -> dict[str, bytes]:
+def files_of_self_saving_model(model: nn.Module, weights: Mapping[str, Any], processing_class: Any) -> dict[str, bytes]:
     """Returns all files of a model that is not of transformers and has its own `save_pretrained`, and of its tokenizer.
 
     Args:
@@ -318,7 +318,7 @@ def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> lis
     return [*found, model.peft_config[model.active_adapters()[0]]]
 
 
-def _described(model: PreTrainedModel) -> Any:
+def _config_as_saved(model: PreTrainedModel) -> Any:
     """Returns the configuration with class and dtype of the weights, as `save_pretrained` writes them."""
     config: Any = copy.deepcopy(model.config)  # the run's configuration must not change by saving
     config.architectures = [class_name(model)]

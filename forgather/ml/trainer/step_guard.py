@@ -246,7 +246,7 @@ class BadSteps:
         value = loss.item()
         # A value may be bad on one rank alone; the largest one decides, so that all ranks take the same decision.
         if math.isinf(collectives.all_max(_or_infinite(value))):
-            self._found(_told("the loss", value), step)
+            self._found(_describe("the loss", value), step)
         return value
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
@@ -260,7 +260,7 @@ class BadSteps:
         value = norm.item()
         largest = collectives.all_max(_or_infinite(value))
         if math.isinf(largest):
-            self._found(_told("the norm of the gradients", value), step)
+            self._found(_describe("the norm of the gradients", value), step)
         elif self._window is not None:
             limit = self._window.limit
             if limit is not None and largest > limit:
@@ -296,7 +296,7 @@ class BadSteps:
             self._window.load_state_dict({"norms": [], **state})
 
 
-def guard_of(args: TrainingArguments, optimizer: Any, device: torch.device, *, rank: int) -> StepGuard:
+def choose_guard(args: TrainingArguments, optimizer: Any, device: torch.device, *, rank: int) -> StepGuard:
     """Returns the step guard of a run.
 
     Args:
@@ -316,5 +316,5 @@ def _or_infinite(value: float) -> float:
     return abs(value) if math.isfinite(value) else math.inf
 
 
-def _told(what: str, value: float) -> str:
+def _describe(what: str, value: float) -> str:
     return f"{what} is {value}" if not math.isfinite(value) else f"{what} is not finite on another rank"

@@ -36,8 +36,8 @@ from forgather.ml.task import task_of
 from forgather.ml.trainer import argument_checks as door
 from forgather.ml.trainer import model_export, model_setup, resume
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.batch_sampler import Share
-from forgather.ml.trainer.collation import default_collate, rows_for
+from forgather.ml.trainer.batch_sampler import RankShare
+from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import TrainBatches, check_size, is_iterable
@@ -48,7 +48,7 @@ from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
-from forgather.ml.trainer.save_function import SaveFunction, refuse_no_storage
+from forgather.ml.trainer.save_function import SaveFunction, check_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
@@ -122,7 +122,7 @@ class Trainer(WithOwnLoss):
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
-        refuse_no_storage(self.storage)
+        check_storage(self.storage)
         self.save_function = save_function
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         refuse_another_engine(self.args, accelerate_variables())
@@ -136,7 +136,7 @@ class Trainer(WithOwnLoss):
             model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
         )
         # Strategies report a setting by its own name; the caller knows it as `args.<name>`.
-        with door.about_settings(self.args):
+        with door.errors_under_args(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
             build_strategy.get()(self.strategy, recipe)
         self._session = self._make_session(callbacks)
@@ -225,9 +225,11 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = collectives.run_on_main(functools.partial(model_setup.begin_from, args, self.storage, request))
+        folder = collectives.run_on_main(
+            functools.partial(model_setup.checkpoint_to_resume, args, self.storage, request)
+        )
         if folder is not None:
-            resume.refuse_unseen(folder)
+            resume.refuse_unreadable(folder)
         # Seeded again: numbers that were drawn since the model was built must not change the run.
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
@@ -253,7 +255,7 @@ class Trainer(WithOwnLoss):
 
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
-        steps, epochs = model_setup.extent(self.args, data)
+        steps, epochs = model_setup.num_steps_and_epochs(self.args, data)
         # Different steps or rows per process would end in a collective that waits for ever.
         collectives.require_equal_facts(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
@@ -303,14 +305,16 @@ class Trainer(WithOwnLoss):
             )
         topology = self.strategy.topology
         if not is_iterable(self.train_dataset):
-            check_size(len(self.train_dataset), Share.by(topology, self.args.per_device_train_batch_size))
+            check_size(len(self.train_dataset), RankShare.by(topology, self.args.per_device_train_batch_size))
         dataset, collate = self._inputs(self.train_dataset)
         return TrainBatches(dataset, self.args, collate, topology=topology)
 
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Returns rows and collator, reduced to the columns that the model names."""
         narrows = self.args.remove_unused_columns
-        return rows_for(self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator)
+        return inputs_for_model(
+            self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator
+        )
 
     def _finish(self, run: Run) -> TrainOutput:
         run.end_saves()

@@ -41,16 +41,16 @@ def refuse_unused_hooks(trainer: object) -> None:
     Raises:
         TrainingError: FG860 for hooks that no trainer of Forgather calls, FG861 for those that this trainer does not.
     """
-    found = list(_found(trainer))
+    found = list(_refused(trainer))
     if found:
         first, *rest = found
         raise TrainingError(first.message, code=first.code, hint=f"{first.hint}; or {HF_TRAINER}", others=rest)
 
 
-def _found(trainer: object) -> Iterator[Diagnostic]:
+def _refused(trainer: object) -> Iterator[Diagnostic]:
     ours = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith(_OURS)]
     refused = refused_hooks(ours)
-    for owner, name in dict.fromkeys(_written(trainer)):
+    for owner, name in dict.fromkeys(_user_attributes(trainer)):
         if name in refused:
             code, hint = refused[name]
             yield Diagnostic(code=code, message=refusal(owner, name, f"forgather.ml:{ours[0]}"), hint=hint)
@@ -59,7 +59,7 @@ def _found(trainer: object) -> Iterator[Diagnostic]:
         yield Diagnostic(code="FG860", message=message, hint="define it in a subclass of the trainer")
 
 
-def _written(trainer: object) -> Iterator[tuple[str, str]]:
+def _user_attributes(trainer: object) -> Iterator[tuple[str, str]]:
     """Yields (owner, name) for each attribute that a user defined on a trainer or its classes."""
     for kind in type(trainer).__mro__:
         if not kind.__module__.startswith(_NOT_THE_USERS):
@@ -87,7 +87,7 @@ class OwnLoss:
         self._method, self._said = method, said
         self._inputs, self._no_cache = ModelInputs(model), NoCache(model)
         self._is_causal = is_causal_lm(model)
-        self._takes_items = _takes(method, ITEMS)
+        self._takes_items = _takes_argument(method, ITEMS)
         self._reads_items = _reads_items(method)
         self.ignore_index = rule.ignore_index
 
@@ -267,14 +267,14 @@ class WithOwnLoss:
         return (loss, outputs[-1]) if return_outputs else loss
 
 
-def _takes(method: Callable[..., Any], name: str) -> bool:
+def _takes_argument(method: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(method).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _reads_items(method: Callable[..., Any]) -> bool:
     """Returns whether the code of a method loads `num_items_in_batch`, or passes on its keyword arguments."""
-    if not _takes(method, ITEMS):
+    if not _takes_argument(method, ITEMS):
         return False
     function = inspect.unwrap(getattr(method, "__func__", method))
     code = getattr(function, "__code__", None)

@@ -20,7 +20,7 @@ from forgather.ml.callbacks.text_sample import TextSampleCallback
 from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.state import on_host
-from forgather.ml.trainer.resume import refuse_unseen
+from forgather.ml.trainer.resume import refuse_unreadable
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_shares import Stream, collate
@@ -344,7 +344,7 @@ def test_an_act_of_the_writer_has_one_outcome():
 def unseen(folder):
     DistributedEnvironment(timeout_seconds=patience(20)).start(use_cpu=True)
     try:
-        refuse_unseen(folder / os.environ["RANK"])
+        refuse_unreadable(folder / os.environ["RANK"])
     except ForgatherError as error:
         return error.code, error.message
     return None
