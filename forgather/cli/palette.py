@@ -108,7 +108,7 @@ def wrapped(line: str, width: int, hang: int) -> str:
         hang: columns before the further parts.
 
     Example:
-        >>> print(wrapped("  help: one two three", 15, 8))
+        >>> print(wrapped("  help: one two three", 17, 8))
           help: one two
                 three
     """

@@ -25,7 +25,6 @@ from forgather.launcher_env import RequestedProcesses, compared_by_launcher, req
 from forgather.process_limits import limits_while_reading
 from forgather.project.configs import choose_config, template_name
 from forgather.project.dynamic_args import read_options, unread_options
-from forgather.project.error_location import Writers, locate_error
 from forgather.project.graph_secrets import note_graph
 from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
@@ -38,6 +37,7 @@ from forgather.redaction import note, note_secrets
 if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment
     from forgather.config.graph import Graph
+    from forgather.project.error_location import Writers
     from forgather.project.trust import Trust
 
 _Construction = tuple[str, str, tuple[str, ...]]
@@ -163,7 +163,7 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
-        from forgather.project.setting_precedence import settable_paths, without_duplicate_settings
+        from forgather.project.duplicate_settings import settable_paths, without_duplicate_settings
 
         graph = self.declared_graph
         if self.overrides:
@@ -177,6 +177,8 @@ class Project:
     @property
     def writers(self) -> Writers:
         """Finds the lines and options that the values of the graph came from."""
+        from forgather.project.error_location import Writers
+
         return Writers(self.meta.project_dir, self.graph, self.declared_graph)
 
     @property
@@ -360,6 +362,8 @@ class Project:
             yield
         except ForgatherError as error:
             if error.span is None and not isinstance(error, UnknownTargetError):
+                from forgather.project.error_location import locate_error
+
                 locate_error(error, self.writers)
             error.context = self._context(error.context) or self.lineage
             raise

@@ -32,7 +32,7 @@ forgather.ml.distributed:DistributedEnvironment forgather.ml.distributed:Process
 forgather.ml.distributed:process_facts forgather.ml.distributed.launcher:launch
 forgather.ml.dry_run:dry_run forgather.ml.models:from_config forgather.ml.models:from_pretrained
 forgather.ml.optim:MuonWithAdamW forgather.ml.optim:adafactor forgather.ml.optim:adamw forgather.ml.optim:sgd
-forgather.ml.report:write_report forgather.ml.strategy:Recipe forgather.ml.strategy:SingleDevice
+forgather.ml.strategy.pipeline.idle:simulate forgather.ml.report:write_report forgather.ml.strategy:Recipe forgather.ml.strategy:SingleDevice
 forgather.ml.strategy:Strategy
 forgather:ForgatherError forgather:Project forgather:from_project forgather.project:Project
 forgather.project:from_project forgather.project.project:from_project

@@ -31,5 +31,10 @@ def test_importing_stays_light(code):
     assert set() == {name for name in modules if name in HEAVY or name.split(".")[0] in HEAVY}
 
 
+def test_a_project_loads_its_stages_when_they_are_used():
+    stages = {"forgather.config.load", "forgather.config.materialize", "forgather.rules", "forgather.compatibility"}
+    assert set() == stages & loaded_after("import forgather.project.project")
+
+
 def test_the_check_sees_a_heavy_import():
     assert "jinja2" in loaded_after("import jinja2")

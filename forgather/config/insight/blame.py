@@ -179,6 +179,7 @@ def value_text(node: Node) -> str:
     """Returns a value as YAML on one line; a long container as its kind and size.
 
     Example:
+        >>> from forgather.config.graph import ContainerKind
         >>> value_text(Sequence(kind=ContainerKind.LIST, items=(Scalar(value=0.9), Scalar(value="a b"))))
         '[0.9, a b]'
     """

@@ -62,6 +62,7 @@ def value_facts(node: Node) -> Any:
     """Returns a value as plain data by itself: itself where it is plain data, else what kind of thing it is.
 
     Example:
+        >>> from forgather.config.graph import ContainerKind
         >>> value_facts(Sequence(kind=ContainerKind.LIST, items=(Scalar(value=0.9), Scalar(value="a"))))
         [0.9, 'a']
     """

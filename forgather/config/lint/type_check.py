@@ -1,6 +1,6 @@
 """Does a value fit an annotation?
 
-Takes what a node will give and the words of an annotation (see `signatures.values.Annotation`), gives a `Misfit` or
+Takes what a node will give and the words of an annotation (see `signatures.results.Annotation`), gives a `Misfit` or
 None. Keeps true: Python's own tolerance holds (an int is a float, a list stands for a tuple), a text may become a path
 or a member of an enum, and what cannot be ruled out fits.
 """

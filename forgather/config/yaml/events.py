@@ -84,7 +84,7 @@ class Refusal(ValueError):
 
 
 class YamlProblem(Exception):
-    """The text is not one YAML document; `explain` turns it into an error for the user.
+    """The text is not one YAML document; `yaml_errors` turns it into an error for the user.
 
     Args:
         problem: what the parser met, in the parser's words.

@@ -47,7 +47,7 @@ class Sharded(ModelStrategy):
         environment: who this process is.
         layout: how many replicas, and how many of them share one copy; how many slices.
         sharding: settings of FSDP2; None leaves the weights of a replica whole where there is one replica.
-        tp_plan: which layers are cut, see `tensor_parallel.cut`.
+        tp_plan: which layers are cut, see `tensor_parallel.apply_tensor_parallel`.
         scaling: settings of the loss scale of float16.
         use_cpu: compute on the CPU though there is an accelerator.
 

@@ -61,10 +61,10 @@ _IGNORED = {
 
 
 def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
-    """Tells whether the arguments ask for shared weights: NO_SHARD asks for whole copies.
+    """Returns whether the arguments ask for sharded weights; NO_SHARD asks for replicated ones.
 
     Example:
-        >>> shares_weights("NO_SHARD", None), shares_weights(True, None)
+        >>> shards_weights("NO_SHARD", None), shards_weights(True, None)
         (False, True)
     """
     wanted = bool(fsdp) or (fsdp is None and bool(config))

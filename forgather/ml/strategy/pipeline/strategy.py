@@ -72,7 +72,7 @@ class Pipeline(ModelStrategy):
         checkpoint_sequential: recompute the activations of each block in the backward pass.
         sharding: settings of FSDP2 for the replicas; None adds the gradients of whole copies after each update. What is
             gathered stays so until the end of a step, whatever `reshard_after_forward` says.
-        tp_plan: which layers are cut into slices, see `tensor_parallel.cut`.
+        tp_plan: which layers are cut into slices, see `tensor_parallel.apply_tensor_parallel`.
         use_cpu: compute on the CPU though there is an accelerator.
 
     Raises:

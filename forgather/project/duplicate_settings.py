@@ -1,0 +1,107 @@
+"""Settings that are written twice, under a current and an older name: the one nearer to the config counts.
+
+Takes a graph and the precedence of its templates; gives the graph without the other one. Kept apart from
+`setting_precedence`, because it reads the rules, which printing a config does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from forgather.config.graph import Call, Entry, Graph, Node
+from forgather.config.insight.path_lookup import follow, path_text, read_path
+from forgather.config.path import Key
+from forgather.config.traverse import all_nodes, rebuild, with_value
+from forgather.config.yaml.merge import overriding
+from forgather.errors import ForgatherError
+from forgather.project.setting_precedence import Precedence
+from forgather.rules import Rules, shipped_rules
+
+
+def without_duplicate_settings(graph: Graph, precedence: Precedence) -> Graph:
+    """Returns a graph in which every setting has one name, if templates use an old and a new name for it.
+
+    Args:
+        graph: the graph.
+        precedence: decides which value counts.
+    """
+    swaps: dict[int, Node] = {}
+    for _, node in all_nodes(graph):
+        if isinstance(node, Call) and (rules := _rules(node)) is not None:
+            kept = _unique_settings(node.kwargs, rules, precedence)
+            if len(kept) < len(node.kwargs):
+                swaps[id(node)] = replace(node, kwargs=kept)
+    return _with_replaced_nodes(graph, swaps) if swaps else graph
+
+
+def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the assignments of `--set`; an old name gets a `+` if the config uses the new one.
+
+    Args:
+        graph: the graph.
+        assignments: pairs of graph path and YAML text.
+    """
+    return [(_settable_path(graph, path), value) for path, value in assignments]
+
+
+def _settable_path(graph: Graph, text: str) -> str:
+    try:
+        path = read_path(text.removeprefix("+"))
+    except ForgatherError:
+        return text
+    last = path[-1]
+    stops = follow(graph, path[:-1]) if len(path) > 1 else []
+    if len(stops) < len(path) - 1 or not stops or not isinstance(last, Key):
+        return text
+    holder = stops[-1].node
+    rules = _rules(holder) if isinstance(holder, Call) else None
+    present = rules.renamed.get(str(last.name)) if rules is not None else None
+    written = {entry.key for entry in holder.kwargs} if isinstance(holder, Call) else set()
+    if present is None or last.name in written or present not in written:
+        return text
+    # The old name has its own rules, which are reported where the call is checked; so it is added instead of replaced.
+    return f"+{path_text(path)}"
+
+
+def _rules(node: Call) -> Rules | None:
+    known = shipped_rules().get(node.constructor)
+    return known[0] if known and known[0].renamed else None
+
+
+def _unique_settings(entries: tuple[Entry, ...], rules: Rules, precedence: Precedence) -> tuple[Entry, ...]:
+    kept: dict[object, Entry] = {}
+    for entry in entries:
+        name = rules.renamed.get(str(entry.key), entry.key)
+        earlier = kept.get(name)
+        if earlier is None:
+            kept[name] = entry
+        elif precedence.is_nearer(entry, earlier):
+            kept[name] = overriding(entry, earlier)
+        elif precedence.is_nearer(earlier, entry):
+            kept[name] = overriding(earlier, entry)
+        else:
+            # Both names are equally close: both stay, and the check reports the conflict.
+            kept[entry.key if entry.key != name else earlier.key] = entry
+    return tuple(kept.values())
+
+
+def _with_replaced_nodes(graph: Graph, swaps: dict[int, Node]) -> Graph:
+    """Returns the graph with each node of `swaps` replaced everywhere; a node that is used several times stays one
+    node.
+    """
+    made: dict[int, Node] = {}
+    anchors: dict[int, str] = {}
+
+    def change(node: Node) -> Node:
+        if id(node) not in made:
+            made[id(node)] = rebuild(swaps.get(id(node), node), change)
+            if id(node) in graph.anchors:
+                anchors[id(made[id(node)])] = graph.anchors[id(node)]
+        return made[id(node)]
+
+    def changed(entries: Iterable[Entry]) -> Iterator[Entry]:
+        return (with_value(entry, change(entry.value)) for entry in entries)
+
+    targets = dict(zip(graph.targets, changed(graph.targets.values()), strict=True))
+    return replace(graph, targets=targets, definitions=tuple(changed(graph.definitions)), anchors=anchors)
