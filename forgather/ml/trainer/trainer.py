@@ -125,7 +125,9 @@ class Trainer(WithOwnLoss):
         check_storage(self.storage)
         self.save_function = save_function
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
-        refuse_another_engine(self.args, accelerate_variables())
+        # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
+        with door.errors_under_args(self.args):
+            refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
             make_model=functools.partial(model_setup.make_model, model, model_init, self.args.seed),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
