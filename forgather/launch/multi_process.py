@@ -69,8 +69,14 @@ def start_processes(
         )
     _let_children_find_us()
     # Python would put the working folder first on sys.path, so that a file there could shadow a module.
-    os.environ.setdefault(*SAFE_PATH)
-    ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
+    name, value = SAFE_PATH
+    is_set = name in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
+    finally:
+        if not is_set:
+            del os.environ[name]
     return Ending(launcher.exit_status(ended), launcher.unreported_cause(ended, asked.world_size))
 
 

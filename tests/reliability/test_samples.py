@@ -233,7 +233,7 @@ def test_random_numbers_apart_go_on_where_they_were_and_change_nothing_outside()
     torch.manual_seed(3)
     found, inner = [torch.rand(()).item()], []
     for begins in (True, False, True):
-        with apart.seeded(7) if begins else apart.going_on():
+        with apart.seeded(7) if begins else apart.continued():
             inner.append((torch.rand(()).item(), *drawn()))
     found.append(torch.rand(()).item())
     assert expected == found
