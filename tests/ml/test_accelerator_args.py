@@ -203,3 +203,24 @@ def test_libraries_see_the_facts_and_no_wishes(monkeypatch):
     assert {"MIXED_PRECISION": "bf16"} == accelerate_variables()
     assert "7" == os.environ["RANK"]
     assert "LOCAL_RANK" not in os.environ
+
+
+NO_SHARD = {"fsdp": True, "fsdp_config": {"sharding_strategy": "NO_SHARD"}}
+REQUESTS = [
+    ("USE_DEEPSPEED", {"deepspeed": {}}, None),
+    ("USE_FSDP", {"deepspeed": {}}, "FG724"),
+    ("USE_FSDP", NO_SHARD, "FG724"),
+    ("USE_DEEPSPEED", {"fsdp": True}, "FG724"),
+    ("USE_FSDP", {"tensor_parallel_size": 2}, "FG724"),
+]
+
+
+@pytest.mark.parametrize(("variable", "settings", "code"), REQUESTS)
+def test_the_engine_that_runs_is_the_one_that_the_launcher_is_compared_with(tmp_path, variable, settings, code):
+    args = AccelTrainingArguments(output_dir=str(tmp_path), **settings)
+    if code is None:
+        refuse_another_engine(args, {variable: "true"})
+        return
+    with pytest.raises(DistributedError) as caught:
+        refuse_another_engine(args, {variable: "true"})
+    assert code == caught.value.code
