@@ -67,26 +67,33 @@ def start_processes(
             code="FG466",
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
-    _let_children_find_us()
-    # Python would put the working folder first on sys.path, so that a file there could shadow a module.
-    name, value = SAFE_PATH
-    is_set = name in os.environ
-    os.environ.setdefault(name, value)
-    try:
+    with children_environment():
         ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
-    finally:
-        if not is_set:
-            del os.environ[name]
     return Ending(launcher.exit_status(ended), launcher.unreported_cause(ended, asked.world_size))
 
 
-def _let_children_find_us() -> None:
-    """Makes a clone that is not installed importable in the processes."""
+@contextmanager
+def children_environment() -> Iterator[None]:
+    """Sets what the started processes inherit, and restores the variables of this process afterwards.
+
+    A clone that is not installed becomes importable, and the working folder is not first on `sys.path`, where a file of
+    the user could shadow a module.
+    """
+    name, value = SAFE_PATH
+    before = {variable: os.environ.get(variable) for variable in (name, "PYTHONPATH")}
+    os.environ.setdefault(name, value)
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if not os.path.isfile(os.path.join(home, "pyproject.toml")):
-        return
-    known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([home, *known]))
+    if os.path.isfile(os.path.join(home, "pyproject.toml")):
+        known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([home, *known]))
+    try:
+        yield
+    finally:
+        for variable, former in before.items():
+            if former is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = former
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """How many processes a run asks for: config, options, and what a launcher started."""
 
 import argparse
+import os
 
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.launch.multi_process import refuse_other_process_count
+from forgather.launch.multi_process import children_environment, refuse_other_process_count
 from forgather.launch.process_request import (
     ProcessRequest,
     add_process_options,
@@ -189,3 +190,17 @@ def test_a_number_that_the_project_writes_is_a_wish(tmp_path):
     found = [asked_processes(Project(name, tmp_path), parser.parse_args([]), None) for name in "ab"]
 
     assert [(2, True), (3, False)] == [(one.per_node, one.is_default) for one in found]
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTHONPATH": "/mine", "PYTHONSAFEPATH": "1"}])
+def test_what_started_processes_inherit_stays_out_of_the_environment_of_this_one(monkeypatch, given):
+    for variable in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in given.items():
+        monkeypatch.setenv(variable, value)
+    before = dict(os.environ)
+    with children_environment():
+        inside = dict(os.environ)
+    assert before == dict(os.environ)
+    assert given.get("PYTHONSAFEPATH", "forgather") == inside["PYTHONSAFEPATH"]
+    assert inside["PYTHONPATH"].split(os.pathsep)[1:] == [given["PYTHONPATH"]] if given else "PYTHONPATH" in inside
