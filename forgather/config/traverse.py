@@ -112,6 +112,28 @@ def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_valu
     return node
 
 
+def replace_nodes(graph: Graph, replaced: Callable[[Node], Node]) -> Graph:
+    """Returns a graph in which each node is replaced; a node that is used several times stays one node.
+
+    Args:
+        graph: the graph.
+        replaced: returns the node to put in the place of a node, or the node itself. Its children are replaced in turn.
+    """
+    made: dict[int, Node] = {}
+
+    def change(node: Node) -> Node:
+        if id(node) not in made:
+            made[id(node)] = rebuild(replaced(node), change)
+        return made[id(node)]
+
+    return replace(
+        graph,
+        targets={name: with_value(entry, change(entry.value)) for name, entry in graph.targets.items()},
+        definitions=tuple(with_value(entry, change(entry.value)) for entry in graph.definitions),
+        anchors={id(made[key]): name for key, name in graph.anchors.items() if key in made},
+    )
+
+
 def _values(values: tuple[Node, ...], change: Callable[[Node], Node]) -> tuple[Node, ...]:
     changed = tuple(change(value) for value in values)
     return values if all(a is b for a, b in zip(values, changed, strict=True)) else changed

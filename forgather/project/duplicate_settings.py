@@ -6,13 +6,13 @@ Takes a graph and the precedence of its templates; gives the graph without the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from forgather.config.graph import Call, Entry, Graph, Node
 from forgather.config.insight.path_lookup import follow, path_text, read_path
 from forgather.config.path import Key
-from forgather.config.traverse import all_nodes, rebuild, with_value
+from forgather.config.traverse import all_nodes, replace_nodes
 from forgather.config.yaml.merge import overriding
 from forgather.errors import ForgatherError
 from forgather.project.setting_precedence import Precedence
@@ -32,7 +32,7 @@ def without_duplicate_settings(graph: Graph, precedence: Precedence) -> Graph:
             kept = _unique_settings(node.kwargs, rules, precedence)
             if len(kept) < len(node.kwargs):
                 swaps[id(node)] = replace(node, kwargs=kept)
-    return _with_replaced_nodes(graph, swaps) if swaps else graph
+    return replace_nodes(graph, lambda node: swaps.get(id(node), node)) if swaps else graph
 
 
 def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -84,24 +84,3 @@ def _unique_settings(entries: tuple[Entry, ...], rules: Rules, precedence: Prece
             # Both names are equally close: both stay, and the check reports the conflict.
             kept[entry.key if entry.key != name else earlier.key] = entry
     return tuple(kept.values())
-
-
-def _with_replaced_nodes(graph: Graph, swaps: dict[int, Node]) -> Graph:
-    """Returns the graph with each node of `swaps` replaced everywhere; a node that is used several times stays one
-    node.
-    """
-    made: dict[int, Node] = {}
-    anchors: dict[int, str] = {}
-
-    def change(node: Node) -> Node:
-        if id(node) not in made:
-            made[id(node)] = rebuild(swaps.get(id(node), node), change)
-            if id(node) in graph.anchors:
-                anchors[id(made[id(node)])] = graph.anchors[id(node)]
-        return made[id(node)]
-
-    def changed(entries: Iterable[Entry]) -> Iterator[Entry]:
-        return (with_value(entry, change(entry.value)) for entry in entries)
-
-    targets = dict(zip(graph.targets, changed(graph.targets.values()), strict=True))
-    return replace(graph, targets=targets, definitions=tuple(changed(graph.definitions)), anchors=anchors)

@@ -137,24 +137,6 @@ def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Dec
     return declared
 
 
-def declared_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> list[DeclaredOption]:
-    """Returns the options that a config declares, in order.
-
-    Args:
-        graph: the config, rendered without options.
-        reserved: option names of the command line itself.
-
-    Raises:
-        ProjectError: FG408, a declaration is malformed; FG409, its name is taken.
-    """
-    options, faults = read_options(graph, reserved=reserved)
-    if faults:
-        first, *rest = [fault.error for fault in faults]
-        first.others = (*first.others, *(fault.diagnostic for fault in rest))
-        raise first
-    return options
-
-
 def without_options(graph: Graph) -> Graph:
     """Returns a graph without the declaration of options, which had their effect in the templates."""
     return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != TARGET})

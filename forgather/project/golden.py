@@ -23,7 +23,7 @@ from forgather.config.insight.change import Difference
 from forgather.config.insight.diff import diff
 from forgather.config.load import load
 from forgather.config.rendered import RenderedText
-from forgather.config.traverse import rebuild
+from forgather.config.traverse import replace_nodes
 from forgather.errors import ForgatherError, ProjectError
 from forgather.project.configs import choose_config, config_files
 from forgather.project.locations import cache_dir
@@ -57,27 +57,13 @@ def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
 
 def machine_independent_graph(project: Project) -> Graph:
     """Returns the graph of such a config, with `{project}` and similar names in place of the stand-in folders."""
-    meta, graph = project.meta, project.graph
+    meta = project.meta
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
-    made: dict[int, Node] = {}
-
-    def change(node: Node) -> Node:
-        if id(node) not in made:
-            made[id(node)] = _named(node, names) if isinstance(node, Scalar) else rebuild(node, change)
-        return made[id(node)]
-
-    entries = [(entry, change(entry.value)) for entry in (*graph.targets.values(), *graph.definitions)]
-    changed = [entry if node is entry.value else replace(entry, value=node) for entry, node in entries]
-    return replace(
-        graph,
-        targets=dict(zip(graph.targets, changed, strict=False)),
-        definitions=tuple(changed[len(graph.targets) :]),
-        anchors={id(made[key]): name for key, name in graph.anchors.items() if key in made},
-    )
+    return replace_nodes(project.graph, lambda node: _named(node, names))
 
 
-def _named(node: Scalar, names: dict[str, str]) -> Scalar:
-    if not isinstance(node.value, str) or "/__" not in node.value:
+def _named(node: Node, names: dict[str, str]) -> Node:
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or "/__" not in node.value:
         return node
     text = node.value
     for folder, name in names.items():

@@ -14,7 +14,7 @@ from forgather.cache_file import Digests
 from forgather.project.fact_cache import is_current, read_entry, restore_dependencies, write_entry
 from forgather.project.locations import library_dir
 from forgather.project.metadata import ProjectMeta
-from forgather.project.template_roots import is_allowed_root
+from forgather.project.trust import is_allowed_root
 from forgather.source import Span
 
 _PART = "projects"

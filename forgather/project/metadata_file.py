@@ -26,7 +26,7 @@ from forgather.project.literal import plain_value
 from forgather.project.locations import config_dir, library_dir
 from forgather.project.metadata import ProjectMeta
 from forgather.project.template_environment import template_environment
-from forgather.project.template_roots import is_allowed_root
+from forgather.project.trust import is_allowed_root
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_workspace
 from forgather.source import SourceFile, SourceMap, Span
 

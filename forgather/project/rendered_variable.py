@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forgather.config.graph import Graph, Node, Scalar, Var
-from forgather.config.traverse import all_nodes, rebuild, with_value
+from forgather.config.traverse import all_nodes, replace_nodes
 
 RENDERED = "pp_config"
 """The construction variable that every construction of a config has: the rendered text."""
@@ -29,19 +29,10 @@ def with_rendered(graph: Graph, text: str) -> Graph:
     """
     if not reads_rendered(graph):
         return graph
-    made: dict[int, Node] = {}
 
-    def change(node: Node) -> Node:
-        if id(node) not in made:
-            is_text = isinstance(node, Var) and node.variable == RENDERED
-            given = Scalar(origin=node.origin, value=text)
-            made[id(node)] = replace(node, default=given) if is_text else rebuild(node, change)  # type: ignore[call-arg]
-        return made[id(node)]
+    def with_text(node: Node) -> Node:
+        if isinstance(node, Var) and node.variable == RENDERED:
+            return replace(node, default=Scalar(origin=node.origin, value=text))
+        return node
 
-    return replace(
-        graph,
-        targets={name: with_value(entry, change(entry.value)) for name, entry in graph.targets.items()},
-        definitions=tuple(with_value(entry, change(entry.value)) for entry in graph.definitions),
-        kept=tuple(map(change, graph.kept)),
-        anchors={id(made[key]) if key in made else key: name for key, name in graph.anchors.items()},
-    )
+    return replace_nodes(graph, with_text)

@@ -1,7 +1,8 @@
 """What the user trusts: folders whose code may run, packages that configs may call, variables that templates may read.
 
-Takes the user's `trust.json` (in Forgather's config folder) and `FORGATHER_TRUST`; gives a `Trust`. No file of a
-project can extend it. A folder is identified by its real path. A file that others can write is refused.
+Takes the user's `trust.json` (in Forgather's config folder) and `FORGATHER_TRUST`; gives a `Trust`, and whether the
+templates of a folder may be loaded for a project. No file of a project can extend the trust. A folder is identified by
+its real path. A file that others can write is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ class Trust:
 
     def has_folder(self, folder: str) -> bool:
         """Returns whether the code of a folder is trusted."""
-        real = os.path.join(os.path.realpath(folder), "")
-        return any(real.startswith(os.path.join(trusted, "")) for trusted in self.folders)
+        real = os.path.realpath(folder)
+        return any(is_inside(real, trusted) for trusted in self.folders)
 
     def has_package(self, name: str) -> bool:
         """Returns whether a package is trusted, or the part of it that a dotted name means."""
@@ -183,3 +184,42 @@ def add_trust(added: Trust) -> None:
         ProjectError: FG442, the file is refused or cannot be written.
     """
     store_trust(stored_trust().plus(added))
+
+
+def is_allowed_root(folder: str, project_dir: str, around: tuple[str | None, ...]) -> bool:
+    """Returns whether templates of a folder may be loaded for a project.
+
+    Args:
+        folder: absolute folder.
+        project_dir: absolute folder of the project.
+        around: further folders whose templates belong to the project: workspace and library.
+    """
+    real = os.path.realpath(folder)
+    own = any(is_inside(real, os.path.realpath(root)) for root in _roots(project_dir, around))
+    return own or current_trust().has_folder(real)
+
+
+def _roots(project_dir: str, around: tuple[str | None, ...]) -> Iterator[str]:
+    yield project_dir
+    yield from (folder for folder in around if folder is not None)
+    yield os.path.join(config_dir(), "templates")
+    repository = _own_repository(project_dir)
+    if repository is not None:
+        yield repository
+
+
+def _own_repository(folder: str) -> str | None:
+    """Returns the nearest Git repository at or above a folder, if it belongs to this user."""
+    current = os.path.realpath(folder)
+    while not os.path.lexists(os.path.join(current, ".git")):
+        if current == os.path.dirname(current):
+            return None
+        current = os.path.dirname(current)
+    # A shared folder may contain another user's repository around the project.
+    is_own = not hasattr(os, "geteuid") or os.stat(current).st_uid == os.geteuid()
+    return current if is_own else None
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Returns whether a path is a folder or below it; both are real paths."""
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))

@@ -17,7 +17,7 @@ from pathlib import PurePath
 
 from forgather.config.callables import Verdict, is_in_parts
 from forgather.errors import ResolveError
-from forgather.project.trust import VARIABLE, Trust
+from forgather.project.trust import VARIABLE, Trust, is_inside
 
 _OWN_FUNCTION = "write what you need as a function in a .py file of the project, and name that"
 
@@ -67,7 +67,7 @@ class Places:
     def owner(self, folder: str) -> str:
         """Returns the folder that a user trusts for code in `folder`: the project's folder, if `folder` is inside."""
         real, project = os.path.realpath(folder), os.path.realpath(self.project_dir)
-        return project if _is_in(real, project) else real
+        return project if is_inside(real, project) else real
 
     def home(self, package: str) -> str | None:
         """Returns the folder that a user trusts for a top-level package; None for an installed one."""
@@ -91,17 +91,13 @@ class Places:
 
     def _home(self, package: str) -> str | None:
         where = self._where(package)
-        if where is None or any(_is_in(where, installed) for installed in _installed()):
+        if where is None or any(is_inside(where, installed) for installed in _installed()):
             return None
         roots = [self.project_dir, *self.system_path]
         # Then Python imports modules of the working folder, too.
         if "" in sys.path or os.getcwd() in sys.path:
             roots.append(os.getcwd())
-        return next((self.owner(root) for root in roots if _is_in(where, os.path.realpath(root))), None)
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+        return next((self.owner(root) for root in roots if is_inside(where, os.path.realpath(root))), None)
 
 
 @cache

@@ -73,14 +73,14 @@ project:
     project.checks.setting_rules project.fact_cache project.fault_tolerance project.git_repository
     project.duplicate_settings project.path_display project.reference project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
-    project.metadata project.template_environment project.template_roots project.untrusted project.world_size
+    project.metadata project.template_environment project.untrusted project.world_size
     project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
     project.defaults project.error_location project.metadata_cache project.seeding
     project.project
     project.checks.subject
     project.checks.argument_rules project.checks.chosen_keywords project.checks.import_check
     project.checks.packed_rows project.checks.run_requirements project.checks.trainer_hooks
-    project.checks.cross_project project.comparison project.listing project.page
+    project.checks.cross_project project.comparison project.listing
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden
     project.run_reader

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forgather.project.page import config_page
+from forgather.cli.commands.graph import config_page
 from forgather.project.project import Project
 from tests.isolation import private_folders  # noqa: F401
 from tests.project.workbench import make_project

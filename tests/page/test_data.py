@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from forgather.cli.commands.graph import config_page
 from forgather.codegen.diagram import fold
 from forgather.codegen.page.page import SCRIPTS, embedded, page, page_data
 from forgather.codegen.page.source_lines import RenderedLines, numbered
 from forgather.config.insight.line_annotations import annotate
-from forgather.project.page import config_page
 from forgather.project.path_display import Display
 from forgather.project.project import Project
 from tests.page.conftest import FILES

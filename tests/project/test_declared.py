@@ -1,14 +1,19 @@
 import pytest
 
 from forgather.errors import ProjectError, Severity
-from forgather.project.dynamic_args import declared_options, read_options
+from forgather.project.dynamic_args import read_options
 from forgather.project.project import Project
 from tests.project.workbench import make_project
 
 
 def options(folder, text, reserved=frozenset({"--set", "-o"})):
     make_project(folder, {"templates/configs/a.yaml": text})
-    return declared_options(Project("a", str(folder)).declared_graph, reserved=reserved)
+    options, faults = read_options(Project("a", str(folder)).declared_graph, reserved=reserved)
+    if faults:
+        first, *rest = [fault.error for fault in faults]
+        first.others = tuple(fault.diagnostic for fault in rest)
+        raise first
+    return options
 
 
 def test_a_config_without_declarations_has_no_options(tmp_path):

@@ -105,8 +105,6 @@ def _show(file: str) -> None:
 
 def _text(project: Project, form: str) -> str:
     if form == "html":
-        from forgather.project.page import config_page
-
         return config_page(project)
     if form == "mermaid":
         from forgather.codegen.mermaid import mermaid, too_large
@@ -127,6 +125,27 @@ def _text(project: Project, form: str) -> str:
 
     if form == "tree":
         return tree(project.graph)
-    display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
-    facts = to_json(project.graph, label=display, config=project.config_name)
+    facts = to_json(project.graph, label=_display(project), config=project.config_name)
     return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def config_page(project: Project) -> str:
+    """Returns the HTML page that shows a config: its objects, templates and text."""
+    from forgather.codegen.page.page import page, page_data
+
+    return page(
+        page_data(
+            project.graph,
+            project.rendered,
+            shorten=_display(project),
+            config=project.config_name,
+            project=project.meta.name,
+            overrides=project.overrides,
+            findings=project.diagnostics,
+        )
+    )
+
+
+def _display(project: Project) -> Display:
+    # Relative to the project: what is written must not depend on the working folder.
+    return Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)

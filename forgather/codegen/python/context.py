@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isnan
 
 from forgather.codegen.python.builtin_calls import PARAMETERS, expanded
@@ -80,37 +80,39 @@ def room(path: GraphPath) -> int:
     return max(104 - 4 * min(len(path), DEEPEST + 1) - key, 20)
 
 
+@dataclass(eq=False)
 class LoweringContext(ABC):
-    """What is known while one function is written: its statements, names, imports and parameters.
+    """The state of one function while it is generated: its statements, names, imports and parameters.
 
     Args:
         graph: the whole graph.
         reach: the part of it that the targets need.
-        imports: what the module imports.
+        imports: the imports of the module.
         names: the names that are taken.
         parameters: the parameter of each variable.
         project_dir: the project's folder; paths below it are written relative to it.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        reach: Reach,
-        imports: Imports,
-        names: Names,
-        parameters: dict[str, Parameter],
-        *,
-        project_dir: str = "",
-    ) -> None:
-        self.graph, self.reach, self.imports, self.names = graph, reach, imports, names
-        self.parameters, self._project_dir = parameters, project_dir
-        self.block: list[Statement] = []
+    graph: Graph
+    reach: Reach
+    imports: Imports
+    names: Names
+    parameters: dict[str, Parameter]
+    project_dir: str = field(default="", kw_only=True)
+    block: list[Statement] = field(default_factory=list, init=False)
+    """The statements of the block that is being written."""
+    top: list[Statement] = field(init=False)
+    """The statements of the whole function; the same list as `block` outside any inner block."""
+    uncertain: int = field(default=0, init=False)
+    """How many functions and branches around the current block may never run."""
+    drops: bool = field(default=False, init=False)
+    """Whether a variable may have been written that nothing reads."""
+    temporaries: int = field(default=0, init=False)
+    """The number of variables whose value is not remembered, and is made again with the value it is a part of."""
+    _bound: dict[int, Expression] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self.top = self.block
-        self.uncertain = 0
-        self.drops = False
-        # How many variables hold what is not remembered, and has to be made again with what it is a part of.
-        self.temporaries = 0
-        self._bound: dict[int, Expression] = {}
 
     # nodes
 
@@ -176,7 +178,7 @@ class LoweringContext(ABC):
             return self.bind_unbroken(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
         if not isinstance(value, str):
             return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
-        if path and (parts := below(self._project_dir, value)):
+        if path and (parts := below(self.project_dir, value)):
             self.imports.use("os")
             self.imports.use("PROJECT_DIR")
             return Expression(f"os.path.join(PROJECT_DIR, {', '.join(map(quoted, parts))})", constant=True)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from forgather.codegen.python.context import DEEPEST, LONGEST_INLINE, LoweringContext, cannot
-from forgather.codegen.python.imports import Imports
 from forgather.codegen.python.ir import Expression, Statement, call, name, width
-from forgather.codegen.python.names import Names, is_named, name_for
-from forgather.codegen.python.parameters import Parameter
+from forgather.codegen.python.names import is_named, name_for
 from forgather.codegen.python.partial_lowering import PartialLowering
-from forgather.codegen.python.reachability import Reach
 from forgather.config.calc import FUNCTIONS, parse_calc
-from forgather.config.graph import Calc, Call, CallKind, Container, Env, Graph, Node, Scalar, Var
+from forgather.config.graph import Calc, Call, CallKind, Container, Env, Node, Scalar, Var
 from forgather.config.path import GraphPath, Key, PlainScalar, format_path
 from forgather.config.yaml.events import Refusal
 
@@ -31,22 +29,16 @@ _COMPARED = tuple(
 )
 
 
+@dataclass(eq=False)
 class Lowering(LoweringContext):
-    """The statements of one generated function, as they grow."""
+    """The generator of one function: it turns the nodes of a graph into statements."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        reach: Reach,
-        imports: Imports,
-        names: Names,
-        parameters: dict[str, Parameter],
-        *,
-        project_dir: str = "",
-    ) -> None:
-        super().__init__(graph, reach, imports, names, parameters, project_dir=project_dir)
-        self._makers: dict[int, Expression] = {}
-        self._open: list[int] = []
+    _makers: dict[int, Expression] = field(default_factory=dict, init=False)
+    _open: list[int] = field(default_factory=list, init=False)
+    _partials: PartialLowering = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._partials = PartialLowering(self)
 
     def build(self, node: Node, path: GraphPath) -> Expression:
