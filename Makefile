@@ -16,30 +16,30 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fgcli -p projects/tiny_llama train
 
-# Two processes, however many processors there are: a test may start four more, and some of them have seconds to end.
+# Two processes on any machine: a test may start four more, and some of them must end within seconds.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# For a change of what reads configs: nothing is trained, no browser is started, no package is built. Under 90 seconds.
+# For changes of the code that reads configs: trains nothing, starts no browser, builds no package. Under 90 seconds.
 FAST := architecture codegen config project signatures cli test_aliases.py test_errors.py test_rules.py test_spelling.py
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/,$(FAST)) \
 	  --ignore tests/cli/test_static.py --ignore tests/cli/test_process.py
 
-# Every cell of the matrix of strategies (about 600 trainings, about forty minutes); writes the table of docs/parallelism.md.
-# With it, the cases of other tests that `make test` leaves out.
+# Every cell of the matrix of strategies (about 600 training runs, about forty minutes), and the cases of other tests that
+# `make test` leaves out. Writes the table of docs/parallelism.md.
 test-distributed: $(STAMP)
 	$(BIN)/python -m pytest tests --ignore tests/reliability -m "distributed or matrix" --all-cells --write-results build/results.json
 	$(BIN)/python scripts/write_results.py build/results.json
 
-# The full sets of the tests of reliability, whose quick sets are part of `make test`, and what a save costs (out of reach is
-# told, and ends nothing: other load on the machine is enough for it); writes the table of docs/guarantees.md.
+# The full sets of the reliability tests, whose quick sets are part of `make test`, and the cost of a save. Writes the table of
+# docs/guarantees.md. A cost above its limit is printed but does not stop make, because other load on the machine can cause it.
 test-reliability: $(STAMP)
 	$(BIN)/python -m pytest tests/reliability --full --timeout 3600
 	-$(BIN)/python scripts/bench/checkpoint_save.py --figures build/figures.json
 	$(BIN)/python scripts/write_guarantees.py
 
-# Whether the tests notice changes that make the product wrong: scripts/mutations holds them. About an hour.
+# Checks that the tests detect each defect that scripts/mutations describes. About an hour.
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
 

@@ -1,6 +1,6 @@
-"""Puts the template library and the error pages, which lie beside the package in a clone, inside the wheel.
+"""Copies the template library and the error pages, which a clone stores next to the package, into the wheel.
 
-A clone installed with `pip install -e .` needs no copy: `forgather.project.locations` finds them where they lie.
+A clone installed with `pip install -e .` needs no copy: `forgather.project.locations` finds them in the clone.
 Everything else about the build is in `pyproject.toml`.
 """
 

@@ -1,11 +1,11 @@
-"""Which families of transformers keep the documents of a packed row apart: writes forgather/ml/packing_models.json.
+"""Measures which model families of transformers keep the documents of a packed row apart.
 
-Builds a tiny model of each causal language model, computes two packed rows whose first documents differ, and looks
-whether the logits of the second documents do. What cannot be built this small is in neither list, and a run that packs
-rows for it warns that nobody has measured it.
+Writes forgather/ml/packing_models.json. Builds a tiny model of each causal language model family, runs two packed rows
+whose first documents differ, and compares the logits of the second documents. A family that cannot be built this small
+is in neither list, and a run that packs rows for it warns that it was not measured.
 
     python scripts/measure_packing.py            # all families, about three minutes
-    python scripts/measure_packing.py llama opt  # prints what it finds about these, writes nothing
+    python scripts/measure_packing.py llama opt  # prints the results of these, writes nothing
 """
 
 import inspect
@@ -47,11 +47,11 @@ OWN = {
     **dict.fromkeys(["axk1", "axk2", "glm_moe_dsa"], LATENT),
 }
 SEEDS = 3
-"""A model that mixes documents does so with any weights; one whose experts are chosen by a hair, with some."""
+"""Most models that mix documents do so with any weights; a model that routes to experts, only with some weights."""
 
 
 def differs(family, kind, seed):
-    """Returns by how much the logits of second documents differ with the first ones."""
+    """Returns the largest difference of the logits of the second documents when the first documents differ."""
     torch.manual_seed(seed)
     ids = torch.randint(3, 60, (2, LENGTH))
     other = ids.clone()
@@ -67,7 +67,7 @@ def differs(family, kind, seed):
                 with torch.no_grad():
                     one, two = (model(input_ids=each, **inputs).logits for each in (ids, other))
                 return float((one - two)[:, BORDER:].abs().max())
-            except Exception as error:  # noqa: BLE001 - a configuration that cannot be this small
+            except Exception as error:  # noqa: BLE001 - the configuration cannot be this small
                 failure = error
     raise failure
 
@@ -115,7 +115,7 @@ def main(families):
             signal.alarm(0)
         print(family, verdict, gap, flush=True)
     if not families:
-        # A folder with a model of each kind is one that mixes.
+        # A folder with models of both kinds counts as one that mixes documents.
         apart = {one: sorted(names) for one, names in sorted(found["apart"].items()) if one not in found["mixed"]}
         mixed = {one: sorted(names) for one, names in sorted(found["mixed"].items())}
         table = {"transformers": transformers.__version__, "apart": apart, "mixed": mixed}

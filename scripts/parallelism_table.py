@@ -1,6 +1,6 @@
-"""Writes the tables of `docs/parallelism.md` out of the compatibility matrix (`forgather/ml/matrix.json`).
+"""Writes the tables of `docs/parallelism.md` from the compatibility matrix (`forgather/ml/matrix.json`).
 
-Takes nothing; rewrites what stands between the marks `<!-- matrix -->` and `<!-- end of matrix -->` of the page.
+Replaces the text between the marks `<!-- matrix -->` and `<!-- end of matrix -->` of the page.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def tables(matrix: Matrix) -> str:
         _table(matrix, "strategy", strategies, _OF_A_STRATEGY, {}, notes),
         _table(matrix, "schedule", schedules, _OF_A_SCHEDULE, {"strategy": "pipeline"}, notes),
     ]
-    parts.append(_further(matrix, [cell for cell in matrix.cells if not _is_told(cell)], notes))
+    parts.append(_further(matrix, [cell for cell in matrix.cells if not _is_in_a_table(cell)], notes))
     parts.append("\n".join(f"{number}. {note}" for number, note in enumerate(notes, start=1)) + "\n")
     return "\n".join(parts)
 
 
-def _is_told(cell: Cell) -> bool:
-    """Tells whether a cell has a place in the tables of two axes."""
+def _is_in_a_table(cell: Cell) -> bool:
+    """Returns whether one of the two tables with rows and columns contains the cell."""
     of_a_strategy = {"strategy", *(name for name, _ in _OF_A_STRATEGY)}
     of_a_schedule = {"schedule", *(name for name, _ in _OF_A_SCHEDULE)}
     axes = set(cell.where)
@@ -50,7 +50,7 @@ def _is_told(cell: Cell) -> bool:
 
 
 def _further(matrix: Matrix, cells: list[Cell], notes: list[str]) -> str:
-    """Returns a table of what needs other values to be told than those of a row and a column."""
+    """Returns a table of the cells that a row and a column do not determine."""
     lines = ["| other combinations | verdict |", "|---|---|"]
     for cell in cells:
         axes = [" or ".join(matrix.axes[axis].values[value] for value in among) for axis, among in cell.where.items()]
@@ -66,7 +66,7 @@ def _table(
     around: dict[str, str],
     notes: list[str],
 ) -> str:
-    """Returns a table with a row for each combination of the others with one value of `axis`."""
+    """Returns a table with a column for each value of `axis` and a row for each value of another axis."""
     titles = [matrix.axes[axis].title, *rows]
     words = matrix.axes[axis].values
     lines = [

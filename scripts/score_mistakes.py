@@ -2,8 +2,8 @@
 
     python scripts/score_mistakes.py --command 'fgcli -p {project} check {config} --json'
 
-Each mistake is seeded into a copy of the project, the command is run, and the findings that it prints as JSON are
-compared with what an ideal tool says. The README of the corpus describes the records and the format of findings.
+Seeds each mistake into a copy of the project, runs the command, and compares the findings that it prints as JSON with
+those of an ideal tool. The README of the corpus describes the records and the format of findings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = ("mistakes", "found", "line", "code", "exact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; the exit status is 1 when an innocent edit was called a mistake."""
+    """Prints the table. Returns the exit status, which is 1 if a correct edit was reported as a mistake."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--command", required=True, help="command line with {project} and {config}")
     parser.add_argument("--codes", type=Path, help="JSON file: a tool's code to one of the corpus, or several")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def score(mistake: Mistake, folder: Path, command: str, codes: Mapping[str, str | list[str]]) -> dict[str, Any]:
-    """Returns how far the command's findings about one mistake are right."""
+    """Returns which parts of the command's findings about one mistake are correct."""
     mistake.seed(folder)
     started = time.perf_counter()
     findings, trouble = run(command, folder, mistake.config)
@@ -70,7 +70,7 @@ def score(mistake: Mistake, folder: Path, command: str, codes: Mapping[str, str 
 
 
 def run(command: str, folder: Path, config: str | None) -> tuple[list[Finding], str]:
-    """Runs the command on a project; returns its findings, and what went wrong with the command itself."""
+    """Runs the command on a project. Returns its findings, and a description of a failure of the command itself."""
     words = [word.format(project=folder, config=config or "") for word in shlex.split(command)]
     done = subprocess.run([word for word in words if word], capture_output=True, text=True, timeout=120)
     try:
@@ -102,7 +102,7 @@ def _of_the_corpus(code: str, codes: Mapping[str, str | list[str]]) -> list[str]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the share of mistakes found, placed and named rightly, by category."""
+    """Returns the number of mistakes found, and of those with the right line and the right code, by category."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["category"]].append(row)

@@ -3,7 +3,7 @@
     python scripts/train_script.py -p projects/tiny_llama tiny.yaml --set trainer_args.max_steps=10
     torchrun --nproc_per_node 4 scripts/train_script.py -p projects/parallel ddp.yaml
 
-Does what `fgcli -p DIR -t CONFIG train [options]` does. Where a launcher has made the processes, this is one of them.
+Equivalent to `fgcli -p DIR -t CONFIG train [options]`. If a launcher started several processes, this is one of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import argparse
 import os
 import sys
 
-# A clone that was never installed works too.
+# So that a clone works without an installation.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from forgather.cli.main import main  # noqa: E402
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """Returns the `fgcli` arguments that do the same."""
+    """Returns the equivalent arguments of `fgcli`."""
     parser = argparse.ArgumentParser(description="train a config", allow_abbrev=False)
     parser.add_argument(
         "-p", "--project", metavar="DIR", help="project folder (default: nearest above the working folder)"

@@ -2,8 +2,8 @@
 
     python scripts/write_guarantees.py [build/figures.json]
 
-Takes what `pytest tests/reliability --full` and `scripts/bench/checkpoint_save.py --figures` noted;
-`make test-reliability` does all three.
+Reads the figures that `pytest tests/reliability --full` and `scripts/bench/checkpoint_save.py --figures` wrote.
+`make test-reliability` runs all three.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guarantees.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-# For each guarantee: the promise, and the extent of its test.
+# Maps the id of each guarantee to its promise and the extent of its test.
 GUARANTEES = {
     "R1": (
         "A checkpoint is complete or invisible.",
@@ -91,7 +91,7 @@ HEAD = "| id | promise | test | measured | command |\n|---|---|---|---|---|"
 
 
 def table(figures):
-    """Returns the rows of the table: of each guarantee, what each of its tests noted."""
+    """Returns the table, with the figures of all tests of a guarantee in one row."""
     return "\n".join([HEAD, *(_row(name, figures[name]) for name in GUARANTEES if name in figures)])
 
 
@@ -105,13 +105,13 @@ def _row(name, noted):
 
 
 def replaced(page, content):
-    """Returns the page with the content between its two marks."""
+    """Returns the page with new content between its two marks."""
     head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
 
 
 def main(file=ROOT / "build" / "figures.json"):
-    """Writes the table of a file of figures."""
+    """Writes the table for a file of figures."""
     figures = json.loads(Path(file).read_text(encoding="utf-8"))
     if unknown := sorted(set(figures) - set(GUARANTEES)):
         sys.exit(f"{file}: no guarantee is called {', '.join(unknown)}")

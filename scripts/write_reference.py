@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Writes the generated pages of docs/reference: settings, templates, commands and error codes.
 
-Takes the sources of the package; gives Markdown. `--check` writes nothing, and fails where a page is not what it would
-write. Keeps true: a page depends on the repository alone.
+Reads the sources of the package and writes Markdown. With `--check` it writes nothing, and fails if a page is stale.
+The pages depend only on the contents of the repository.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from forgather.cli.parsing import COMMANDS, build_parser  # noqa: E402
 from forgather.project.reference import settings, templates  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-NOTE = "<!-- Written by scripts/write_reference.py from the sources. Change those, and run it again. -->"
+NOTE = "<!-- Written by scripts/write_reference.py from the sources. Change the sources, and run it again. -->"
 
 
 def sentence(text):
@@ -32,7 +32,7 @@ def settings_page():
         "Every key of `trainer_args`. `fgcli explain trainer_args.NAME` prints the same, with the modules that read"
     ]
     lines += [
-        "the setting and its names in other tools. [templates.md](templates.md) lists the templates that set them.",
+        "the setting and its names in other tools. [templates.md](templates.md) lists the templates that set it.",
         "",
     ]
     groups = {}
@@ -51,9 +51,9 @@ def settings_page():
 def templates_page():
     lines = ["# Templates of the library", NOTE, ""]
     lines += [
-        "`fgcli explain NAME` prints a template with its source. [../templates.md](../templates.md) says how they fit"
+        "`fgcli explain NAME` prints a template with its source. [../templates.md](../templates.md) describes how"
     ]
-    lines += ["together.", ""]
+    lines += ["they are combined.", ""]
     folder = None
     for one in templates().values():
         here, _, _ = one.name.partition("/")
@@ -74,7 +74,7 @@ def templates_page():
 
 
 def commands_page():
-    lines = ["# Commands", NOTE, "", "What `fgcli COMMAND --help` prints.", ""]
+    lines = ["# Commands", NOTE, "", "The output of `fgcli COMMAND --help`.", ""]
     for name in COMMANDS:
         _, parser, _ = build_parser(name)
         lines += [f"## `fgcli {name}`", "", "```text", *(line.rstrip() for line in parser.format_help().splitlines())]
@@ -98,7 +98,7 @@ PAGES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     options = parser.parse_args()
     stale = []
     for name, page in PAGES.items():

@@ -2,8 +2,8 @@
 
     python scripts/write_results.py results.json
 
-Takes what `pytest tests/ml/distributed --all-cells --write-results results.json` measured; `make test-distributed`
-does both.
+Reads the results of `pytest tests/ml/distributed --all-cells --write-results results.json`. `make test-distributed`
+runs both.
 """
 
 import json
@@ -26,7 +26,7 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def table(notes):
-    """Returns the rows of the table: of each strategy, the worst over models and accumulations."""
+    """Returns the table: for each strategy, the worst result over all models and accumulation steps."""
     rows = defaultdict(lambda: defaultdict(list))
     for note in notes:
         strategy = f"{note['strategy']}, {note['option']}" if note["option"] else note["strategy"]
@@ -54,13 +54,13 @@ def _worst(notes, *names):
 
 
 def replaced(page, content):
-    """Returns the page with the content between its two marks."""
+    """Returns the page with new content between its two marks."""
     head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
 
 
 def main(*files):
-    """Writes the table of one or several files of results."""
+    """Writes the table for one or several files of results."""
     notes = [note for file in files for note in json.loads(Path(file).read_text(encoding="utf-8"))]
     PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(notes)), encoding="utf-8")
     print(f"{len(notes)} trainings in {PAGE.relative_to(PAGE.parents[1])}")

@@ -1,10 +1,10 @@
-"""What a checkpoint costs the run: its stall beside `torch.save`, the steps during its writing, and its digests.
+"""Measures the cost of a checkpoint: its stall compared with `torch.save`, the steps while it is written, its digests.
 
-Run it: `python scripts/bench/checkpoint_save.py [--gib 1.4] [--repeats 5] [--folder DIR]`: a table on stderr, rows as
-JSON on stdout; `--figures FILE` notes them for docs/guarantees.md, too. One run trains on one thread of two processors
-and saves asynchronously; between two checkpoints, when nothing is being written, it takes quiet steps and a
-`torch.save` of the same weights and optimizer state, so that a slow moment of the machine hits all alike. Medians
-count. The folder must lie on the disk that is meant: a folder in memory says nothing.
+Run it as `python scripts/bench/checkpoint_save.py [--gib 1.4] [--repeats 5] [--folder DIR]`. It prints a table on
+stderr and rows as JSON on stdout; `--figures FILE` also stores them for docs/guarantees.md. One run trains on one
+thread of two processors and saves asynchronously. Between two checkpoints, while nothing is being written, it measures
+steps and a `torch.save` of the same weights and optimizer state, so that a slow period of the machine affects all of
+them. The results are medians. The folder must be on the disk to be measured, not in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REACH = {"stall": 0.6, "next step": 1.10, "digests": 1.05}
 
 
 class Layers(nn.Module):
-    """As many square layers as a checkpoint of a size needs: weights and two numbers of the optimizer each."""
+    """A stack of square layers whose weights and optimizer state (two numbers per weight) have a given size."""
 
     def __init__(self, gib: float):
         super().__init__()
@@ -52,7 +52,7 @@ class Layers(nn.Module):
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows of noise, as many as are asked for."""
+    """A data set of identical rows that never ends within a run."""
 
     def __len__(self):
         return 1 << 20
@@ -62,7 +62,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Measure(TrainerCallback):
-    """Saves again and again, and measures around it."""
+    """Saves repeatedly, and measures each save and the steps around it."""
 
     QUIET = 4
 
@@ -82,7 +82,7 @@ class Measure(TrainerCallback):
     def on_step_end(self, args, state, control, *, model=None, optimizer=None, **others):
         took = time.perf_counter() - self._began
         if self._saving_since:
-            # A step in which the writing ended is neither the one nor the other.
+            # A step in which the writing ended belongs to neither group.
             if not (Path(args.output_dir) / f"checkpoint-{state.global_step - 1}" / MANIFEST).exists():
                 self.during.append(took)
         elif state.global_step > 2:
@@ -112,7 +112,7 @@ class Measure(TrainerCallback):
 
 
 def measure_run(gib, repeats, folder):
-    """Returns seconds by name, of one run."""
+    """Returns the measurements of one run, and its trainer."""
     measure = Measure(repeats, folder)
     args = TrainingArguments(
         folder / "out",
@@ -133,7 +133,7 @@ def measure_run(gib, repeats, folder):
 
 
 class Plain(Draft):
-    """A draft without digests."""
+    """A checkpoint draft without digests."""
 
     def write(self, name, chunks):
         write_file(self.storage, self.folder / name, _pieces(chunks))
@@ -147,7 +147,7 @@ def _pieces(chunks):
 
 
 def measure_digests(trainer, repeats, folder):
-    """Returns seconds of a save with and without digests, and of the digests alone."""
+    """Returns the seconds of a save with digests, of a save without, and of the digests alone."""
     state = trainer.optimizer.state_dict()["state"]
     tensors = {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
     tensors |= trainer.model.state_dict()
@@ -167,8 +167,8 @@ def measure_digests(trainer, repeats, folder):
 
 
 def note(file, gib, seconds, ratios):
-    """Adds the figures to those of the tests of reliability."""
-    told = {
+    """Adds the figures to those of the reliability tests."""
+    texts = {
         "stall": f"{ratios['stall']:.3f} of torch.save of {gib} GiB ({seconds['torch.save']:.1f} s), reach "
         f"{REACH['stall']}; a step takes {ratios['next step']:.2f} of its time during the writing, reach "
         f"{REACH['next step']:.2f}",
@@ -176,13 +176,13 @@ def note(file, gib, seconds, ratios):
         f"the digests alone take {seconds['digests alone'] / seconds['save without']:.0%} of it",
     }
     figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    figures |= {name: {"scripts/bench/checkpoint_save.py": text} for name, text in told.items()}
+    figures |= {name: {"scripts/bench/checkpoint_save.py": text} for name, text in texts.items()}
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(figures, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def main() -> int:
-    """Measures, prints, and tells by the exit status whether every figure is within reach."""
+    """Measures and prints. Returns an exit status of 0 if every figure is within its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.4, help="size of a checkpoint")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,6 +1,6 @@
-"""Cold processes: `fgcli pp`, `--help` and `ls` of the demo, as CPU-time ratios and wall times.
+"""Measures cold processes: `fgcli pp`, `--help` and `ls` of the demo, as CPU-time ratios and wall times.
 
-Each figure is the median over alternating runs, so that a busy machine shifts both sides of a ratio alike.
+Each figure is the median over alternating runs, so that other load on the machine affects both sides of a ratio.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAVY = ("torch", "numpy", "transformers")
 
 
 def surroundings(cache: str) -> dict[str, str]:
-    """Returns the environment of every measured process: bytecode is kept, as on a user's machine."""
+    """Returns the environment of every measured process, in which bytecode is cached as on a user's machine."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
 
@@ -42,7 +42,7 @@ def run(command: list[str], cache: str) -> tuple[float, float]:
 
 
 def heavy_modules(arguments: list[str], cache: str) -> list[str]:
-    """Returns which heavy modules a command leaves in `sys.modules`."""
+    """Returns the heavy modules that are in `sys.modules` after a command."""
     code = (
         "import sys\nfrom forgather.cli.main import main\n"
         f"try:\n    main({arguments!r})\nexcept SystemExit: pass\n"

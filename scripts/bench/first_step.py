@@ -1,7 +1,8 @@
-"""From the start of the process to the first optimizer step of the demo, over a raw script with the same imports.
+"""Measures the time from the start of the process to the first optimizer step of the demo.
 
-The data is tokenized beforehand on both sides. Wall seconds; the runs alternate, and the median of the differences
-of neighbours counts, so that a busy moment of the machine hits both sides of a pair.
+The result is the difference to a raw script with the same imports, in wall seconds. Both sides read tokenized data. The
+runs alternate, and the result is the median of the differences of consecutive runs, so that other load on the machine
+affects both sides of a pair.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
-# Prints the moment at which the first optimizer step has ended, then ends the process.
+# Prints the time at which the first optimizer step ended, then ends the process.
 HOOK = """
 import time, os, torch
 def first_step(*_):
@@ -62,7 +63,7 @@ for batch in DataLoader(rows, batch_size=32, shuffle=True, collate_fn=transforme
 
 
 def seconds(code: str, cwd: str) -> float:
-    """Runs `code` in a new process; returns the seconds to its first optimizer step."""
+    """Runs `code` in a new process, and returns the seconds to its first optimizer step."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(ROOT)
     start = time.time()

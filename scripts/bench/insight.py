@@ -1,6 +1,6 @@
-"""The tools of insight on the demo: CPU time with empty and with full caches, memory, heavy modules.
+"""Measures `check`, `code`, `blame`, `graph` and `diff` on the demo: CPU time, memory, heavy modules.
 
-Each figure is the median of several fresh processes. Bytecode is kept, as on a user's machine; "cold" means that the
+Each figure is the median of several new processes. Bytecode is cached, as on a user's machine; "cold" means that the
 caches of Forgather are empty.
 """
 
@@ -29,13 +29,13 @@ PEAK = (
 
 
 def empty(cache: str) -> None:
-    """Removes everything that is kept."""
+    """Removes all cached facts."""
     shutil.rmtree(cache, ignore_errors=True)
     os.makedirs(cache)
 
 
 def peak_megabytes(arguments: list[str], cache: str) -> float:
-    """Returns the most memory that a command held at once."""
+    """Returns the peak memory of a command."""
     command = [sys.executable, "-c", PEAK, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=surroundings(cache), check=True)
     return int(done.stderr.split("VmHWM:")[1].split()[0]) / 1024
@@ -86,7 +86,7 @@ def codes(repeats: int, cache: str) -> list[dict]:
 
 
 def milliseconds(job: Callable[[], object], repeats: int) -> float:
-    """Returns the median CPU time of a call in this process, which is warm after three."""
+    """Returns the median CPU time of a call in this process after three warm-up calls."""
     times = []
     for _ in range(repeats + 3):
         gc.collect()
@@ -136,7 +136,7 @@ def pages(repeats: int, cache: str) -> list[dict]:
 
 
 def diffs(repeats: int, cache: str) -> list[dict]:
-    """Returns the rows about `fgcli diff`, whose exit status says that the configs differ."""
+    """Returns the rows about `fgcli diff`, whose exit status is 1 because the configs differ."""
     fgcli = [sys.executable, "-c", "from forgather.cli.main import main; main()", *DEMO, "diff"]
     configs, revisions = [*fgcli, "tiny", "fast"], [*fgcli, "tiny@HEAD", "tiny"]
     cold, warm, git = [], [], []

@@ -1,7 +1,8 @@
-"""From the command to the first optimizer step with four processes, over bare torchrun with the same imports.
+"""Measures the time from the command to the first optimizer step with four processes.
 
-Both sides train the same tiny Llama with DDP over gloo. Wall seconds at which rank 0 has ended its first step; the runs
-alternate, and the median of the differences of neighbours counts.
+The result is the difference to plain torchrun with the same imports. Both sides train the same tiny Llama with DDP over
+gloo. Times are wall seconds until rank 0 ends its first step. The runs alternate, and the result is the median of the
+differences of consecutive runs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ dist.destroy_process_group()
 
 
 def seconds(command: list[str], cwd: str) -> float:
-    """Runs a command; returns the seconds to the first optimizer step of rank 0."""
+    """Runs a command, and returns the seconds to the first optimizer step of rank 0."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = time.time()

@@ -1,10 +1,10 @@
-"""What a step of two processes costs beside the model: our trainer, and the same thing written by hand.
+"""Measures the overhead of a step of two processes: this trainer, and the same loop written by hand.
 
-Run it: `python scripts/bench/parallel_step.py [--steps N] [--repeats N]`: a table on stderr, rows as JSON on stdout.
-Two gloo ranks train a model of eight parameters, so a step is nearly all overhead. Every loop adds the number of
-targets over the ranks, divides by it, clips, steps AdamW and a schedule, and adds the loss over the ranks, which is
-looked at. Times are CPU milliseconds of the main thread of rank 0; the median of the repeats counts, and the loops take
-turns. (A callback of the user's own costs a broadcast a step, so none measures here.)
+Run it as `python scripts/bench/parallel_step.py [--steps N] [--repeats N]`. It prints a table on stderr and rows as
+JSON on stdout. Two gloo ranks train a model of eight parameters, so a step is nearly all overhead. Every loop sums the
+number of targets over the ranks, divides by it, clips, steps AdamW and a schedule, and sums the loss over the ranks and
+checks it. Times are CPU milliseconds of the main thread of rank 0. The result is the median of the repeats, and the
+loops alternate. The times are taken in the collator, because a callback would cost a broadcast per step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _summed(value):
 
 
 class Stamped:
-    """A collator that notes when it makes the batch of a step."""
+    """A collator that records the time at which it makes the batch of a step."""
 
     def __init__(self):
         self.times = []
@@ -59,7 +59,7 @@ class Stamped:
 
     @property
     def per_step(self):
-        """Milliseconds between two batches, the first ones left out."""
+        """Returns the milliseconds between two batches, without the first ones."""
         return 1000 * (self.times[-1] - self.times[WARM_UP]) / (len(self.times) - 1 - WARM_UP)
 
 

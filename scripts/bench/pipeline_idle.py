@@ -1,8 +1,8 @@
-"""Idle share of torch's seven pipeline schedules: formula, simulation, and a real run whose layers sleep.
+"""Compares the idle shares of torch's seven pipeline schedules by formula, simulation, and a run of sleeping layers.
 
-Four gloo ranks; a layer sleeps in its forward pass, in its backward pass to the inputs and in that to the weights, so
-that ranks compute without a processor. The simulation gets the mean times that the layers really slept. Prints rows as
-JSON; `--table` prints everything that was measured.
+The run has four gloo ranks. A layer sleeps in its forward pass, in its backward pass for the inputs and in that for the
+weights, so that the ranks do not compete for processors. The simulation uses the mean times that the layers slept.
+Prints rows as JSON; `--table` prints all measurements.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from forgather.ml.strategy.pipeline.bubble_simulation import (  # noqa: E402
 from forgather.pipeline_schedules import SCHEDULES  # noqa: E402
 
 RANKS, MICRO_BATCHES = 4, 8
-UNIT = 0.25  # seconds of one kind of action, for all stages of a rank together: long beside what sending costs
+UNIT = 0.25  # seconds of one kind of action, for all stages of a rank together; long compared with the cost of sending
 STEPS = 2
 REACH = 0.05
 
 
 class Slept:
-    """Seconds slept, by kind of action."""
+    """Counts the seconds slept, by kind of action."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {"F": [], "I": [], "W": []}
@@ -54,7 +54,7 @@ class Slept:
 
 
 class ToInputs(torch.autograd.Function):
-    """Sleeps forward, and in the backward pass to the inputs."""
+    """Sleeps in the forward pass, and in the backward pass for the inputs."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, slept: Slept, seconds: float) -> Tensor:
@@ -69,7 +69,7 @@ class ToInputs(torch.autograd.Function):
 
 
 class ToWeights(torch.autograd.Function):
-    """Sleeps in the backward pass to the weights."""
+    """Sleeps in the backward pass for the weights."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, slept: Slept, seconds: float) -> Tensor:
@@ -83,7 +83,7 @@ class ToWeights(torch.autograd.Function):
 
 
 class Sleeping(nn.Module):
-    """A stage that computes nothing and takes its time."""
+    """A stage that sleeps instead of computing."""
 
     def __init__(self, slept: Slept, seconds: float) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ def stages_of(schedule: str, rank: int, per_rank: int) -> list[int]:
 
 
 def measure(schedule: str, rank: int) -> tuple[float, dict[str, list[float]]]:
-    """Returns the seconds of the fastest step and what this rank slept in it, by kind.
+    """Returns the seconds of the fastest step, and the seconds that this rank slept in it, by kind.
 
-    The fastest, because whatever else runs on the machine makes steps longer and none shorter.
+    The fastest step is used because other load on the machine can only make a step longer.
     """
     per_rank = SCHEDULES[schedule].usual_stages
     slept, device = Slept(), torch.device("cpu")
@@ -123,7 +123,7 @@ def measure(schedule: str, rank: int) -> tuple[float, dict[str, list[float]]]:
     first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
     results = []
     for step in range(1 + STEPS):
-        for stage in stages:  # the first step finds out shapes, and need not take long
+        for stage in stages:  # the first step only determines shapes, so it need not sleep as long
             stage.submod.seconds = UNIT / per_rank if step else 0.001
         slept.seconds = {"F": [], "I": [], "W": []}
         dist.barrier()
@@ -145,7 +145,7 @@ def work(rank: int, folder: str) -> None:
 
 
 def run() -> list[dict[str, Any]]:
-    """Returns what each rank measured."""
+    """Returns the measurements of each rank."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         ranks = [multiprocessing.get_context("fork").Process(target=work, args=(r, folder)) for r in range(RANKS)]
@@ -159,7 +159,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def compare(schedule: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns formula, simulation and measurement of one schedule."""
+    """Returns the idle shares of one schedule by formula, simulation and measurement."""
     step = max(rank[schedule][0] for rank in ranks)
     slept = [rank[schedule][1] for rank in ranks]
     busy = sum(sum(seconds) for rank in slept for seconds in rank.values())
@@ -179,7 +179,7 @@ def compare(schedule: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints rows as JSON, or all that was measured as a table."""
+    """Prints rows as JSON, or all measurements as a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true", help="print every schedule with formula and simulation")
     options = parser.parse_args()

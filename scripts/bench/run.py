@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: a table on the screen, and the figures as JSON with `-o`.
+"""Runs all benchmarks one after the other. Prints a table, and writes the figures as JSON with `-o`.
 
 Example: python scripts/bench/run.py -o bench.json
 """
@@ -16,7 +16,7 @@ PARTS = ("cold", "warm", "insight", "step_overhead", "first_step", "launch", "pa
 
 
 def main() -> int:
-    """Runs the parts that were asked for; returns 1 when one of them failed."""
+    """Runs the selected benchmarks. Returns 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("-o", "--output", type=Path, help="write the figures there as JSON")

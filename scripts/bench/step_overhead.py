@@ -1,10 +1,9 @@
-"""What a training step costs beside the model: our loop, a raw loop, Accelerate, transformers.
+"""Measures the overhead of a training step: this trainer, a raw loop, Accelerate, transformers.
 
-Run it: `python scripts/bench/step_overhead.py [--steps N] [--repeats N]`: a table on stderr, rows as JSON on
-stdout. The model has eight parameters, so a step is nearly all overhead. Every loop clips, steps AdamW and
-a schedule, and reads its batches from a `DataLoader`. Times are CPU milliseconds of the thread; the median
-of the repeats counts, and the repeats of all loops take turns, so that a slow moment of the machine hits
-all alike.
+Run it as `python scripts/bench/step_overhead.py [--steps N] [--repeats N]`. It prints a table on stderr and rows as
+JSON on stdout. The model has eight parameters, so a step is nearly all overhead. Every loop clips, steps AdamW and a
+schedule, and reads its batches from a `DataLoader`. Times are CPU milliseconds of the thread. The result is the median
+of the repeats; the loops alternate, so that a slow period of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class JsonLines(TrainerCallback):
-    """Writes each line of metrics, whole and flushed."""
+    """Writes and flushes one line per record of metrics."""
 
     def __init__(self, file):
         self.stream = open(file, "w", encoding="utf-8")
@@ -73,7 +72,7 @@ class JsonLines(TrainerCallback):
 
 
 class Stopwatch(TrainerCallback):
-    """Measures the thread between the first and the last step, start-up and closing left out."""
+    """Measures the CPU time of the thread from the first to the last step, without start-up and shutdown."""
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == WARM_UP:

@@ -1,7 +1,7 @@
-"""One warm process: render, load and graph of a 300-line config, and the same job in Hydra where it is installed.
+"""Measures a warm process: render and load of a 300-line config, and the same job in Hydra if that is installed.
 
-Both sides describe 200 values and 20 objects; ours inherits through three templates. CPU time, medians,
-alternating.
+Both sides describe 200 values and 20 objects. The config of Forgather inherits through three templates. The results are
+medians of CPU times of alternating runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OBJECTS, VALUES_EACH, REPEATS = 20, 10, 41
 
 
 def write_config(folder: Path) -> str:
-    """Writes a base, a project and a leaf template: about 300 lines; returns the leaf's name."""
+    """Writes a base, a project and a leaf template of about 300 lines together, and returns the leaf's name."""
     base = ["## base"]
     for i in range(OBJECTS):
         base += [f"object_{i}: &object_{i} !singleton:types:SimpleNamespace@object_{i}", f"-- block object_{i}"]
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def hydra(folder: Path):
-    """Returns the same job in Hydra, or None where it is not installed."""
+    """Returns the same job in Hydra, or None if Hydra is not installed."""
     try:
         from hydra import compose, initialize_config_dir
         from hydra.utils import instantiate

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Tells which mutations of the product the tests catch.
+"""Shows which mutations of the product the tests detect.
 
-Takes the mutants of the TOML files beside this script; gives, for each, the test that fails with it and passes without
-it ("killed"), or none ("survived"). Keeps true: the working tree is not touched, mutants are applied one at a time to a
-copy of it; a mutant whose text does not occur exactly once is refused.
+Reads the mutants from the TOML files next to this script. For each mutant it reports a test that fails with it and
+passes without it ("killed"), or that there is none ("survived"). The mutants are applied one at a time to a copy of the
+working tree, which itself does not change. A mutant whose text does not occur exactly once is refused.
 """
 
 import argparse
@@ -37,15 +37,15 @@ _FAILURE = "FORGATHER_FIRST_FAILURE"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change that the tests are to notice.
+    """A defect that the tests must detect.
 
     Args:
         id: its name.
-        file: what it changes, from the root of the repository.
+        file: the file that it changes, relative to the root of the repository.
         old: text that occurs there exactly once.
-        new: what stands there instead.
-        why: what is wrong then.
-        tests: files and folders that are run first, the cheapest first.
+        new: the text that replaces it.
+        why: what the defect is.
+        tests: files and folders that are run first, in order of increasing cost.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Mutant:
         """Returns the text of the file with the change.
 
         Raises:
-            ValueError: the text does not occur exactly once, or the result is no Python.
+            ValueError: the text does not occur exactly once, or the result is not valid Python.
         """
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.id}: its text occurs {count} times in {self.file}, and must occur once")
@@ -71,13 +71,13 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
+    """The result for a mutant.
 
     Args:
         id: of the mutant.
-        killed: whether a test notices it.
-        by: that test; for one that survived, what was run.
-        seconds: how long that took.
+        killed: whether a test detects it.
+        by: that test; the tests that were run if none detects it.
+        seconds: how long the tests ran.
     """
 
     id: str
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def read_mutants(folder: Path = FOLDER) -> list[Mutant]:
-    """Returns the mutants of a folder's TOML files, by file and place in it."""
+    """Returns the mutants of all TOML files of a folder, in order of file name and position."""
     mutants = []
     for file in sorted(folder.glob("*.toml")):
         for facts in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]:
@@ -96,12 +96,12 @@ def read_mutants(folder: Path = FOLDER) -> list[Mutant]:
 
 
 def judge(mutant: Mutant, tree: Path, *, whole: bool = False) -> Verdict:
-    """Returns what becomes of a mutant in a copy of the repository, which is left as it was.
+    """Returns the result for a mutant, tested in a copy of the repository, which is restored afterwards.
 
     Args:
         mutant: what to apply.
         tree: the copy.
-        whole: run the whole suite where the tests of the package notice nothing.
+        whole: run the whole suite if the tests of the mutant do not detect it.
     """
     file, began = tree / mutant.file, time.monotonic()
     text = file.read_text(encoding="utf-8")
@@ -115,40 +115,40 @@ def judge(mutant: Mutant, tree: Path, *, whole: bool = False) -> Verdict:
         if failed and not first_failure(tree, [failed]):
             return Verdict(mutant.id, True, failed, round(time.monotonic() - began, 1))
         if failed:
-            raise RuntimeError(f"{failed} fails without a mutant, too: it tells nothing of {mutant.id}")
+            raise RuntimeError(f"{failed} also fails without the mutant, so it cannot detect {mutant.id}")
     ran = "the whole suite" if whole else ", ".join(mutant.tests)
     return Verdict(mutant.id, False, ran, round(time.monotonic() - began, 1))
 
 
 def first_failure(tree: Path, arguments: list[str]) -> str:
-    """Returns the first test of a run of pytest that fails; "" where all pass."""
+    """Returns the first failing test of a pytest run; "" if all tests pass."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder, "failure")
+        report_file = Path(folder, "failure")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
         paths = os.pathsep.join([str(tree), str(FOLDER)])
         done = subprocess.run(
             [*command, "-p", "first_failure", *arguments],
             cwd=tree,
-            # What a mutant leaves behind as byte code is none of the next one's.
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", _FAILURE: str(told)},
+            # Bytecode of one mutant must not be loaded for the next one.
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", _FAILURE: str(report_file)},
             capture_output=True,
             text=True,
             check=False,
         )
-        if told.exists():
-            return told.read_text(encoding="utf-8")
+        if report_file.exists():
+            return report_file.read_text(encoding="utf-8")
         if done.returncode:
             raise RuntimeError(f"pytest {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
     return ""
 
 
 def copied(root: Path, into: Path) -> Path:
-    """Returns a copy of the repository without what is made from it."""
+    """Returns a copy of the repository without generated files."""
     return Path(shutil.copytree(root, into / "tree", ignore=shutil.ignore_patterns(*_NOT_COPIED), symlinks=True))
 
 
 def main() -> int:
-    """Judges the mutants that are asked for, and prints each verdict as it is known."""
+    """Tests the selected mutants, and prints each verdict at once."""
     options = _options()
     mutants = [mutant for mutant in read_mutants() if not options.only or mutant.id in options.only]
     if unknown := set(options.only or ()) - {mutant.id for mutant in mutants}:
