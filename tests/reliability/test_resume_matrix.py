@@ -156,7 +156,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_in_every_cell(tmp_path, full, f
 def test_other_strategies_resume_with_the_random_numbers_of_each_rank_too(tmp_path, figure):
     expected = {cell[1:]: undisturbed(cell[1:], tmp_path) for cell in OTHERS}
     assert {} == {cell: names for cell in OTHERS if (names := difference(cell, expected, tmp_path))}
-    figure("R4", f"beside them {', '.join(cell[1] for cell in OTHERS)}: equal")
+    figure("R4", f"in addition {', '.join(cell[1] for cell in OTHERS)}: equal")
 
 
 def test_the_quick_cells_hold_every_place_strategy_accumulation_and_kind_of_data():
