@@ -31,8 +31,8 @@ from forgather.ml import Trainer, TrainingArguments  # noqa: E402
 from forgather.ml.checkpoint import LocalStorage  # noqa: E402
 from forgather.ml.checkpoint.checkpoint_dir import Draft  # noqa: E402
 from forgather.ml.checkpoint.manifest import MANIFEST  # noqa: E402
+from forgather.ml.checkpoint.state import file_chunks  # noqa: E402
 from forgather.ml.checkpoint.storage import write_file  # noqa: E402
-from forgather.ml.checkpoint.tensor_file import file_chunks  # noqa: E402
 
 WIDTH, PIECE = 2048, 8 << 20
 REACH = {"stall": 0.6, "next step": 1.10, "digests": 1.05}

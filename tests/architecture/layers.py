@@ -118,19 +118,19 @@ data:
     data.examples
 losses and models:
     documents loss_reduction models optim
-    model_fingerprint model_inputs
+    model_inputs
     losses
     task
 events:
     callbacks.base
     callbacks.dispatch
 checkpoints:
-    checkpoint.files checkpoint.folder_checks checkpoint.rng checkpoint.storage
+    checkpoint.files checkpoint.rng checkpoint.storage
     checkpoint.claims checkpoint.manifest
-    checkpoint.checkpoint_dir checkpoint.tensor_file
-    checkpoint.hf_layout checkpoint.lineage checkpoint.model_folder checkpoint.state
-    checkpoint.inspect checkpoint.reader checkpoint.retention checkpoint.save_plan
-    checkpoint.export checkpoint.manual_prune
+    checkpoint.checkpoint_dir
+    checkpoint.lineage checkpoint.model_folder checkpoint.state
+    checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
+    checkpoint.export checkpoint.retention
 report:
     report.html_text report.run_data
     report.chart
@@ -158,13 +158,13 @@ trainers:
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
     trainer.control trainer.data_loader trainer.optimizers
-    trainer.parallel_arguments trainer.run_start trainer.step_guard trainer.transformers_hooks
-    trainer.evaluation trainer.hf trainer.snapshot
+    trainer.model_setup trainer.parallel_arguments trainer.step_guard trainer.transformers_hooks
+    trainer.snapshot
     trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy
-    trainer.model_setup trainer.run
+    trainer.run trainer.run_start
     trainer.loop
-    trainer.trainer
+    trainer.hf trainer.trainer
     trainer.accel trainer.pipeline
 dry run:
     dry_run

@@ -42,7 +42,7 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft, process_mark, step_of
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.trainer.model_setup import checkpoint_to_resume
+from forgather.ml.trainer.run_start import checkpoint_to_resume
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 from tests.reliability.faults import Faulty, Refusal
 

@@ -18,7 +18,7 @@ from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.checkpoint import newest_verified
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.manifest import verify
-from forgather.ml.checkpoint.tensor_file import read_tensors
+from forgather.ml.checkpoint.state import read_tensors
 from tests.ml.fixtures import Regression, regression_rows
 
 STEPS = 9

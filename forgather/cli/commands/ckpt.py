@@ -133,7 +133,7 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
             hint="leave one of them out",
         )
     found = _output_dir(invocation) if folder is None else Path(folder)
-    _ml("folder_checks").require_folder(found)
+    _ml("files").require_folder(found)
     return found
 
 
@@ -316,7 +316,7 @@ def _prune(invocation: Invocation) -> int:
         raise ProjectError(
             "nothing says which checkpoints stay", code="FG678", hint="give --keep-last, --keep-best or --keep-every"
         )
-    pruned = _ml("manual_prune")
+    pruned = _ml("retention")
     survey = _survey(invocation, options.folder)
     gone = pruned.checkpoints_to_prune(survey, **asked)
     kept = [found for found in survey.checkpoints if found not in gone]

@@ -20,7 +20,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import ADAPTER, WEIGHTS, WEIGHTS_INDEX
-from forgather.ml.checkpoint.tensor_file import file_chunks
+from forgather.ml.checkpoint.state import file_chunks
 
 SHARD_SIZE = "50GB"
 

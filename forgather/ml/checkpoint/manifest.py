@@ -17,8 +17,7 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.folder_checks import missing_manifest_error, require_folder
+from forgather.ml.checkpoint.files import as_json, missing_manifest_error, require_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -39,8 +39,7 @@ from forgather.ml.checkpoint.manifest import (
     read_manifest,
     small_file,
 )
-from forgather.ml.checkpoint.state import unpacked
-from forgather.ml.checkpoint.tensor_file import DTYPE_OF
+from forgather.ml.checkpoint.state import DTYPE_OF, unpacked
 
 _PRIME = 2**61 - 1
 _MAX_ELEMENTS = 2**63

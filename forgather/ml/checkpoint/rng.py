@@ -1,18 +1,22 @@
 """Random generator states: captured, restored, and seeded for torch (CPU and each CUDA device), Python and NumPy.
 
 `capture_rng` returns a plain tree that `write_state` can store. After `restore_rng(captured)` every generator returns
-the numbers that it would have returned right after `capture_rng()`.
+the numbers that it would have returned right after `capture_rng()`. `seed_process`, `gathered_rng` and `rank_rng` do
+the same for all ranks of a run: data-parallel ranks have different seeds, and a checkpoint holds the states of each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
 import numpy as np
 import torch
 
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
+from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
 
@@ -104,3 +108,47 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+_OF_ALL = "of_ranks"
+
+
+def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
+    """Seeds all generators of this process: torch, Python, NumPy, and the accelerators.
+
+    Args:
+        seed: of the run.
+        topology: gives the data-parallel rank.
+        step: of a checkpoint whose random states cannot be restored; numbers of the run's beginning are not drawn
+            again.
+    """
+    if topology.dp_rank or step:
+        digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
+        # CPU generators read 32 bits of a seed: within a run no two data-parallel ranks get the same ones.
+        seed = (int.from_bytes(digest, "big") + topology.dp_rank) % 2**32
+    seed_everything(seed)
+
+
+def gathered_rng() -> dict[str, Any]:
+    """Returns the random states of this process; with several processes, those of all. Collective."""
+    own = capture_rng()
+    return {_OF_ALL: collectives.all_gather(own)} if collectives.is_multi_process() else own
+
+
+def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
+    """Returns the saved random states of this process; None, with a warning, if the number of processes changed.
+
+    Args:
+        saved: given by `gathered_rng`.
+        topology: gives rank and number of processes.
+    """
+    states = saved.get(_OF_ALL, [saved])
+    if len(states) == topology.world_size:
+        found: dict[str, Any] = states[topology.rank]
+        return found
+    _log.warning(
+        "random states of %d processes were saved, and there are %d: what is drawn (dropout) differs from here on",
+        len(states),
+        topology.world_size,
+    )
+    return None

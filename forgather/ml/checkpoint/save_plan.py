@@ -24,8 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, as_json
-from forgather.ml.checkpoint.state import packed
-from forgather.ml.checkpoint.tensor_file import DTYPES, refuse_unknown_type
+from forgather.ml.checkpoint.state import DTYPES, packed, refuse_unknown_type
 from forgather.ml.distributed import collectives
 
 

@@ -1,16 +1,14 @@
-"""Random numbers of data: seeds for data sets and collators, and the random states of a run.
+"""Random numbers of data: seeds for data sets and collators.
 
 Takes a data set and its collator; gives both in the form that a `DataLoader` reads. The numbers drawn for a micro-batch
 of a map-style data set depend on seed, epoch, first row and data-parallel rank alone: neither the number of workers nor
 a resume changes them. A stream draws, over an epoch, from one seed that is the same on every process, independently of
-its collator. The global random state is not changed. `seed_process`, `gathered_rng` and `rank_rng` seed, capture and
-restore the run's own states.
+its collator. The global random state, which belongs to the model, is not changed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-
-from forgather.ml.checkpoint.rng import capture_rng, seed_everything
-from forgather.ml.distributed import collectives
-from forgather.ml.log import get_logger
-from forgather.ml.types import Topology
 
 Collate = Callable[[list[Any]], Any]
 
@@ -253,49 +246,3 @@ def _inner_attribute(outer: Any, name: str) -> Any:
     if name.startswith("__") or "dataset" not in vars(outer):
         raise AttributeError(name)
     return getattr(outer.dataset, name)
-
-
-_log = get_logger(__name__)
-
-_OF_ALL = "of_ranks"
-
-
-def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
-    """Seeds all generators of this process: torch, Python, NumPy, and the accelerators.
-
-    Args:
-        seed: of the run.
-        topology: gives the data-parallel rank.
-        step: of a checkpoint whose random states cannot be restored; numbers of the run's beginning are not drawn
-            again.
-    """
-    if topology.dp_rank or step:
-        digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
-        # CPU generators read 32 bits of a seed: within a run no two data-parallel ranks get the same ones.
-        seed = (int.from_bytes(digest, "big") + topology.dp_rank) % 2**32
-    seed_everything(seed)
-
-
-def gathered_rng() -> dict[str, Any]:
-    """Returns the random states of this process; with several processes, those of all. Collective."""
-    own = capture_rng()
-    return {_OF_ALL: collectives.all_gather(own)} if collectives.is_multi_process() else own
-
-
-def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
-    """Returns the saved random states of this process; None, with a warning, if the number of processes changed.
-
-    Args:
-        saved: given by `gathered_rng`.
-        topology: gives rank and number of processes.
-    """
-    states = saved.get(_OF_ALL, [saved])
-    if len(states) == topology.world_size:
-        found: dict[str, Any] = states[topology.rank]
-        return found
-    _log.warning(
-        "random states of %d processes were saved, and there are %d: what is drawn (dropout) differs from here on",
-        len(states),
-        topology.world_size,
-    )
-    return None

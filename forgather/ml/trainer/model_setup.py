@@ -1,29 +1,32 @@
-"""Builds a model and prepares it for training: TF32, activation checkpointing, compilation; and plans the run.
+"""Builds a model and prepares it for training: TF32, activation checkpointing, compilation; and its cache key.
 
-Preparation steps change how a model computes, never its weights. The other functions give what a run needs before its
-first step: the model, the checkpoint to resume from, trackers, and the number of steps.
+Preparation steps change how a model computes, never its weights. `model_key` gives a key for `ml/data/cache.py`: equal
+keys mean equal initial weights, in this run and in later ones. A key covers everything that the weights, and the random
+numbers drawn after them, depend on; a model whose dependencies are not fully known has no key.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import inspect
+import json
+import platform
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
+from forgather import __version__
 from forgather.errors import TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
-from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.log import get_logger
-from forgather.ml.trainer import model_export, resume
+from forgather.ml.data.cache import content_key
+from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.data_loader import TrainBatches
 
 Step = Callable[[nn.Module], None]
 
@@ -143,9 +146,6 @@ def _refuse_unknown(backend: str) -> None:
         )
 
 
-_log = get_logger(__name__)
-
-
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
     """Returns the model to train; one that is built here is built after the seed was set.
 
@@ -169,54 +169,99 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
     return model
 
 
-def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
-    """Returns the checkpoint to resume from, or None; checks first that the output folder is writable.
+# Part of every key: a change of the key's content makes keys of earlier releases invalid.
+_FORM = 1
+_PACKAGES = ("torch", "transformers", "numpy")
+
+
+class _Unknown(Exception):  # noqa: N818 - no error: there is no key
+    """Raised for a value that a key cannot describe."""
+
+
+def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
+    """Returns the key of the model that `make()` returns after seeding; None if it cannot be determined.
+
+    Known functions are `from_config`, and `from_pretrained` of a local folder, with plain data as arguments, directly
+    or in `functools.partial` and `!partial`. Only classes of transformers count: its version determines their code.
 
     Args:
-        args: of the run.
-        storage: does the file operations.
-        request: true or "auto" for the newest intact checkpoint, a folder, or None.
+        make: makes the model.
+        seed: set before.
+
+    Example:
+        >>> model_key(lambda: None, 42) is None
+        True
+    """
+    try:
+        function, args, kwargs = _unwrapped_partial(make)
+        if function not in (from_config, from_pretrained):
+            return None
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        given |= given.pop("options", {})
+        facts = _facts_of_config(given) if function is from_config else _facts_of_folder(given)
+        return content_key(form=_FORM, maker=function.__name__, given=facts, seed=seed, machine=_environment_facts())
+    except (_Unknown, TypeError, ValueError, KeyError, OSError):
+        return None
+
+
+def _unwrapped_partial(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Returns the function at the core of nested partials, and all its arguments."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    # By attributes, not by class: a `!partial` of a config has them too.
+    while hasattr(make, "func") and hasattr(make, "keywords"):
+        args = (*make.args, *args)
+        kwargs = {**make.keywords, **kwargs, **getattr(make, "latent", {})}
+        make = make.func
+    return make, args, kwargs
+
+
+def _facts_of_config(given: dict[str, Any]) -> dict[str, Any]:
+    config = given["config"]
+    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    if not all(kind.__module__.startswith("transformers.") for kind in (type(config), model)):
+        raise _Unknown
+    return {"class": model.__name__, **_plain(given)}
+
+
+def _facts_of_folder(given: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(given.pop("pretrained_model_name_or_path")).expanduser()
+    # An adapter's base weights are in another folder.
+    if not folder.is_dir() or (folder / "adapter_config.json").exists():
+        raise _Unknown
+    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in folder.iterdir() if file.is_file()}
+    return {"folder": str(folder.resolve()), "files": files, **_plain(given)}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as plain data.
 
     Raises:
-        TrainingError: FG817 if the output folder is not writable.
-        CheckpointError: FG601 to FG604 and FG607, see `resolve_resume`.
+        _Unknown: for a value with more than plain data.
     """
-    output_dir = Path(args.output_dir)
-    if args.save_strategy != "no":
-        model_export.check_writable(storage, output_dir)
-    folder = resume.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
-    if folder is None and args.allow_missing:
-        _log.warning(
-            "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "
-            "says from which one)"
-        )
-    if folder is None and args.allow_changed:
-        _log.warning("allow_changed has no effect: the run goes on from no checkpoint")
-    if folder is None and args.save_strategy != "no":
-        resume.warn_of_earlier_run(output_dir)
-    return folder
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype | Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        # Remote code can do anything, whatever its arguments are.
+        if value.get("trust_remote_code") or not all(isinstance(key, str) for key in value):
+            raise _Unknown
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, PretrainedConfig):
+        facts = value.to_dict()
+        json.dumps(facts)  # a TypeError where it holds more than data
+        return {"class": type(value).__name__, "attention": value._attn_implementation, **facts}
+    if isinstance(value, PreTrainedTokenizerBase):  # what `from_config` takes of it
+        return [len(value), value.bos_token_id, value.eos_token_id, value.pad_token_id]
+    raise _Unknown
 
 
-def trackers(args: TrainingArguments) -> list[Any]:
-    """Returns the tracker callbacks that `report_to` names."""
-    if not args.report_to:
-        return []
-    # Imported only here: the module imports every tracker that is installed.
-    integrations = import_module("transformers.integrations")
-    return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
-
-
-def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
-    """Returns the number of optimizer steps and of epochs of a run; an incomplete epoch counts as one.
-
-    Args:
-        args: `max_steps` and `num_train_epochs`.
-        data: gives the optimizer steps per epoch.
-    """
-    per_epoch = data.updates_per_epoch
-    # A stream has no known end: `TrainBatches` required `max_steps`.
-    if per_epoch is None:
-        return args.max_steps, 1
-    if args.max_steps > 0:
-        return args.max_steps, math.ceil(args.max_steps / per_epoch)
-    return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)
+def _environment_facts() -> dict[str, Any]:
+    return {
+        "versions": {"forgather": __version__, **{package: version(package) for package in _PACKAGES}},
+        "dtype": str(torch.get_default_dtype()),
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+    }

@@ -26,7 +26,7 @@ from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG,
 from forgather.ml.checkpoint.lineage import NONE_INTACT, describe_passed_over, newest_verified, origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, small_file, verify
 from forgather.ml.checkpoint.reader import CheckpointReader
-from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.checkpoint.rng import rank_rng, try_rng
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
@@ -42,7 +42,6 @@ from forgather.ml.trainer.checkpoint_parts import (
     with_missing_hint,
 )
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.trainer.data_rng import rank_rng
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep

@@ -17,7 +17,7 @@ from forgather.errors import TrainingError
 from forgather.interrupt import Interrupt
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.lineage import origin_of
-from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.checkpoint.rng import capture_rng, gathered_rng, restore_rng, seed_process
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import phase
 from forgather.ml.log import get_logger
@@ -34,7 +34,6 @@ from forgather.ml.trainer.control import (
     restore_pending,
 )
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.trainer.data_rng import gathered_rng, seed_process
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
 from forgather.ml.trainer.resume_checks import Meanings, meaning_facts

@@ -1,25 +1,32 @@
-"""Checks at the start of a run: the launcher's engine, forbidden combinations, and the number of processes.
+"""The start of a run: checks of the launcher and of combined arguments, the checkpoint to resume, and the length.
 
 The config decides. A launcher (`accelerate launch` or its config file) that requests another engine is an error,
 because everything about the run would differ. Other settings of the launcher are ignored and reported where the run is
-started (`launch/process_request.py`).
+started (`launch/process_request.py`). `checkpoint_to_resume`, `num_steps_and_epochs` and `trackers` give what a run
+needs before its first step.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from forgather import launcher_env
 from forgather.errors import DistributedError
+from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.registry import STRATEGIES, entry_of
 from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import model_export, resume
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.rule_conditions import SOMETHING
 from forgather.rules import Rules
 
@@ -129,3 +136,56 @@ class RunStart:
             hint=f"start it with `fgcli {at}-t {name} train`, or build it for one process: "
             f"Project({name!r}, ..., nproc_per_node=1)",
         )
+
+
+def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
+    """Returns the checkpoint to resume from, or None; checks first that the output folder is writable.
+
+    Args:
+        args: of the run.
+        storage: does the file operations.
+        request: true or "auto" for the newest intact checkpoint, a folder, or None.
+
+    Raises:
+        TrainingError: FG817 if the output folder is not writable.
+        CheckpointError: FG601 to FG604 and FG607, see `resolve_resume`.
+    """
+    output_dir = Path(args.output_dir)
+    if args.save_strategy != "no":
+        model_export.check_writable(storage, output_dir)
+    folder = resume.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
+    if folder is None and args.allow_missing:
+        _log.warning(
+            "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "
+            "says from which one)"
+        )
+    if folder is None and args.allow_changed:
+        _log.warning("allow_changed has no effect: the run goes on from no checkpoint")
+    if folder is None and args.save_strategy != "no":
+        resume.warn_of_earlier_run(output_dir)
+    return folder
+
+
+def trackers(args: TrainingArguments) -> list[Any]:
+    """Returns the tracker callbacks that `report_to` names."""
+    if not args.report_to:
+        return []
+    # Imported only here: the module imports every tracker that is installed.
+    integrations = import_module("transformers.integrations")
+    return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
+
+
+def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
+    """Returns the number of optimizer steps and of epochs of a run; an incomplete epoch counts as one.
+
+    Args:
+        args: `max_steps` and `num_train_epochs`.
+        data: gives the optimizer steps per epoch.
+    """
+    per_epoch = data.updates_per_epoch
+    # A stream has no known end: `TrainBatches` required `max_steps`.
+    if per_epoch is None:
+        return args.max_steps, 1
+    if args.max_steps > 0:
+        return args.max_steps, math.ceil(args.max_steps / per_epoch)
+    return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)

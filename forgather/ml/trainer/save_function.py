@@ -11,7 +11,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,15 @@ class Scratch:
 
     Args:
         files: path of each file, by its name in the checkpoint.
-        folder: holds them all; None if there are none.
+        folder: holds them all.
     """
 
-    files: dict[str, Path] = field(default_factory=dict)
-    folder: Path | None = None
+    files: dict[str, Path]
+    folder: Path
 
     def remove(self) -> None:
         """Removes the files."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def run_save_function(function: SaveFunction, model: nn.Module, step: int) -> Scratch:

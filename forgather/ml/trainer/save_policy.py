@@ -285,27 +285,31 @@ class Saves:
         state = self._session.state
         if self._is_best():
             state.best_model_checkpoint = str(folder)
-        snapshot, scratch = self._snapshots.take(self._training), Scratch()
+        snapshot = self._snapshots.take(self._training)
+        scratch: Scratch | None = None
         if self._save_function is not None:
             scratch = run_save_function(self._save_function, self._strategy.model, state.global_step)
-        snapshot = dataclasses.replace(snapshot, files=scratch.files)
+            snapshot = dataclasses.replace(snapshot, files=scratch.files)
         write = functools.partial(self._write_and_remove, ranked=self._ranking(), scratch=scratch)
         if self._background is None:
             write(snapshot)
             return
         try:
             self._background.write(snapshot, write)
-        except BaseException:  # no thread was started that would remove the files
-            scratch.remove()
+        except BaseException:
+            # No thread was started that would remove the files.
+            if scratch is not None:
+                scratch.remove()
             raise
         # Callbacks get this state when the background save is complete; the run changes its own until then.
         self._state_saved = dataclasses.replace(state, log_history=[*state.log_history])
 
-    def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch) -> None:
+    def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch | None) -> None:
         try:
             self.checkpoints.write(snapshot, ranked=ranked)
         finally:
-            scratch.remove()
+            if scratch is not None:
+                scratch.remove()
 
     def end(self) -> None:
         """Writes a checkpoint of the end of the run, if steps followed the last one, and waits for it."""

@@ -39,8 +39,7 @@ from forgather.ml.checkpoint.files import (
     as_json,
 )
 from forgather.ml.checkpoint.save_plan import Planning, Shards
-from forgather.ml.checkpoint.state import packed, split_tensors, write_state, write_tensors
-from forgather.ml.checkpoint.tensor_file import file_chunks
+from forgather.ml.checkpoint.state import file_chunks, packed, split_tensors, write_state, write_tensors
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name

@@ -23,28 +23,26 @@ from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, Trainer
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.reader import CheckpointReader
+from forgather.ml.checkpoint.rng import seed_process
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
-from forgather.ml.model_fingerprint import model_key
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import description
 from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
 from forgather.ml.trainer import argument_checks as door
-from forgather.ml.trainer import model_export, model_setup, resume
+from forgather.ml.trainer import model_export, model_setup, resume, run_start
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import TrainBatches, check_size, is_iterable
-from forgather.ml.trainer.data_rng import seed_process
-from forgather.ml.trainer.evaluation import eval_batches, evaluate
-from forgather.ml.trainer.loop import train_loop
-from forgather.ml.trainer.model_setup import preparation
+from forgather.ml.trainer.loop import eval_batches, evaluate, train_loop
+from forgather.ml.trainer.model_setup import model_key, preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
@@ -163,7 +161,7 @@ class Trainer(WithOwnLoss):
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        dispatcher = CallbackDispatcher(model_setup.trackers(self.args), scene)
+        dispatcher = CallbackDispatcher(run_start.trackers(self.args), scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -227,9 +225,7 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = collectives.run_on_main(
-            functools.partial(model_setup.checkpoint_to_resume, args, self.storage, request)
-        )
+        folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))
         if folder is not None:
             resume.refuse_unreadable(folder)
         # Seeded again: numbers that were drawn since the model was built must not change the run.
@@ -257,7 +253,7 @@ class Trainer(WithOwnLoss):
 
     def _make_run(self, interrupt: Interrupt) -> Run:
         data = self._train_batches()
-        steps, epochs = model_setup.num_steps_and_epochs(self.args, data)
+        steps, epochs = run_start.num_steps_and_epochs(self.args, data)
         # Different steps or rows per process would end in a collective that waits for ever.
         collectives.require_equal_facts(
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}

@@ -10,8 +10,8 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
 from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.checkpoint.save_plan import LocalState, Planning
+from forgather.ml.checkpoint.state import file_chunks
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
-from forgather.ml.checkpoint.tensor_file import file_chunks
 from forgather.ml.distributed import collectives
 
 

@@ -12,7 +12,7 @@ from forgather.ml.losses import SHIFTED, loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.trainer.data_loader import TrainBatches
-from forgather.ml.trainer.evaluation import eval_batches
+from forgather.ml.trainer.loop import eval_batches
 from forgather.ml.types import PaddingBatch, Topology
 from tests.ml.fixtures import Regression, rows, tiny_llama
 
