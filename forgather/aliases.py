@@ -161,7 +161,7 @@ def suggest_inside(
     if known is not None:
         return f"did you mean {known!r}?"
     if word in outside:
-        return f"it is a setting of {around}: write it beside {owner}, not inside"
+        return f"it is a setting of {around}: write it next to {owner}, not inside"
     return nearest(word, candidates) or (f"its keys: {', '.join(candidates)}" if candidates else None)
 
 

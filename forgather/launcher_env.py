@@ -237,7 +237,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
         return default
     if not _is_number(text):
         raise DistributedError(
-            f"the environment variable {name} is {text[:80]!r}, which is no whole number",
+            f"the environment variable {name} is {text[:80]!r}, which is not a whole number",
             code="FG701",
             hint=f"unset {name}, or start the processes with torchrun, which sets it",
         )
@@ -248,7 +248,7 @@ def _port(environ: Mapping[str, str], name: str, default: int) -> int:
     number = _number(environ, name, default)
     if not 0 < number < 65536:
         raise DistributedError(
-            f"the environment variable {name} is {number}, and ports go from 1 to 65535",
+            f"the environment variable {name} is {number}, but a port is between 1 and 65535",
             code="FG701",
             hint=f"unset {name}, or start the processes with torchrun, which sets it",
         )
@@ -309,7 +309,7 @@ def started_by(environ: Mapping[str, str], program: str | None = None, *, parent
         asked = processes_of_accelerate(environ, _parent() if parent is None else parent)
         if asked is None or asked == 1:
             return "accelerate launch"
-        return f"accelerate launch, which was asked for {asked} and starts one where there is no GPU"
+        return f"accelerate launch, which was configured for {asked} and starts one where there is no GPU"
     return _program(sys.argv[0] if program is None else program)
 
 

@@ -135,7 +135,7 @@ class _Limits:
                 self._before.append((kind, (soft, hard)))
 
     def _stop(self, *_: object) -> NoReturn:
-        message = f"reading the config {self._config!r} takes more than {CPU_SECONDS} seconds of the processor"
+        message = f"reading the config {self._config!r} takes more than {CPU_SECONDS} seconds of processor time"
         raise BudgetError(message, code="FG127", hint=_HINT)
 
 

@@ -122,7 +122,7 @@ class Rules(NamedTuple):
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
             if name != present and name not in self.quietly:
-                message = f"{self.name}: {name!r} is now {present!r}; {value!r} was taken for it"
+                message = f"{self.name}: {name!r} is now {present!r}; {value!r} is used for it"
                 advice = f"write {present!r} in place of {name!r}"
                 found.append(
                     Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)

@@ -211,7 +211,7 @@ def test_every_place_that_suggests_a_name_asks_the_table():
     """Names that a user types go through `suggest`, or through the table itself; only values go by spelling alone."""
     asking = [
         "rules",
-        "config/lint/signature_match",
+        "config/lint/argument_check",
         "config/tags",
         "config/lint/file_suggestions",
         "config/override",

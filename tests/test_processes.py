@@ -100,9 +100,9 @@ def test_mpirun_is_known():
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"RANK": "²", "WORLD_SIZE": "2"}, "RANK is '²', which is no whole number"),
+        ({"RANK": "²", "WORLD_SIZE": "2"}, "RANK is '²', which is not a whole number"),
         ({"RANK": "9" * 5000, "WORLD_SIZE": "2"}, "RANK is '999"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT is 0, and ports go"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT is 0, but a port"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT is 99999"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK is 7 and LOCAL_W"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK is 0 and LOCAL_WORLD_SIZE is 0"),

@@ -1,7 +1,7 @@
-"""Anchor names for nodes that are shared.
+"""Anchor names for shared nodes.
 
-Takes a graph, gives a name for each container or call that is reached more than once. Keeps true: names are
-unique, readable by YAML, and the user's own wherever that is possible.
+Takes a graph; gives a name for each container or call with more than one path. Invariants: names are unique and valid
+in YAML, and are those of the user where possible.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[i
     """Returns an anchor name for each shared node that is not a plain scalar, by `id(node)`.
 
     Args:
-        graph: gives the names that the user chose.
-        tops: the paths and nodes that are to be printed.
+        graph: has the names that the user chose.
+        tops: the paths and nodes that will be printed.
     """
     tops = list(tops)
     shared = shared_nodes([node for _, node in tops])

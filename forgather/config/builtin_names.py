@@ -1,7 +1,6 @@
-"""Built-in short names of the language, besides Python's builtins.
+"""The functions behind the short names of the language, such as `!call:getitem`; Python's builtins come in addition.
 
-Takes the values that a config passes, gives plain Python objects. Keeps true: `tags.SHORT_NAMES` lists
-exactly these, so that a tag can be read without importing them.
+Invariant: `tags.SHORT_NAMES` lists exactly these names, so a tag can be read without importing them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def getitem(container: Any, key: Any) -> Any:
 
 
 def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Returns what `function` returns for the other arguments."""
+    """Returns the result of `function` for the other arguments."""
     return function(*args, **kwargs)
 
 

@@ -1,7 +1,7 @@
-"""`!calc`: bounded arithmetic on names.
+"""Evaluates `!calc` expressions: bounded arithmetic on names.
 
-Takes an expression and a look-up for names, gives a value. Keeps true: no attribute, index or call outside
-`min max round int float len abs`; every operation is bounded before it is made; nothing is compiled or run.
+Takes an expression and a lookup for names; gives a value. Invariants: no attribute, index or call except
+`min max round int float len abs`; the size of every result is bounded before it is computed; no code is compiled.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def parse_calc(expression: str) -> ast.expr:
     """Returns the syntax tree of an expression.
 
     Raises:
-        Refusal: it is not an expression, too long or deep to be one, or holds what is not allowed.
+        Refusal: FG305, the text is not an expression, is too long, or contains something that is not allowed.
     """
     if len(expression) > MAX_CHARS:
         raise Refusal("FG305", f"a !calc expression of {len(expression)} characters", f"the limit is {MAX_CHARS}")
     try:
+        # Python's tokenizer warns about texts such as `1if x`, without a place in the config.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(expression.strip(), mode="eval").body
@@ -59,7 +60,7 @@ def parse_calc(expression: str) -> ast.expr:
 
 
 def names_in(tree: ast.expr) -> list[str]:
-    """Returns the names that an expression reads, in order, called functions left out."""
+    """Returns the names that an expression reads, in order, without the functions that it calls."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
     names.sort(key=lambda node: (node.lineno, node.col_offset))
@@ -70,11 +71,11 @@ def evaluate(expression: str, look_up: Callable[[str], Any]) -> Any:
     """Returns the value of an expression.
 
     Args:
-        expression: arithmetic as Python writes it.
-        look_up: gives the value of a name; its own errors pass through.
+        expression: arithmetic in Python's syntax.
+        look_up: returns the value of a name; its errors are not caught.
 
     Raises:
-        Refusal: the expression holds something that is not allowed, passes a bound, or fails.
+        Refusal: FG305, the expression contains something that is not allowed, exceeds a bound, or fails.
 
     Example:
         >>> evaluate("max(1, total // 4)", {"total": 10}.__getitem__)
@@ -193,7 +194,7 @@ class _Evaluation:
 
 
 def _bits(operation: type[ast.operator], left: int, right: int) -> float:
-    """Returns an upper estimate of the result's bits, for the operations that can grow."""
+    """Returns an upper bound of the bits of the result, for the operations whose result can be much larger."""
     if operation is ast.Pow:
         return abs(left).bit_length() * float(max(right, 0)) if right.bit_length() < 1_000 else math.inf
     return left.bit_length() + right.bit_length() if operation is ast.Mult else 0

@@ -1,9 +1,9 @@
-"""What a config may call without anybody's word.
+"""The list of callables that every config may call, and of those that none may call.
 
-Takes names ("module:symbol") and objects, gives a `Verdict` by the list in `callables.json`. Keeps true: an entry
-stands for itself and all below it, and the longest one that fits decides; of the listed packages, named parts are
-allowed, and the rest is the user's to trust; an object is judged by where it was defined, whatever name led to it.
-Nothing is imported.
+Takes names ("module:symbol") and objects; gives a `Verdict` by the list in `callables.json`. Invariants: an entry
+applies to itself and all below it, and the longest matching entry decides; of listed packages, the named parts are
+allowed, and the user decides about the rest (`fgcli trust`); an object is judged by the place where it was defined,
+whatever name led to it. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import Any, NamedTuple
 
 _DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType)
 _Cached = type(functools.cache(len))
-# Python's own flag of types that came after the interpreter's.
+# CPython's Py_TPFLAGS_HEAPTYPE: the type was created at run time, and is not one of the interpreter's static types.
 _MADE_LATER = 1 << 9
 _NAMES = {"os.path": os.path.__name__}
 _NOT_LISTED = "it is not among the harmless parts of the standard library"
-_INNER = "it leads into Python's own names"
+_INNER = "it reaches Python's internal names"
 _PRIVATE = "it is a private part of the package"
 
 
 class Standing(StrEnum):
-    """Who decides about a constructor: the list allows or denies it, or it is of a package that only a user knows."""
+    """The decision about a constructor: the list allows or denies it, or has no entry, so that the user decides."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -46,11 +46,11 @@ class Standing(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What the list says.
+    """The answer of the list.
 
     Args:
-        standing: who decides.
-        name: what was judged, as "module:symbol".
+        standing: the decision.
+        name: the name that was judged, as "module:symbol".
         why: why it is denied.
     """
 
@@ -60,13 +60,13 @@ class Verdict(NamedTuple):
 
 
 class Required(NamedTuple):
-    """A value that an argument must have where it is given.
+    """A value that an argument must have if it is given.
 
     Args:
-        name: of the argument.
-        value: what it must be; `PLAIN` for numbers, switches and nothing else.
-        why: why another one is refused.
-        deep: whether the name counts in mappings inside the arguments too, and behind a prefix (`encoder_`).
+        name: the name of the argument.
+        value: the required value; `PLAIN` for any number or boolean.
+        why: why other values are refused.
+        deep: whether the rule also applies in mappings inside the arguments, and after a prefix (`encoder_`).
     """
 
     name: str
@@ -75,11 +75,11 @@ class Required(NamedTuple):
     deep: bool = False
 
     def is_about(self, name: Any) -> bool:
-        """Returns whether it is for an argument of that name."""
+        """Returns whether the rule applies to an argument of that name."""
         return name == self.name or (self.deep and isinstance(name, str) and name.endswith(f"_{self.name}"))
 
     def allows(self, given: Any) -> bool:
-        """Returns whether an argument may have a value."""
+        """Returns whether the argument may have a value."""
         if self.value == PLAIN:
             values = given.values() if isinstance(given, Mapping) else (given,)
             return all(value is None or isinstance(value, (bool, int, float)) for value in values)
@@ -93,14 +93,14 @@ class _Package:
     """The parts of a package that every config may call.
 
     Args:
-        parts: modules, which stand for what is in them and below them; with `:**`, for methods too; or symbols. `*` is
-            any text without a dot, `**` with dots too.
-        methods: what of a class of these parts may be called.
+        parts: modules, which include all functions and classes in them and below them (with `:**`, methods too), or
+            symbols. `*` matches any text without a dot, `**` any text.
+        methods: the methods that may be called on classes of these parts.
     """
 
     def __init__(self, parts: Sequence[str], methods: Sequence[str]) -> None:
         self._parts, self._methods = parts, methods
-        # Modules without `*`, their parents, and those that stand for the modules below them.
+        # `_around`: modules without `*` and their parents; `_whole`: those that include the modules below them.
         self._around, self._whole = set[str](), set[str]()
         self._patterns: list[tuple[str, list[str]]] = []
         for part in parts:
@@ -113,7 +113,7 @@ class _Package:
             if not colon:
                 self._whole.add(home)
 
-    # Most names are judged without these: what a static command looks at is decided by the module alone.
+    # Compiled on first use only: static commands decide most names by the module alone.
     @functools.cached_property
     def _part(self) -> re.Pattern[str]:
         return re.compile("|".join(map(_part, self._parts)))
@@ -123,7 +123,7 @@ class _Package:
         return re.compile("|".join(map(_pattern, self._methods)))
 
     def has(self, module: str, symbol: str) -> bool:
-        """Returns whether a symbol is of these parts; a method of a class counts where it is named itself."""
+        """Returns whether a symbol belongs to these parts; a method of a class only if it is listed itself."""
         owner, _, method = symbol.rpartition(".")
         if self._part.fullmatch(f"{module}:{symbol}") is not None:
             return True
@@ -131,7 +131,7 @@ class _Package:
         return is_named and self._part.fullmatch(f"{module}:{owner}") is not None
 
     def may_hold(self, module: str) -> bool:
-        """Returns whether something of these parts may be in a module, or below it."""
+        """Returns whether a module, or one below it, may contain something of these parts."""
         if module in self._around or any(shorter in self._whole for shorter in _shorter(module, "")):
             return True
         words = module.split(".")
@@ -142,7 +142,7 @@ class _Package:
 
 
 class _Table(NamedTuple):
-    """The list: why each entry is denied (None: it is allowed), packages in parts, and what arguments must be."""
+    """The list: the reason why each entry is denied (None: allowed), the packages, and the rules for arguments."""
 
     entries: dict[str, str | None]
     packages: dict[str, _Package]
@@ -181,7 +181,7 @@ def _fits(word: str, known: str) -> bool:
 
 
 def required_of(found: Any) -> list[Required]:
-    """Returns what the arguments of an object must be where they are given."""
+    """Returns the rules for the arguments of an object."""
     arguments = _table().arguments
     rules = [
         rule for name in names_of(found) for part in _shorter(*name.split(":", 1)) for rule in arguments.get(part, ())
@@ -190,10 +190,10 @@ def required_of(found: Any) -> list[Required]:
 
 
 def judge_name(module: str, symbol: str) -> Verdict:
-    """Returns what the list says about a symbol of a module, by its name alone.
+    """Returns the verdict on a symbol of a module, by its name alone.
 
-    What a package offers at its top, or in a module that holds allowed parts, may be of any of its parts: the name
-    is let in, and the object that is found is judged.
+    A name at the top of a package, or in a module with allowed parts, may be re-exported from any of its parts: the
+    name is allowed, and `judge_found` decides about the object.
     """
     module = _NAMES.get(module, module)
     name = f"{module}:{symbol}"
@@ -207,17 +207,17 @@ def judge_name(module: str, symbol: str) -> Verdict:
 
 
 def judge_nameless(module: str, symbol: str) -> Verdict:
-    """Returns what the list says about an object that does not tell where it was defined, by its written name."""
+    """Returns the verdict on an object without a known place of definition, by the name in the config."""
     return _listed(_NAMES.get(module, module), symbol)
 
 
 def is_in_parts(module: str) -> bool:
-    """Returns whether a module is of a package of which every config may call some parts."""
+    """Returns whether a module belongs to a package of which every config may call some parts."""
     return module.partition(".")[0] in _table().packages
 
 
 def judge_module(module: str) -> Verdict:
-    """Returns what the list says about importing a module: one that holds anything allowed may be imported."""
+    """Returns the verdict on importing a module: a module with any allowed part may be imported."""
     module = _NAMES.get(module, module)
     if any(_is_inner(word) for word in module.split(".")):
         return Verdict(Standing.DENIED, module, _INNER)
@@ -228,7 +228,7 @@ def judge_module(module: str) -> Verdict:
 
 
 def judge_found(found: Any) -> list[Verdict]:
-    """Returns what the list says about an object, by each name of what would be called."""
+    """Returns a verdict for each function that a call of the object would call."""
     return [_listed(module, symbol) for module, _, symbol in (name.partition(":") for name in names_of(found))]
 
 
@@ -265,7 +265,7 @@ def _is_inner(word: str) -> bool:
 
 
 def names_of(found: Any) -> list[str]:
-    """Returns where everything was defined that calling an object would call, as "module:symbol".
+    """Returns the place of definition of each function that calling an object would call, as "module:symbol".
 
     Example:
         >>> import logging
@@ -297,7 +297,7 @@ def names_of(found: Any) -> list[str]:
 
 
 def _has_home(kind: type) -> bool:
-    """Returns whether a type says where it was defined: those of some extensions say `builtins`, and are not there."""
+    """Returns whether the module of a type is right: types of some extensions name `builtins`, which lacks them."""
     return kind.__module__ != "builtins" or not kind.__flags__ & _MADE_LATER or hasattr(builtins, kind.__name__)
 
 
@@ -310,7 +310,7 @@ def _names_of_builtin(found: Any) -> list[str]:
     if isinstance(owner, ModuleType):
         return [f"{owner.__name__}:{found.__name__}"]
     if owner is None:
-        # Static methods of extensions do not say where they are from: the written name alone is judged.
+        # A static method of an extension has no module: only the name in the config can be judged.
         return [f"{found.__module__}:{found.__qualname__}"] if found.__module__ else []
     kind = _type_of(owner)
     return [f"{kind.__module__}:{kind.__qualname__}.{found.__name__}"] if _has_home(kind) else []

@@ -1,7 +1,7 @@
-"""What a render may see and spend: search path, variables, clock, budgets.
+"""The inputs of one load: search path, variables, time, budgets.
 
-Takes nothing; made anew for each load by whoever starts one. Keeps true: plain frozen data, so that two
-loads can share nothing but compiled template code.
+The caller of `render` makes one for each load. Invariant: it is plain frozen data, so two loads share nothing except
+compiled code of templates.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ConfigEnvironment:
     """Everything outside the templates that one load depends on.
 
     Args:
-        searchpath: absolute folders, first match wins; `..` and links that lead out of them are refused.
+        searchpath: absolute folders, in the order of precedence; `..` and links to other places are refused.
         variables: global variables of every template; values may be lazy mappings.
-        now: the one instant that all clock functions of the load see; None takes the time of the render.
+        now: the time that all clock functions of the load return; None for the time of the render.
         budget: limits.
-        cache_dir: private folder for compiled templates; None switches the cache off.
-        allowed_env: tells the names of environment variables that the user lets templates read, `*` as in file names;
-            asked for a name that is not one of the usual ones.
+        cache_dir: private folder for compiled templates; None for no cache on disk.
+        allowed_env: returns patterns (`*` as in file names) of further environment variables that templates may read.
+            A function, because the list is read only if a template uses a variable that is not allowed to all.
     """
 
     searchpath: tuple[str, ...] = ()
@@ -53,15 +53,15 @@ class ConfigEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class TemplateUse:
-    """One template as it was really loaded.
+    """One template that was loaded.
 
     Args:
-        name: name it was asked for.
-        file: absolute path of the file that holds it.
-        line: first line of the template inside `file` (above 1 for inline sub-templates), 1-based.
+        name: the name in the statement that loaded it.
+        file: absolute path of the file that contains it.
+        line: first line of the template in `file`, counted from 1; above 1 for inline sub-templates.
         why: "config", "extends", "include" or "import".
-        by: place of the statement that asked for it; None for the config itself.
-        parent: position in `RenderedText.templates` of the template that asked; None for the config.
+        by: place of the statement that loaded it; None for the config itself.
+        parent: index in `RenderedText.templates` of the template with that statement; None for the config.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Equality of values and graphs: structure and sharing, origins left out.
+"""Equality of values and graphs: structure and sharing, without origins.
 
-Takes two nodes or two graphs, gives a boolean. Keeps true: two graphs are the same when they would build
-equal things that are shared in equal ways; where anything was written does not matter.
+Takes two nodes or two graphs; gives a boolean. Invariant: two graphs are equal if they would build equal objects with
+equal sharing; where their values were written does not matter.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from forgather.config.traverse import children
 
 
 def same_value(a: Node, b: Node) -> bool:
-    """Returns whether two nodes mean the same, whatever is shared inside them."""
+    """Returns whether two nodes are equal, with sharing inside them ignored."""
     return _Comparison(sharing=False).nodes([(a, b)])
 
 
 def same_graph(a: Graph, b: Graph) -> bool:
-    """Returns whether two graphs have the same targets, definitions, structure and sharing."""
+    """Returns whether two graphs have equal targets, definitions, structure and sharing."""
     ours, theirs = _entries(a), _entries(b)
     if list(a.targets) != list(b.targets) or [entry.key for entry in ours] != [entry.key for entry in theirs]:
         return False
@@ -31,8 +31,8 @@ def _entries(graph: Graph) -> list[Entry]:
 class _Comparison:
     """One walk over two graphs side by side.
 
-    With `sharing`, each node has exactly one counterpart. Plain scalars are exempt: nobody can tell whether
-    two equal numbers are one object.
+    With `sharing`, each node must have exactly one counterpart. Plain scalars are exempt, because the identity of equal
+    numbers is not visible in Python.
     """
 
     def __init__(self, *, sharing: bool) -> None:

@@ -1,8 +1,8 @@
-"""The object graph: frozen nodes that say what to build, and where each part was written.
+"""The object graph: frozen nodes that describe what to build and where each part was written.
 
-Takes nothing; `load` makes these, everything else reads them. Keeps true: a node is never written to after
-it was made (construction state lives in the construction), nodes compare by identity (sharing is
-meaning), and every value, plain scalars included, is a node that carries its origin.
+`load` makes the nodes, everything else reads them. Invariants: a node never changes (the state of a construction is
+kept in the construction); nodes compare by identity, because sharing has a meaning; every value, plain scalars
+included, is a node with its origin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LISTED = 30
 
 
 class CallKind(StrEnum):
-    """When a constructor is called: once, at every place, later, or with its arguments unbuilt."""
+    """When a constructor is called: once, at every occurrence, later, or with unconstructed arguments."""
 
     SINGLETON = "singleton"
     FACTORY = "factory"
@@ -30,7 +30,7 @@ class CallKind(StrEnum):
 
     @property
     def gives_result(self) -> bool:
-        """Whether construction calls it, so that the node stands for what the call returns."""
+        """Whether construction calls it, so that the object of the node is the result of the call."""
         return self not in (CallKind.PARTIAL, CallKind.META)
 
 
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def name(self) -> str | None:
-        """Its identity, the `@name` of the tag; None where it has none, or its kind takes none."""
+        """The `@name` of its tag; None if it has none."""
         return None
 
 
@@ -74,7 +74,7 @@ class Scalar(Node):
 
     Args:
         value: the value.
-        written: how it was written, where YAML read a text as something else (`3e-4`, `0o17`); None for a string.
+        written: the text in the document, if the value is not a string (`3e-4`, `0o17`); None for a string.
     """
 
     value: PlainScalar
@@ -90,9 +90,9 @@ class Entry:
         value: the node under it.
         origin: where the key was written.
         replaced: entries of the same key that this one overrides, nearest first.
-        alias: anchor name through which the value was written (`lr: *lr`), or `<<` for a merged entry; None where
-            the value stands in place.
-        through: the lines of the aliases and merge keys by which the value got here, nearest first.
+        alias: anchor name of the alias that gives the value (`lr: *lr`), or `<<` for a merged entry; None for a value
+            that is written here.
+        through: the lines of the aliases and merge keys that lead to the value, nearest first.
     """
 
     key: PlainKey
@@ -110,7 +110,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Node):
-    """A call of something importable: `!singleton`, `!factory`, `!partial`, `!meta`.
+    """A call of an importable object: `!singleton`, `!factory`, `!partial`, `!meta`.
 
     Args:
         kind: when it is called.
@@ -120,9 +120,9 @@ class Call(Node):
         latent_args: keywords that are constructed last and merged last; a `!var` that gives them has the key
             `latent_args` itself.
         submodule_searchpath: folders for file imports relative to the constructor's file.
-        name: identity, the `@name` of the tag.
-        marks: what is remembered of positional arguments and of the search path, by position or name: the aliases,
-            and what they replaced.
+        name: the `@name` of the tag.
+        marks: entries for positional arguments and the search path that are aliases or replaced other values; their
+            keys are positions or the name of the search path.
     """
 
     kind: CallKind
@@ -136,7 +136,7 @@ class Call(Node):
 
     @property
     def spread(self) -> Node | None:
-        """The `!var` of `latent_args: !var name`, whose value holds the keywords; None where they are written out."""
+        """The `!var` of `latent_args: !var name`, whose value gives the keywords; None if they are written out."""
         return next((entry.value for entry in self.latent_args if _is_spread(entry)), None)
 
     @property
@@ -151,7 +151,7 @@ class Container(Node):
 
     Args:
         kind: its form.
-        name: identity, the `@name` of the tag.
+        name: the `@name` of the tag.
         tagged: False for a plain one without a tag.
     """
 
@@ -171,7 +171,7 @@ class Sequence(Container):
 
     Args:
         items: the values.
-        marks: what is remembered of items, by position: those that are aliases, and what they replaced.
+        marks: entries for items that are aliases or replaced other values; their keys are positions.
     """
 
     items: tuple[Node, ...] = ()
@@ -191,19 +191,19 @@ class Mapped(Container):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup(Node):
-    """A value that construction finds by a text: `!var`, `!env`, `!calc`.
+    """A value that is looked up or computed at construction: `!var`, `!env`, `!calc`.
 
     Args:
-        text: what its tag is written before.
-        default: what it is where nothing is found; None where there is no default.
+        text: the name or expression after the tag.
+        default: the node of the default; None if there is none.
     """
 
     tag: ClassVar[str]
     """The word of the tag."""
     is_expression: ClassVar[bool] = False
-    """Whether the text is written in quotes, and takes no default."""
+    """Whether the text is an expression, which is written in quotes and has no default."""
     excluded: ClassVar[str] = ""
-    """Characters that the text cannot have."""
+    """Characters that the text may not contain."""
     text: str
     default: Node | None = None
 
@@ -242,14 +242,14 @@ class Calc(Lookup):
 
 
 def word_of(node: Node) -> str:
-    """Returns what a node is, in one word: the word of its tag, or `scalar`."""
+    """Returns the kind of a node in one word: the word of its tag, or `scalar`."""
     if isinstance(node, (Call, Container)):
         return str(node.kind)
     return node.tag if isinstance(node, Lookup) else "scalar"
 
 
 def describe(node: Node) -> str:
-    """Returns what a node is, for messages."""
+    """Returns the description of a node in messages."""
     if isinstance(node, Scalar):
         return "nothing" if node.value is None else f"the value {str(node.value)[:80]!r}"
     if isinstance(node, Container):
@@ -258,7 +258,8 @@ def describe(node: Node) -> str:
 
 
 def label(node: Node) -> tuple[object, ...]:
-    """Returns what a node is, apart from its children; `repr` tells 1 from True and nan from nan."""
+    """Returns a key that is equal for nodes that are equal apart from their children."""
+    # By `repr`, 1 differs from True, and nan equals nan.
     if isinstance(node, Scalar):
         return "scalar", repr(node.value)
     if isinstance(node, Call):
@@ -272,7 +273,7 @@ def label(node: Node) -> tuple[object, ...]:
 
 
 def is_leaf(node: Node) -> bool:
-    """Returns whether nothing can be inside a node of its kind."""
+    """Returns whether a node of this kind cannot contain other nodes."""
     return isinstance(node, Scalar) or (isinstance(node, Lookup) and node.is_expression)
 
 
@@ -286,7 +287,7 @@ def is_one_object(node: Node, *, is_aliased: bool) -> bool:
 
     Args:
         node: the node.
-        is_aliased: whether several places of the graph hold it, or a root key does.
+        is_aliased: whether the graph contains it more than once, or it is the value of a root key.
     """
     if isinstance(node, Call):
         return node.kind is not CallKind.FACTORY
@@ -295,14 +296,14 @@ def is_one_object(node: Node, *, is_aliased: bool) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What a config says, before anything is built.
+    """A loaded config, before anything is built.
 
     Args:
-        targets: root entries that can be asked for, by name, in order.
+        targets: root entries that can be built, by name, in order.
         definitions: root entries whose key starts with a dot.
         anchors: anchor name of each anchored node, by `id(node)`; names for printing and code.
         diagnostics: warnings and lints found while loading.
-        kept: anchored nodes, held so that the ids in `anchors` stay theirs even where nothing else uses them.
+        kept: anchored nodes; without a reference to them, an id in `anchors` could be re-used by another object.
     """
 
     targets: Mapping[str, Entry]
@@ -315,7 +316,7 @@ class Graph:
         """Returns the target of that name.
 
         Raises:
-            UnknownTargetError: there is none; the hint lists those there are.
+            UnknownTargetError: there is none; the hint lists the targets.
         """
         if name in self.targets:
             return self.targets[name]
@@ -326,7 +327,7 @@ class Graph:
 
 
 def list_of_targets(names: list[str], wanted: str) -> str:
-    """Returns the nearest of the names, and the list of them, cut where it is long."""
+    """Returns a hint: the nearest of the names, and the first of them."""
     if not names:
         return "the config has no targets"
     near = close_matches(wanted, names, n=1)

@@ -1,7 +1,7 @@
-"""Rendered text to graph.
+"""Loads rendered YAML text into a graph.
 
-Takes a `RenderedText`, gives a `Graph`. Keeps true: every failure is a `LoadError` or `BudgetError` that
-names a place in the user's files; nothing that the config names is imported.
+Takes a `RenderedText`; gives a `Graph`. Invariants: every failure is a `LoadError` or `BudgetError` with a place in the
+user's files; nothing that the config names is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgather.spelling import begin_document
 
 _FORBIDDEN = re.compile("[\x85\u2028\u2029\ud800-\udfff]|\r(?!\n)")
 COMMAND_LINE = "<command line>"
-# What is printed in the block above explains whatever is wrong with the text.
+# The code of a line that is nearly a block header: its text went into another block, which causes all further errors.
 _NEARLY_HEADER = "FG138"
 
 
@@ -33,9 +33,10 @@ def load(rendered: RenderedText) -> Graph:
         rendered: text with origins; its budget limits the document.
 
     Raises:
-        LoadError: the text is not a document of the language.
-        BudgetError: the document passes a limit.
+        LoadError: FG2xx, the text is not a document of the language.
+        BudgetError: FG220, the document passes a limit.
     """
+    # The number of comparisons for spelling suggestions is limited per document.
     begin_document()
     places = Places(rendered)
     try:
@@ -71,8 +72,8 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
 
     Args:
         text: the value; tags are allowed.
-        file: pseudo name under which errors and origins speak of it.
-        anchors: nodes that aliases in it may name.
+        file: the pseudo file of its errors and origins.
+        anchors: nodes that its aliases may name.
 
     Raises:
         LoadError: the text is not a value of the language.
@@ -91,7 +92,7 @@ def _compose(
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
     _refuse_characters(text, places)
-    from forgather.config.yaml.parser import read_events  # ruamel.yaml enters with the first document
+    from forgather.config.yaml.parser import read_events  # imports ruamel.yaml, which commands without a config spare
 
     composer = Composer(places, budget, anchors, is_config=is_config)
     try:
@@ -107,7 +108,7 @@ def _compose(
 
 
 def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
-    """Returns the error of rendering that most likely explains why its text cannot be loaded, or the fault itself."""
+    """Returns the error of rendering that most likely caused the load error, or the load error itself."""
     errors = [found for found in rendered.diagnostics if found.severity is Severity.ERROR]
     if not errors:
         return fault
@@ -132,7 +133,9 @@ def _refuse_characters(text: str, places: Places) -> None:
     number = f"U+{ord(found[0]):04X}"
     surrogate = "\ud800" <= found[0] <= "\udfff"
     message = (
-        f"{number} is half a character" if surrogate else f"{number} is a line break to YAML, but not to an editor"
+        f"{number} is half of a surrogate pair"
+        if surrogate
+        else f"{number} is a line break in YAML, but not in an editor"
     )
     hint = (
         "remove it" if surrogate else f'remove it, or write it as an escape in double quotes: "\\u{ord(found[0]):04x}"'

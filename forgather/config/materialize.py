@@ -1,10 +1,9 @@
-"""Graph to objects.
+"""Builds the objects of a graph.
 
-Takes a graph, target names and values for `!var`; gives the built targets. Keeps true: one call is one
-construction; its memory is its own and nothing is written to a node; within it an alias is one object, and
-a factory is called anew at every place; every constructor is found and its arguments are looked at before
-the first one is called, so that a typo does not cost the hour that a data set takes; what a caller does before the
-first call is done before that call, and at no other time.
+Takes a graph, target names and values for `!var`; gives the built targets. Invariants: one call is one construction,
+whose state is its own and is never written to a node; within it an alias is one object, and a factory is called again
+at every occurrence; all constructors are imported and their arguments are checked before the first one is called, so a
+misspelt name is found before an hour of loading data; `before_calls` runs before the first call and only then.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from forgather.config.graph import (
     Var,
     is_one_object,
 )
-from forgather.config.lint.signature_match import mismatch
+from forgather.config.lint.argument_check import mismatch
 from forgather.config.partials import (
     CallPlace,
     FreshCall,
@@ -74,22 +73,22 @@ def materialize(
     """Returns the built targets, by name.
 
     Args:
-        graph: what to build.
-        targets: names of targets; None builds all.
+        graph: the config.
+        targets: names of targets; None for all.
         variables: values for `!var` and for names in `!calc`.
-        project_dir: folder that file imports are relative to.
-        resolver: finds constructors; None makes one for `project_dir`.
-        hook: called with each constructor found; what it returns is called in its place.
-        before_calls: called once, before the first constructor is, with a function that gives the object of a node;
-            not called where there is nothing to call.
+        project_dir: folder to which file imports are relative.
+        resolver: finds constructors; None for one of `project_dir`.
+        hook: called with each constructor; its result is called instead.
+        before_calls: called once before the first constructor, with a function that returns the object of a node; not
+            called if no constructor is called.
 
     Raises:
-        UnknownTargetError: a target that the graph does not have.
-        UnboundVarError: a `!var` or `!env` without value and default.
-        ResolveError: a constructor that cannot be found.
-        ArgumentError: arguments that do not fit a constructor.
-        GraphError: a `!calc` that cannot be evaluated.
-        Exception: whatever a constructor raises, with a `BuildNote`.
+        UnknownTargetError: FG302, the graph does not have a target of that name.
+        UnboundVarError: FG301, FG303, FG306: a `!var`, `!env` or name in `!calc` has neither value nor default.
+        ResolveError: FG32x, a constructor cannot be found, called or trusted.
+        ArgumentError: FG204, FG208, FG209: arguments do not fit a constructor.
+        GraphError: FG304, FG305: a `!calc` cannot be evaluated; FG307: a wrong search path.
+        Exception: any exception of a constructor, with a `BuildNote`.
     """
     wanted = list(graph.targets) if targets is None else list(targets)
     tops = [(name, graph.target(name).value) for name in wanted]
@@ -100,7 +99,7 @@ def materialize(
 
 
 class _Construction:
-    """One construction: what it was given, and what it has built so far."""
+    """One construction: its inputs, and the objects that it has built so far."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class _Construction:
         return value
 
     def look_ahead(self, tops: list[tuple[str, Node]]) -> None:
-        """Finds every constructor that will be needed and checks that its arguments fit, without calling any."""
+        """Imports every constructor that will be needed and checks its arguments, without calling any."""
         seen: set[int] = set()
         stack: list[tuple[GraphPath, Node]] = [((Key(name),), node) for name, node in reversed(tops)]
         while stack:
@@ -215,7 +214,7 @@ class _Construction:
             raise
 
     def _begin(self) -> None:
-        # What it asks for may hold calls itself: these come first of all.
+        # Cleared first, because the callback may build nodes whose calls come here again.
         begin, self.before_calls = self.before_calls, None
         if begin is not None:
             begin(self.build)
@@ -322,10 +321,10 @@ class _Construction:
             raise GraphError(message, code="FG304", span=node.span, path=format_path(path), hint=hint)
         return self.build(entry.value, (Key(name),))
 
-    # what a partial builds anew
+    # values that each call of a partial builds
 
     def _recipe(self, node: Node, path: GraphPath) -> Any:
-        """Returns a recipe for a node that holds a factory, else its object."""
+        """Returns a recipe for a node that contains a factory, and the object of any other node."""
         if not self._is_live(node):
             return self.build(node, path)
         if id(node) not in self._recipes:
@@ -360,7 +359,7 @@ def _written(node: Call, argument: str) -> Span | None:
     for entry in entries(node):
         if str(entry.key) == first:
             nested = _inside(entry.value, inner) if inner else None
-            # What an alias names was written elsewhere: that is the place to mend.
+            # The value of an alias is written in another place, where it has to be fixed.
             return nested or (entry.value.span if entry.alias and not inner else None) or entry.span
     return None
 

@@ -1,11 +1,11 @@
-"""`--set path=value`: a graph with some values replaced.
+"""Applies `--set path=value` to a graph.
 
-Takes a graph and assignments of path and YAML text, gives a new graph. Keeps true: the graph that was given
-is untouched; sharing stays as it was, so that a value inside a shared node changes wherever that node is
-used, and the new graph's diagnostics say so; `Entry.replaced` remembers what stood there.
+Takes a graph and assignments of path and YAML text; gives a new graph. Invariants: the given graph is unchanged;
+sharing is preserved, so a value inside a shared node changes wherever that node is used, and a finding of the new graph
+reports it; `Entry.replaced` keeps the old value.
 
-What is set is what one would edit in the file: setting a value where its anchor stands (`lr: &lr 1e-3`, or a
-definition) changes it for every alias; setting it where an alias stands changes that place alone.
+An assignment does what editing the file would do: at the path of an anchor (`lr: &lr 1e-3`, or a definition) it changes
+the value for every alias; at the path of an alias it changes that path only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def split_assignment(text: str) -> tuple[str, str]:
     """Returns path and value of `path=value`; an `=` inside brackets belongs to the path.
 
     Raises:
-        GraphError: there is no `=`.
+        GraphError: FG313, there is no `=`.
 
     Example:
         >>> split_assignment("optimizer.lr=3e-4")
@@ -67,19 +67,19 @@ def split_assignment(text: str) -> tuple[str, str]:
             return text[:position].strip(), text[position + 1 :]
         else:
             depth += (char == "[") - (char == "]")
-    raise GraphError(f"{text!r} is no assignment: there is no '='", code="FG313", hint="write path=value")
+    raise GraphError(f"{text!r} is not an assignment: it has no '='", code="FG313", hint="write path=value")
 
 
 def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
-    """Returns `graph` with each assignment made, in order.
+    """Returns the graph after all assignments, in order.
 
     Args:
-        graph: what to start from.
-        assignments: path and YAML text; a path that begins with `+` adds what is not there.
+        graph: the config.
+        assignments: path and YAML text; a path that begins with `+` adds a new value.
 
     Raises:
-        GraphError: a path that does not exist, or exists where `+` wants to add.
-        LoadError: a value that is not YAML.
+        GraphError: FG311, the path does not exist; FG312, the path with `+` exists.
+        LoadError: the value is not YAML.
     """
     for path, value in assignments:
         graph = _assign(graph, path, value)
@@ -123,11 +123,11 @@ class _Edit:
     alias: str | None = None
 
     def entry(self, key: Any) -> Entry:
-        """Returns the key that the command line writes."""
+        """Returns the entry that the command line writes."""
         return Entry(key, self.value, _ORIGIN, alias=self.alias, through=(_ORIGIN,) if self.alias else ())
 
     def moved(self, entry: Entry, value: Node) -> Entry:
-        """Returns what becomes of an entry; one whose value is replaced, here or through an alias, remembers it."""
+        """Returns an entry with a new value; an entry whose value is replaced keeps the old one in `replaced`."""
         if value is not self.value:
             return with_value(entry, value)
         here = self.entry(entry.key) if entry.alias is None else replace(entry, value=value, replaced=())
@@ -138,7 +138,7 @@ class _Edit:
 
 
 def _follow(graph: Graph, edit: _Edit) -> Node:
-    """Returns the node that holds, or will hold, what the path names."""
+    """Returns the node that contains, or will contain, the value at the path."""
     stops = follow(graph, edit.path[:-1])
     if not stops:
         _root_entry(graph, edit)
@@ -162,7 +162,7 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
 
 
 def _elsewhere(graph: Graph, path: GraphPath) -> str | None:
-    """Returns where the setting is that other tools call so, as `trainer_args.learning_rate` for `lr`."""
+    """Returns a hint for another tool's name of a setting: `trainer_args.learning_rate` for `lr`."""
     alias = alias_of("setting", str(getattr(path[-1], "name", "")))
     if alias is None:
         return None
@@ -211,7 +211,7 @@ def _listing(names: list[str]) -> str | None:
 
 
 def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
-    """Returns whether `present` is shared and this is where it was written: no alias, no merge key."""
+    """Returns whether `present` is shared and is written at this path, not behind an alias or a merge key."""
     entry = next((entry for entry in entries(holder) if Key(entry.key) == step), None)
     if entry is None or entry.alias is not None:
         return False
@@ -219,7 +219,7 @@ def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
 
 
 def _set(holder: Node, step: Step, edit: _Edit) -> Node:
-    """Returns `holder` with the child behind `step` replaced, in this place only."""
+    """Returns `holder` with the child behind `step` replaced, at this path only."""
     if isinstance(holder, Call) and isinstance(step, Key):
         if step.name == SEARCH_PATH and all(entry.key != step.name for entry in entries(holder)):
             marks = _marked(holder.marks, SEARCH_PATH, holder.submodule_searchpath, edit)
@@ -247,7 +247,7 @@ def _entry_set(entries: tuple[Entry, ...], name: object, edit: _Edit) -> tuple[E
 
 
 def _marked(marks: tuple[Entry, ...], key: int | str, present: Node | None, edit: _Edit) -> tuple[Entry, ...]:
-    """Returns the marks of a node with one more, or another, for what stands at `key`."""
+    """Returns the marks of a node with a new mark for `key`."""
     earlier = next((mark for mark in marks if mark.key == key), None)
     if earlier is None and present is not None:
         earlier = Entry(key, present, present.origin)
@@ -296,13 +296,13 @@ def _assign_root(graph: Graph, edit: _Edit) -> Graph:
 
 
 def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved = with_value) -> Graph:
-    """Returns the graph with each node of `swaps` exchanged wherever it stands.
+    """Returns the graph with each node of `swaps` replaced at all its paths.
 
     Args:
-        graph: what to change.
-        swaps: new node by id of the old one; taken as it is.
-        edit: what is being made, for messages.
-        moved: what becomes of an entry whose value is another now.
+        graph: the config.
+        swaps: new node by id of the old one.
+        edit: the assignment, for messages.
+        moved: returns the entry of a value that was replaced.
     """
     made: dict[int, Node] = {}
     anchors: dict[int, str] = {}
@@ -334,16 +334,16 @@ def _refuse_depth(level: list[Node], edit: _Edit) -> None:
 
 
 def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
-    """Returns the other places that change with what is set.
+    """Returns the other paths whose value changes with an assignment.
 
-    A place that is reached through another target is not told again, nor is the one place that uses the target whose
-    value is set: that is what targets are there for.
+    A path through another target is not reported again. Neither is the only use of a target whose value is set, because
+    the change is expected there.
 
     Args:
         graph: the graph before the change.
-        edit: what is set.
+        edit: the assignment.
         changed: ids of the nodes that change.
-        behind: what the path of a place has after such a node.
+        behind: the part of each path after such a node.
     """
     names: dict[int, str] = {}
     for name, entry in graph.targets.items():
@@ -363,13 +363,13 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
         elif id(node) in wanted:
             places.append((*path, *behind))
     places = [path for path in places if path != edit.path]
-    # A definition is nothing but the places that use it: one of them is no surprise.
-    told = len(uses) > 1 or len(places) > (own is None)
-    return [format_path(path) for path in (*uses, *places)] if told else []
+    # A definition exists only to be used elsewhere, so a single use of it is expected, too.
+    is_surprise = len(uses) > 1 or len(places) > (own is None)
+    return [format_path(path) for path in (*uses, *places)] if is_surprise else []
 
 
 def _announced(graph: Graph, edit: _Edit, others: list[str]) -> Graph:
-    """Returns the graph with a finding that names the places that change, too, where there are any."""
+    """Returns the graph with a finding that names the other paths that change, if there are any."""
     if not others:
         return graph
     shown = ", ".join(others[:_LISTED])

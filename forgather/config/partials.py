@@ -1,8 +1,7 @@
-"""`!partial` objects, and the recipes for what each of their calls builds anew.
+"""The objects of `!partial`, and the recipes of values that each of their calls builds again.
 
-Takes built arguments and recipes, gives a callable. Keeps true: what a partial shares between its calls was
-built once, by the construction that made it; a recipe holds no graph node and no construction, so that a
-partial can be pickled wherever its parts can.
+Takes built arguments and recipes; gives a callable. Invariants: values that the calls of a partial share are built
+once, by its construction; a recipe contains no node and no construction, so a partial can be pickled if its parts can.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from forgather.source import Span
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where a call stands, for the note on an exception that it raises."""
+    """The place of a call in the config, for the note on an exception that it raises."""
 
     constructor: str
     path: str
@@ -30,7 +29,14 @@ class CallPlace:
 
 
 def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: CallPlace) -> Any:
-    """Returns `function(*args, **kwargs)`; an exception gets one `BuildNote`, at the innermost place."""
+    """Returns `function(*args, **kwargs)`; an exception gets one `BuildNote`, that of the innermost call.
+
+    Args:
+        function: the constructor.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        place: the place for the note.
+    """
     try:
         return function(*args, **kwargs)
     except (Exception, SystemExit) as error:
@@ -39,7 +45,7 @@ def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 
 Check = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], None]
-"""Raises a `ResolveError` where a function must not be called with arguments."""
+"""Raises a `ResolveError` if a function must not be called with these arguments."""
 
 
 def call_checked(
@@ -49,7 +55,18 @@ def call_checked(
     place: CallPlace,
     check: Check | None,
 ) -> Any:
-    """Returns `function(*args, **kwargs)` where all arguments, those that came later too, are let in."""
+    """Returns `function(*args, **kwargs)`, after `check` has allowed all arguments, late ones included.
+
+    Args:
+        function: the constructor.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        place: the place of the call.
+        check: decides about the arguments; None to allow all.
+
+    Raises:
+        ResolveError: an argument is not allowed.
+    """
     if check is not None:
         try:
             check(function, args, kwargs)
@@ -66,23 +83,23 @@ def note_once(error: BaseException, note: BuildNote) -> None:
 
 
 class Recipe(ABC):
-    """A value that each call of a partial builds anew."""
+    """A value that each call of a partial builds again."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns a new value; `memo` holds what this call has built already."""
+        """Returns a new value; `memo` contains the shared values that this call has already built, by id of recipe."""
 
 
 def built(value: Any, memo: dict[int, Any]) -> Any:
-    """Returns what a recipe builds, or the value itself."""
+    """Returns a new value of a recipe, and any other value itself."""
     return value.build(memo) if isinstance(value, Recipe) else value
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshCall(Recipe):
-    """A factory inside a partial: called at every place, in every call."""
+    """A factory inside a partial: called at every occurrence, in every call."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -92,10 +109,10 @@ class FreshCall(Recipe):
     check: Check | None = None
 
     def __repr__(self) -> str:
-        return f"<{self.place.constructor} anew>"
+        return f"<{self.place.constructor} per call>"
 
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns what the function returns for newly built arguments."""
+        """Returns the result of the function for newly built arguments."""
         args = tuple(built(value, memo) for value in self.args)
         kwargs = {key: built(value, memo) for key, value in (*self.kwargs.items(), *self.latent.items())}
         return call_checked(self.function, args, kwargs, self.place, self.check)
@@ -103,7 +120,7 @@ class FreshCall(Recipe):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshContainer(Recipe):
-    """A container that holds a factory: one object per call where it is shared, else one per place."""
+    """A container with a factory inside: one object per call if it is shared, else one per occurrence."""
 
     kind: ContainerKind
     keys: tuple[Any, ...]
@@ -111,7 +128,7 @@ class FreshContainer(Recipe):
     shared: bool
 
     def __repr__(self) -> str:
-        return f"<{assemble(self.kind, self.keys, self.values)!r} anew>"
+        return f"<{assemble(self.kind, self.keys, self.values)!r} per call>"
 
     def build(self, memo: dict[int, Any]) -> Any:
         """Returns a new container."""
@@ -124,25 +141,31 @@ class FreshContainer(Recipe):
 
 
 def assemble(kind: ContainerKind, keys: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
-    """Returns the Python container of a kind; `keys` count for `DICT` only."""
+    """Returns the Python container of a kind.
+
+    Args:
+        kind: the kind.
+        keys: the keys of a `DICT`; ignored for the others.
+        values: the items or values.
+    """
     if kind is ContainerKind.DICT:
         return dict(zip(keys, values, strict=True))
     return values if kind is ContainerKind.TUPLE else list(values)
 
 
 class PartialObject:
-    """A callable with some arguments given: what `!partial` builds.
+    """The object of a `!partial`: a callable with some arguments given.
 
-    Positional arguments of a call are appended, its keywords are merged over. `keywords` and `args` hold a
-    `Recipe` for what each call builds anew.
+    Positional arguments of a call are appended; its keywords override those of the partial. `keywords` and `args`
+    contain a `Recipe` for each value that every call builds again.
 
     Args:
-        func: what is called in the end.
+        func: the constructor.
         args: first positional arguments.
         keywords: keyword arguments.
-        latent: keywords that are merged last.
-        place: where the partial stands in the config.
-        check: looks at all arguments before each call; None where no argument matters.
+        latent: keywords that override all others.
+        place: the place of the partial in the config.
+        check: decides about all arguments before each call; None to allow all.
     """
 
     def __init__(
@@ -158,7 +181,7 @@ class PartialObject:
         self.latent, self._place, self._check = latent, place, check
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns what `func` returns for the arguments given here and earlier."""
+        """Returns the result of `func` for the arguments of this call and those of the partial."""
         memo: dict[int, Any] = {}
         first = tuple(built(value, memo) for value in self.args)
         given = {key: kwargs[key] if key in kwargs else built(value, memo) for key, value in self.keywords.items()}
@@ -179,17 +202,22 @@ class PartialObject:
 
 
 def given_keywords(given: Any, node: Call, path: GraphPath) -> dict[str, Any]:
-    """Returns the keywords that `latent_args: !var name` of a call is given.
+    """Returns the keywords of `latent_args: !var name`.
+
+    Args:
+        given: the value of the variable.
+        node: the call.
+        path: the path of the call, for the error.
 
     Raises:
-        GraphError: FG213, they are no mapping with texts as keys.
+        GraphError: FG213, the value is not a mapping with strings as keys.
     """
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return dict(given)
     raise GraphError(
-        f"{SPREAD!r} is given {given!r:.80}; it is a mapping of keyword arguments",
+        f"{SPREAD!r} is given {given!r:.80}; it must be a mapping of keyword arguments",
         code="FG213",
         span=(node.spread and node.spread.span) or node.span,
         path=format_path((*path, Key(SPREAD))),
-        hint="give a mapping with texts as keys",
+        hint="give a mapping with strings as keys",
     )

@@ -1,6 +1,6 @@
 """Typed paths inside a graph, and their text form (`trainer.args.lr`, `callbacks[2].prompts[0]`).
 
-Takes nothing, gives `GraphPath`. Keeps true: a path formatted and parsed is itself.
+Invariant: parsing the text of a path gives an equal path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from forgather.errors import GraphError
 
 PlainScalar = str | int | float | bool | None
 PlainKey = PlainScalar | tuple[PlainScalar, ...]
-"""What YAML may have as a key."""
+"""The keys of mappings that the language allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 
 
 def format_path(path: GraphPath) -> str:
-    """Returns the text form of a path; keys that are not plain names stand in brackets.
+    """Returns the text of a path; keys that are not plain names are written in brackets.
 
     Example:
         >>> format_path((Key("model"), Key("layers"), Index(2), Key("in.proj")))
@@ -61,10 +61,10 @@ def format_path(path: GraphPath) -> str:
 
 
 def parse_path(text: str) -> GraphPath:
-    """Reads the text form of a path.
+    """Returns the path of a text.
 
     Raises:
-        GraphError: the text is not a path; the message gives the column.
+        GraphError: FG310, the text is not a path; the message gives the column.
 
     Example:
         >>> parse_path("callbacks[2].prompts[0]")

@@ -1,7 +1,7 @@
-"""Code that comes with a model or a data set from the Hub: only of a pinned commit, or of a trusted folder.
+"""Refuses code of models and data sets from the Hub, unless it is of a pinned commit or in a trusted folder.
 
-Takes a graph, or the arguments of a call, gives findings or an error. Keeps true: whoever can change a branch or a tag
-on the Hub cannot change what a config runs.
+Takes a graph, or the arguments of a call; gives findings or an error. Invariant: a change of a branch or a tag on the
+Hub cannot change the code that a config runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SOURCES = (
     "processor", "feature_extractor", "image_processor",
 )  # fmt: skip
 _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-# Which kernels these fetch is said nowhere in a config.
+# These fetch kernels whose repositories are not named in the config, so they cannot be pinned.
 _UNNAMED_KERNELS = ("use_kernels", "kernel_config")
 _WATCHED = frozenset((*_SWITCHES, *_KERNELS, *_UNNAMED_KERNELS))
 _WATCHED_ENDINGS = tuple(_WATCHED)
 _ENDINGS = tuple(f"_{name}" for name in (*_SWITCHES, _KERNELS[0]))
-# Packages whose functions take such arguments, or hand them on.
+# Packages whose functions have such arguments, or pass them on.
 _TAKERS = frozenset(("accelerate", "datasets", "forgather", "peft", "transformers"))
-# Where a class is named whose code is elsewhere: "owner/name--module.Class".
+# The name of a class in another repository, as transformers writes it: "owner/name--module.Class".
 _UPSTREAM = re.compile(r"([^\"\s]+)--[^\W\d]\w*\.\w+")
 _CONFIG_FILE = "config.json"
 _BOTH = "add revision: and code_revision: with the 40 digits of commits that you have looked at, or leave {} out"
@@ -45,22 +45,22 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
-    """Yields an error for each value of a graph that asks for code of the Hub that is not pinned."""
+    """Yields an error for each value of a graph that allows code from the Hub without a pinned commit."""
     for path, node in all_nodes(graph):
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
         written = {str(entry.key): entry for entry in entries}
         if not any(name.endswith(_WATCHED_ENDINGS) for name in written):
             continue
         plain = {name: _plain(entry.value) for name, entry in written.items() if _is_plain(entry.value)}
-        # A revision that construction tells may be a commit: construction looks.
+        # A revision from `!var` or `!env` may be a commit: it is checked at construction.
         unknown = [
             key for key, entry in written.items() if key.endswith(_REVISIONS) and not isinstance(entry.value, Scalar)
         ]
-        for told, prefix in _parts(plain):
-            name = _unpinned(told, _first(node))
+        for known, prefix in _parts(plain):
+            name = _unpinned(known, _first(node))
             if name is not None and (name not in _SWITCHES or not unknown):
                 entry = written[prefix + name]
-                found, span = _error(prefix + name, told[name], name).diagnostic, entry.value.span or entry.span
+                found, span = _error(prefix + name, known[name], name).diagnostic, entry.value.span or entry.span
                 yield replace(found, span=span, path=format_path((*path, Key(prefix + name))))
 
 
@@ -82,29 +82,35 @@ def _first(node: object) -> Any:
 def refuse_remote_code(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_trusted: Callable[[str], bool]
 ) -> None:
-    """Raises where a call is given leave to run code of the Hub that is not pinned, or of a folder not trusted.
+    """Checks that a call may not run code from the Hub without a pinned commit, or code of a folder without trust.
+
+    Args:
+        function: the constructor.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        is_trusted: returns whether the user trusts a folder.
 
     Raises:
-        ResolveError: FG341.
+        ResolveError: FG341, the arguments allow such code.
     """
-    # What matters here is nowhere among the first arguments but for the source, which is looked at by its place.
+    # Of the first two positional arguments only the source matters, which is read by position: binding costs more.
     given = named_arguments(function, args, kwargs) if len(args) >= _MANY else dict(kwargs)
     mappings = [value for value in containers([given, *args]) if isinstance(value, Mapping)]
     for mapping, prefix in (part for one in mappings for part in _parts(one)):
         if not _WATCHED.intersection(mapping):
             continue
-        told = {**{name: given.get(name) for name in (*_REVISIONS, *_SOURCES)}, **mapping}
+        known = {**{name: given.get(name) for name in (*_REVISIONS, *_SOURCES)}, **mapping}
         objects = [*args, *(value for one in mappings for value in one.values())]
         elsewhere = [source for value in (*mappings, *objects) for source in _sources_of(value)]
-        # Which of several sources a prefix is for is said by their places alone.
+        # A prefix (`encoder_`) does not tell which positional source it is for, so all of them are checked.
         elsewhere += [source for source in args if isinstance(source, str) and prefix]
-        name = _unpinned(told, args[0] if args else None, elsewhere, is_trusted)
+        name = _unpinned(known, args[0] if args else None, elsewhere, is_trusted)
         if name is not None:
             raise _error(prefix + name, mapping.get(name), name).about(prefix + name)
 
 
 def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields arguments, and those that one of several models gets, which begin with its name (`encoder_`)."""
+    """Yields the arguments and, for each of several models, its arguments without its prefix (`encoder_`)."""
     yield mapping, ""
     names = [name for name in mapping if isinstance(name, str) and name.endswith(_ENDINGS) and name not in _WATCHED]
     endings = ((name, ending[1:]) for name in names for ending in _ENDINGS if name.endswith(ending))
@@ -114,7 +120,7 @@ def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]
 
 
 def may_run_remote_code(function: Any) -> bool:
-    """Returns whether a function may take, or hand on, leave to run code of the Hub."""
+    """Returns whether a function may have, or pass on, arguments that allow code from the Hub."""
     if not any(name.partition(".")[0].partition(":")[0] in _TAKERS for name in names_of(function)):
         return False
     try:
@@ -125,7 +131,7 @@ def may_run_remote_code(function: Any) -> bool:
 
 
 def _sources_of(value: Any) -> Iterator[str]:
-    """Yields the repositories and folders whose code a config of transformers names, as it is or as a mapping."""
+    """Yields the repositories and folders whose code a config of transformers names; it may be a mapping."""
     facts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     if not isinstance(value, Mapping):
         names = (facts.get(key) for key in ("name_or_path", "_name_or_path"))
@@ -139,19 +145,19 @@ def _sources_of(value: Any) -> Iterator[str]:
 
 
 def _named_in(folder: str) -> Iterator[str]:
-    """Yields the repositories and folders whose code the files of a model's folder name."""
+    """Yields the repositories and folders whose code is named in the config files of a model's folder."""
     try:
         files = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_CONFIG_FILE)]
         for file in files:
             with open(file, encoding="utf-8", errors="replace") as stream:
                 yield from _UPSTREAM.findall(stream.read())
     except OSError:
-        # What cannot be read here cannot be loaded either, and the loader says so better.
+        # The loader cannot read the folder either, and its error is better.
         return
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name; those given by position only where the function says its parameters."""
+    """Returns the arguments of a call by name; positional ones only if the function has a readable signature."""
     try:
         return {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
     except (TypeError, ValueError):
@@ -159,7 +165,7 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
-    """Yields the plain containers among values and inside them, each once, but for rows of numbers: they are data."""
+    """Yields the plain containers among values and inside them, each once, without lists of numbers."""
     stack, seen = [value for value in values if isinstance(value, _CONTAINERS)], set[int]()
     while stack:
         value = stack.pop()
@@ -169,39 +175,39 @@ def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[A
         if isinstance(value, Mapping):
             yield value
             stack += [inner for inner in value.values() if isinstance(inner, _CONTAINERS)]
-        # A data set of plain lists has millions of numbers: only their types are looked at.
+        # A data set of plain lists has millions of numbers, which cannot contain such an argument.
         elif not _NUMBERS.issuperset(map(type, value)):
             yield value
             stack += [inner for inner in value if isinstance(inner, _CONTAINERS)]
 
 
 def _unpinned(
-    told: Mapping[str, Any],
+    known: Mapping[str, Any],
     first: Any,
     elsewhere: Sequence[str] = (),
     is_trusted: Callable[[str], bool] = lambda folder: True,
 ) -> str | None:
-    """Returns the name of the argument that gives the leave; None where all is pinned."""
+    """Returns the name of the argument that allows unpinned code; None if there is none."""
     for name in _KERNELS:
-        kernels = told.get(name)
+        kernels = known.get(name)
         for kernel in kernels.values() if isinstance(kernels, Mapping) else (kernels,):
             found = _KERNEL.fullmatch(kernel) if isinstance(kernel, str) else None
             if found is not None and not _is_commit(found["revision"]):
                 return name
     for name in _UNNAMED_KERNELS:
-        if told.get(name) not in (None, False):
+        if known.get(name) not in (None, False):
             return name
-    switch = next((name for name in _SWITCHES if told.get(name) not in (None, False)), None)
+    switch = next((name for name in _SWITCHES if known.get(name) not in (None, False)), None)
     if switch is None:
         return None
-    # Which of them the function reads is its own business: a folder counts, whatever another name says.
+    # It is not known which of these arguments the function reads, so each of them is checked.
     named = [
-        _expanded(source) for source in (first, *map(told.get, _SOURCES)) if isinstance(source, (str, os.PathLike))
+        _expanded(source) for source in (first, *map(known.get, _SOURCES)) if isinstance(source, (str, os.PathLike))
     ]
     folders = [source for source in map(_expanded, (*named, *elsewhere)) if os.path.isdir(source)]
     further = list(elsewhere)
     for folder in folders:
-        # A folder may name code of another one, or of the Hub.
+        # A folder may name code in another folder or on the Hub; the list grows while it is read.
         inside = [_expanded(source) for source in _named_in(folder)]
         folders += [other for other in inside if os.path.isdir(other) and other not in folders]
         further += inside
@@ -212,7 +218,7 @@ def _unpinned(
         needed.update(_REVISIONS)
     if not all(map(os.path.isdir, map(_expanded, further))):
         needed.add("code_revision")
-    given = {key: told[key] for key in _REVISIONS if told.get(key) is not None}
+    given = {key: known[key] for key in _REVISIONS if known.get(key) is not None}
     is_pinned = needed <= set(given) and all(map(_is_commit, given.values()))
     return None if not needed or is_pinned else switch
 
@@ -226,10 +232,10 @@ def _is_commit(revision: Any) -> bool:
 
 
 def _error(written: str, value: Any, name: str) -> ResolveError:
-    message = f"{written} lets code of the Hub run that is not pinned to a commit"
+    message = f"{written} runs code from the Hub that is not pinned to a commit"
     hint = _BOTH.format(written)
     if name in _KERNELS:
-        message = f"{written} {str(value)!r} runs code of the Hub that is not pinned to a commit"
+        message = f"{written} {str(value)!r} runs code from the Hub that is not pinned to a commit"
         hint = "write OWNER/NAME@ and the 40 digits of a commit, or 'sdpa'"
     if name in _UNNAMED_KERNELS:
         hint = (

@@ -1,8 +1,8 @@
-"""Templates to YAML text, each character with its origin.
+"""Renders templates to YAML text with the origin of each character.
 
-Takes a `ConfigEnvironment` and the name of a template (or a text), gives `RenderedText`. Keeps true: a
-result or a located `ForgatherError`, whatever the input; two renders share nothing but compiled code;
-Jinja is imported by the first call, not by this module.
+Takes a `ConfigEnvironment` and the name of a template (or a text); gives a `RenderedText`. Invariants: any input gives
+a result or a located `ForgatherError`; two renders share nothing except compiled code; the first call imports Jinja,
+not this module.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _NONE: Mapping[str, object] = {}
 
 
 def render(environment: ConfigEnvironment, name: str, variables: Mapping[str, object] = _NONE) -> RenderedText:
-    """Returns the text of a config, and where each part of it was written.
+    """Returns the rendered text of a config with its origins.
 
     Args:
-        environment: search path, variables, clock and budgets of this load.
-        name: name of a template on the search path, as in "configs/tiny.yaml".
-        variables: variables of this render, on top of `environment.variables`; the config and the
-            templates it extends or includes see them, imported macros do not.
+        environment: search path, variables, time and budgets of this load.
+        name: name of a template on the search path, such as "configs/tiny.yaml".
+        variables: variables of this render, in addition to `environment.variables`; visible in the config and the
+            templates that it extends or includes, but not in imported macros.
 
     Raises:
-        SyntaxFault: a template cannot be read.
-        RenderError: a template is missing, or fails while it runs.
-        BudgetError: a template loops, grows or nests too far.
+        SyntaxFault: FG101 to FG106, FG124: a template cannot be parsed.
+        RenderError: FG107 to FG119, FG446: a template is missing, or fails when it runs.
+        BudgetError: FG120 to FG123: a template loops, grows or nests too much.
     """
     return _start(environment).file(name, variables)
 
@@ -44,12 +44,20 @@ def render_text(
     file: str = "<string>",
     variables: Mapping[str, object] = _NONE,
 ) -> RenderedText:
-    """Returns the rendering of a text that is not in a file; arguments and errors as for `render`."""
+    """Returns the rendered text of a config that is not in a file; other arguments and errors as for `render`.
+
+    Args:
+        environment: search path, variables, time and budgets of this load.
+        text: the text of the config.
+        name: its name in messages.
+        file: the pseudo file of its origins.
+        variables: variables of this render.
+    """
     return _start(environment).string(text, name, file, variables)
 
 
 def _start(environment: ConfigEnvironment) -> Render:
-    # The lazy edge to Jinja: an import here costs the commands that render nothing else 40 ms.
+    # Importing Jinja takes 40 ms, which commands that do not render should not pay.
     from forgather.config._jinja.renderer import Render
 
     return Render(environment)

@@ -1,4 +1,4 @@
-"""The value between rendering and loading."""
+"""`RenderedText`: the result of rendering and the input of loading."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RenderedText:
         templates: every template that was loaded, in order of loading; `templates[0]` is the config.
         sources: every file that was read, by absolute path.
         diagnostics: warnings and lints of the rendering.
-        env_reads: environment variables that templates read, with the value they got.
-        reads: names that any of the templates reads, whether it came to that or not.
-        budget: limits that loading goes on with.
+        env_reads: environment variables that templates read, with their values.
+        reads: names that the templates contain, also in branches that did not run.
+        budget: limits for loading.
     """
 
     name: str
@@ -40,7 +40,7 @@ class RenderedText:
 
     @property
     def extends_chain(self) -> tuple[str, ...]:
-        """Names of the templates that the config extends, nearest first, the config itself left out."""
+        """Names of the templates that the config extends, nearest first, without the config itself."""
         chain: list[str] = []
         current = 0
         for position, use in enumerate(self.templates):

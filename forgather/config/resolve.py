@@ -1,12 +1,12 @@
-"""Constructor names to callables.
+"""Imports the constructors that a config names.
 
-Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or a builtin's name; gives the object.
-Keeps true: `sys.path` is never touched; a project's file is imported under a module name made from its
-folder, so that `json.py` or `torch.py` in a project neither shadows a library nor is shadowed by one.
+Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; gives the object.
+Invariants: `sys.path` is never changed; a file of a project is imported under a module name made from its folder, so
+`json.py` or `torch.py` in a project neither shadows a library nor is shadowed by one.
 
-A file import makes a package of the file's folder (and of the `submodule_searchpath` of the call). The
-file's siblings are therefore its neighbours in that package: `from .blocks import Layer` imports
-`blocks.py` beside it. `import blocks` does not; it means the library of that name.
+A file import makes a package of the file's folder (and of the `submodule_searchpath` of the call). Files in the same
+folder are therefore modules of that package: `from .blocks import Layer` imports the `blocks.py` next to the file.
+`import blocks` imports the library of that name.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _PREFIX = "_forgather_folder_"
 
 
 class Guard:
-    """Says what may be imported and called; this one lets everything pass."""
+    """Decides what may be imported and called; this one allows everything."""
 
     def before_import(self, module: str) -> None:
-        """Raises a `ResolveError` where a module must not be imported."""
+        """Raises a `ResolveError` if a module must not be imported."""
 
     def before_files(self, folders: Sequence[str]) -> None:
-        """Raises a `ResolveError` where Python files of these folders must not be run."""
+        """Raises a `ResolveError` if Python files of these folders must not be run."""
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
-        """Returns what is called for a constructor.
+        """Returns the object to call for a constructor.
 
         Args:
-            constructor: as a node holds it.
-            walked: its module, then each part of its symbol with what was found there; the last one is named.
+            constructor: its name in the node.
+            walked: its module, then each part of its symbol, as pairs of name and object; the last is the constructor.
 
         Raises:
             ResolveError: it must not be called.
@@ -52,20 +52,20 @@ class Guard:
         return walked[-1][1]
 
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises a `ResolveError` where a function must not be called with these arguments."""
+        """Raises a `ResolveError` if a function must not be called with these arguments."""
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
-        """Returns what looks at all arguments when a partial of a function is called; None where none matters."""
+        """Returns the check of all arguments for each call of a partial; None to allow all."""
         return None
 
 
 class Resolver:
-    """Finds what constructors name.
+    """Finds the objects that constructors name.
 
     Args:
-        project_dir: folder that file imports are relative to.
-        searchpath: folders for `.module` where the call has no `submodule_searchpath` of its own.
-        guard: says what may be imported and called.
+        project_dir: folder to which file imports are relative.
+        searchpath: folders for `.module` if the call has no `submodule_searchpath` of its own.
+        guard: decides what may be imported and called.
     """
 
     def __init__(self, project_dir: str, searchpath: Sequence[str] = (), guard: Guard | None = None) -> None:
@@ -74,15 +74,15 @@ class Resolver:
         self.guard = guard or Guard()
 
     def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
-        """Returns the object that a constructor names; imports its module.
+        """Imports the module of a constructor and returns the object.
 
         Args:
-            constructor: as a node holds it.
+            constructor: its name in the node.
             searchpath: the `submodule_searchpath` of the call.
 
         Raises:
-            ResolveError: there is no such module, file or symbol. An exception raised by the module
-                itself passes through.
+            ResolveError: FG320 to FG325, there is no such module, file or symbol.
+            Exception: any exception of the module itself.
         """
         module_name, colon, symbol = constructor.rpartition(":")
         if not colon:
@@ -127,9 +127,7 @@ class Resolver:
     def _relative(self, name: str, folders: tuple[str, ...]) -> ModuleType:
         if not folders:
             hint = "add submodule_searchpath: [FOLDER] to the call"
-            raise ResolveError(
-                f"the relative module {name!r} has no folders to be looked for in", code="FG325", hint=hint
-            )
+            raise ResolveError(f"the relative module {name!r} has no folder to be searched in", code="FG325", hint=hint)
         self.guard.before_files(folders)
         package = _package(folders)
         full = f"{package}{name}"
@@ -143,7 +141,7 @@ class Resolver:
             raise ResolveError(message, code="FG320", hint=nearest(name.lstrip("."), found)) from None
 
     def _walk(self, module: ModuleType, symbol: str, module_name: str) -> list[tuple[str, Any]]:
-        """Returns the module and each part of the symbol, with what it names."""
+        """Returns the module and each part of the symbol, as pairs of name and object."""
         found: Any = module
         walked = module.__name__
         trail = [(module_name, found)]
@@ -178,7 +176,8 @@ class Resolver:
 
 
 def _package(folders: tuple[str, ...]) -> str:
-    """Returns the name of a package, made on first use, whose modules are the files of `folders`."""
+    """Returns the name of the package whose modules are the files of `folders`; it is created on first use."""
+    # The name is a hash of the folders, so that two projects with equal file names never share a module.
     real = [os.path.realpath(folder) for folder in dict.fromkeys(folders)]
     name = _PREFIX + sha256("\0".join(real).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     if name not in sys.modules:
@@ -207,7 +206,7 @@ def _import(name: str, symbol: str, project_dir: str) -> ModuleType:
 
 
 def _is_missing(error: ModuleNotFoundError, name: str) -> bool:
-    """Returns whether it is `name` or a package above it that is missing, not an import inside of it."""
+    """Returns whether `name` or a package above it is missing, and not a module that it imports itself."""
     return error.name is not None and (name == error.name or name.startswith(error.name + "."))
 
 
@@ -219,7 +218,7 @@ def _defined(module: Any) -> list[str]:
 
 
 def _beside(name: str) -> list[str]:
-    """Returns the modules that there are where a missing one was looked for."""
+    """Returns the modules that exist next to a missing one."""
     parent = name.rpartition(".")[0]
     if not parent:
         return sorted({module.name for module in pkgutil.iter_modules()} | set(sys.stdlib_module_names))

@@ -1,8 +1,8 @@
-"""One file, several templates.
+"""Splits a file into its own text and its inline sub-templates.
 
-Takes the text of a file, gives its parts: the text up to the first `#--- name ---` line, and the named
-sub-templates after it. Keeps true: every part knows the line of the file it begins on, and joining the
-parts with their header lines gives the file back.
+Takes the text of a file; gives the text up to the first `#--- name ---` line, and the named sub-templates after it.
+Invariants: every part has the line of the file on which it begins; the parts joined with their header lines are the
+file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Part:
 
 
 def is_header(line: str) -> bool:
-    """Says whether `line` starts an inline sub-template."""
+    """Returns whether a line begins an inline sub-template."""
     return _HEADER.fullmatch(line) is not None
 
 

@@ -1,8 +1,7 @@
-"""Line statements, comments and block headers, rewritten to Jinja.
+"""Rewrites line statements, comments and block headers to Jinja's syntax.
 
-Takes the text of one template as its user wrote it, gives Jinja source. Keeps true: one line stays one
-line, so that a Jinja line number is a line number of the template; any text is accepted (what cannot be
-read is left for the parser to refuse, at its place).
+Takes the text of one template as the user wrote it; gives Jinja source. Invariants: each line stays one line, so a line
+number of Jinja is a line number of the template; any text is accepted, and the parser reports errors at their place.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _Open:
 
 
 class _Rewriter:
-    """Reads a template once, from left to right; `pos` is always the start of what is not yet written."""
+    """Rewrites a template in one pass; `pos` is the start of the text that is not yet written."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -78,7 +77,7 @@ class _Rewriter:
         return len(self.text) if end < 0 else end
 
     def _emit_line(self, source: str, end: int) -> None:
-        """Writes a rewritten line and moves behind it."""
+        """Writes a rewritten line, and sets `pos` after it."""
         self.out.append(source)
         if end < len(self.text):
             self.out.append("\n")
@@ -135,7 +134,7 @@ class _Rewriter:
                 self._skip_raw()
 
     def _whole_code(self, rest: str, end: int) -> tuple[str, int]:
-        """Returns a statement's code without its comment, with the lines that its open brackets take in."""
+        """Returns the code of a statement without its comment, over all lines up to its last closing bracket."""
         code, depth = _cut_code(rest)
         if depth <= 0:
             return code.rstrip(), end
@@ -158,7 +157,7 @@ class _Rewriter:
     # -- the nesting of statements and bracket blocks
 
     def _statement_word(self, word: str, rest: str) -> str:
-        """Follows the nesting; returns the ends of bracket blocks that must stand before this statement."""
+        """Updates the nesting; returns the ends of the bracket blocks that end before this statement."""
         if word in _OPENERS:
             if word != "set" or _is_set_block(rest):
                 name = rest.split()[0] if word == "block" and rest.split() else ""
@@ -213,14 +212,14 @@ class _Rewriter:
     # -- lines of text
 
     def _data_line(self) -> None:
-        """Copies text up to the next line that begins outside every tag; cuts its comments."""
+        """Copies text up to the next line that begins outside of tags, without comments."""
         begin, quote, in_comment = self.pos, "", False
         scan, newline = self.pos, -1
         while True:
             if scan > newline:
                 newline = self.text.find("\n", scan)
                 newline = len(self.text) if newline < 0 else newline
-            # Bounded by the line: without the bound a long text without quotes or tags takes quadratic time.
+            # The search ends with the line: a search to the end for each line would take quadratic time.
             point = _POINTS.search(self.text, scan, newline)
             if point is None:
                 if quote and not self._special_ahead(newline):
@@ -270,7 +269,7 @@ class _Rewriter:
         return _TOKEN_START.search(self.text[max(line, begin) : at]) is not None
 
     def _closes(self, quote: str, at: int) -> bool:
-        """Says whether a YAML quote is closed before its line, or a near line of plain text, ends."""
+        """Returns whether a YAML quote is closed on its line, or on a line of plain text soon after."""
         stop = self.text.find("\n", at)
         stop = len(self.text) if stop < 0 else stop
         if self.text.find(quote, at + 1, stop) >= 0:
@@ -285,7 +284,7 @@ class _Rewriter:
     # -- tags inside text
 
     def _tag(self, mark: str, begin: int, at: int) -> tuple[int, int]:
-        """Steps over a tag; returns where uncopied text begins and where reading goes on."""
+        """Skips a tag; returns where uncopied text begins and where the scan continues."""
         end = self._tag_end(mark, at)
         if end < 0:
             self.out.append(self.text[begin:])
@@ -347,13 +346,13 @@ def _is_special(line: str) -> bool:
 
 def _end_of(block: _Open) -> str:
     if block.trims:
-        # Trimming takes the line end before the block's end with it; what follows is a line of its own.
+        # `{%-` also removes the line end before it, so a new one is printed for the text after the block.
         return f"{{%- endblock {block.name} %}}{{{{ '\\n' }}}}"
     return f"{{% endblock {block.name} %}}"
 
 
 def unclosed_quote(line: str) -> str | None:
-    """Returns the quote that the statement of a line opens and does not close.
+    """Returns the quote that the statement on a line opens and does not close; None if there is none.
 
     Example:
         >>> unclosed_quote('-- set name = "Tiny')
@@ -370,7 +369,7 @@ def unclosed_quote(line: str) -> str | None:
 
 
 def _is_set_block(rest: str) -> bool:
-    """Says whether `set` captures lines: it has no `=` outside of brackets and texts."""
+    """Returns whether `set` captures a block of lines: it has no `=` outside of brackets and strings."""
     depth = 0
     for token in _ASSIGN.finditer(rest):
         found = token.group()
@@ -381,7 +380,7 @@ def _is_set_block(rest: str) -> bool:
 
 
 def _cut_code(code: str) -> tuple[str, int]:
-    """Returns a line of code without its trailing comment, and by how much its brackets stay open."""
+    """Returns a line of code without its trailing comment, and the number of brackets that stay open."""
     depth = 0
     if code.startswith("##"):
         return "", 0

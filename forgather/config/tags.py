@@ -1,7 +1,7 @@
-"""The tag table as data, and the reading of a tag.
+"""The table of tags, and the parser of a tag.
 
-Takes the text of a tag (`!singleton:torch:nn.Linear@head`), gives a `Tag`. Keeps true: nothing is imported;
-a constructor is stored as "module:symbol", "path/file.py:symbol" or the name of a builtin.
+Takes the text of a tag (`!singleton:torch:nn.Linear@head`); gives a `Tag`. Invariants: nothing is imported; a
+constructor has the form "module:symbol", "path/file.py:symbol" or the name of a builtin.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _SWALLOWED = re.compile(r"[,\[\]{}]")
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A tag, taken apart.
+    """A parsed tag.
 
     Args:
-        kind: what it makes.
+        kind: the kind of its node.
         constructor: "module:symbol", "file.py:symbol" or a builtin; "" for the other kinds.
-        name: identity, from `@name`.
+        name: the name after `@`; None if there is none.
     """
 
     kind: TagKind
@@ -66,10 +66,11 @@ class Tag:
 
 
 def parse_tag(text: str) -> Tag:
-    """Reads a tag that begins with `!`.
+    """Returns the parts of a tag that begins with `!`.
 
     Raises:
-        Refusal: an unknown kind, a missing constructor or a malformed name.
+        Refusal: FG210, the kind is unknown; FG211, the constructor or the name is malformed; FG214, YAML's own tag is
+            not part of the language.
 
     Example:
         >>> parse_tag("!singleton:torch:nn.Linear@head")
@@ -77,7 +78,7 @@ def parse_tag(text: str) -> Tag:
     """
     if len(text) > _LONGEST:
         message = f"a tag of {len(text)} characters, which begins with {text[:40]!r}; the limit is {_LONGEST}"
-        raise Refusal("FG211", message, "name what is called, and give it values behind the tag")
+        raise Refusal("FG211", message, "put the name in the tag, and its arguments after the tag")
     _refuse(text)
     word, _, rest = text[1:].partition(":")
     if "@" in word:
@@ -114,7 +115,9 @@ def _refuse(text: str) -> None:
     if not text.startswith("!"):
         raise Refusal("FG210", f"unknown tag '!<{text}>'", "a tag is written !kind:module:symbol")
     if not text.isascii() or any(char.isspace() for char in text):
-        raise Refusal("FG211", f"the tag {text!r} holds a space or a non-ASCII character", "rename what it points at")
+        raise Refusal(
+            "FG211", f"the tag {text!r} contains a space or a non-ASCII character", "rename what it refers to"
+        )
 
 
 def _split_name(body: str, text: str) -> tuple[str, str | None]:
@@ -129,7 +132,7 @@ def _split_name(body: str, text: str) -> tuple[str, str | None]:
 
 def _refuse_odd(module: str, symbol: str, text: str) -> None:
     if "(" in symbol:
-        hint = "arguments stand after the tag: !kind:module:symbol [1, 2]"
+        hint = "arguments follow the tag: !kind:module:symbol [1, 2]"
         raise Refusal("FG211", f"{text!r}: {symbol!r} is not the name of a class or function", hint)
     if ":" in module and not module.endswith(".py"):
         first, _, rest = module.partition(":")
@@ -153,5 +156,5 @@ def _constructor(body: str, text: str) -> str:
     module, dot, symbol = body.rpartition(".")
     if not dot or not module or not symbol:
         hint = nearest(body, sorted(BUILTIN_NAMES)) or "write module:symbol"
-        raise Refusal("FG211", f"{body!r} is no builtin and names no module", hint)
+        raise Refusal("FG211", f"{body!r} is not a builtin and names no module", hint)
     return f"{module}:{symbol}"

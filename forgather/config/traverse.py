@@ -1,8 +1,7 @@
-"""The one place that knows what a node is made of.
+"""Traversal of graphs: the only module that knows the children of each kind of node.
 
-Takes nodes, gives children with typed steps, walks, rebuilt graphs and the set of shared nodes. `check`,
-`show`, `override`, `materialize` and code generation ask here. Keeps true: no recursion deeper than the
-graph, no node visited twice by `walk`, sharing survives `rebuild`.
+Takes nodes; gives children with typed steps, walks, rebuilt nodes and the set of shared nodes. Invariants: `walk`
+visits each node once and does not recurse; `rebuild` preserves sharing if its `change` does.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ SEARCH_PATH = "submodule_searchpath"
 
 
 def children(node: Node) -> Iterator[tuple[Step, Node]]:
-    """Yields the nodes directly inside `node`, each with the step that leads to it."""
+    """Yields the direct children of a node, each with the step that leads to it."""
     for step, child, _ in edges(node):
         yield step, child
 
 
 def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
-    """Yields the steps out of `node`: where each leads, and the key or mark that is remembered with it, if any."""
+    """Yields the direct children of a node: the step, the child, and its entry or mark, if it has one."""
     if isinstance(node, Call):
         marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.args):
@@ -68,23 +67,23 @@ def entries(node: Node) -> tuple[Entry, ...]:
 
 
 def members(node: Container) -> list[tuple[Step, Node]]:
-    """Returns what the object of a container holds; the dropped items of a `!dlist` are left out."""
+    """Returns the children that the object of a container has; null items of a `!dlist` are left out."""
     found = children(node)
     return [(step, child) for step, child in found if not (node.kind is ContainerKind.DLIST and is_null(child))]
 
 
 def with_value(entry: Entry, value: Node) -> Entry:
-    """Returns `entry` with another value, and the same memory."""
+    """Returns `entry` with another value, and otherwise unchanged."""
     return replace(entry, value=value)
 
 
 def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_value) -> Node:
-    """Returns `node` with `change` applied to each direct child; the same node where nothing changed.
+    """Returns `node` with `change` applied to each direct child; the same node if nothing changed.
 
     Args:
-        node: what to rebuild.
-        change: gives the new child.
-        moved: gives the entry or mark of a child that changed.
+        node: the node.
+        change: returns the new child.
+        moved: returns the new entry or mark of a child that changed.
     """
     if isinstance(node, Call):
         args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
@@ -152,8 +151,8 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
     """Yields every node once, parents before children, with the first path that reaches it.
 
     Args:
-        roots: where to begin.
-        unbuilt: whether to go into the arguments of `!meta`, which are handed over without being built.
+        roots: paths and nodes to begin with.
+        unbuilt: whether to visit the arguments of `!meta`, which are passed without being built.
     """
     seen: set[int] = set()
     stack = [(path, node) for path, node in roots][::-1]
@@ -163,7 +162,7 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
             continue
         seen.add(id(node))
         yield path, node
-        # Most nodes are plain values, which have nothing inside.
+        # A shortcut for speed: most nodes are plain values without children.
         if isinstance(node, Scalar) or (isinstance(node, Sequence) and not node.items):
             continue
         if unbuilt or not (isinstance(node, Call) and node.kind is CallKind.META):
@@ -171,7 +170,7 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
 
 
 def roots(graph: Graph) -> list[tuple[GraphPath, Node]]:
-    """Returns the graph's targets, then its definitions, as paths and nodes for `walk`."""
+    """Returns the targets of a graph, then its definitions, as paths and nodes for `walk`."""
     entries = (*graph.targets.values(), *graph.definitions)
     return [((Key(entry.key),), entry.value) for entry in entries]
 
@@ -183,13 +182,13 @@ def all_nodes(graph: Graph) -> tuple[tuple[GraphPath, Node], ...]:
     """Returns every node of a graph once, parents before children, with the first path that reaches it."""
     found = _walked.get(graph)
     if found is None:
-        # A dozen checks look at each node of a graph, which never changes.
+        # A dozen checks walk the same graph, and a graph never changes.
         found = _walked[graph] = tuple(walk(roots(graph)))
     return found
 
 
 def shared_nodes(nodes: Iterable[Node]) -> set[int]:
-    """Returns the ids of nodes that are reached by more than one edge from `nodes`."""
+    """Returns the ids of the nodes that have more than one parent, or are given more than once."""
     nodes = list(nodes)
     count = Counter(id(node) for node in nodes)
     for _, node in walk([((), node) for node in nodes]):
@@ -198,7 +197,13 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
 
 
 def reached(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[tuple[GraphPath, Node]]:
-    """Returns where nodes with the ids `wanted` are reached first on a way, at most `limit` times, with the node."""
+    """Returns the paths to wanted nodes, not continued below them, each with its node.
+
+    Args:
+        tops: paths and nodes to begin with.
+        wanted: ids of the wanted nodes.
+        limit: the most paths to return.
+    """
     tops = list(tops)
     leads = _leading(tops, wanted)
     found: list[tuple[GraphPath, Node]] = []
@@ -213,7 +218,7 @@ def reached(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: 
 
 
 def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[int]:
-    """Returns the ids of the nodes that have a wanted node somewhere inside."""
+    """Returns the ids of the nodes that contain a wanted node."""
     parents: dict[int, list[int]] = {}
     for _, node in walk(tops):
         for _, child in children(node):
@@ -229,7 +234,7 @@ def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[in
 
 
 def homes(graph: Graph) -> set[int]:
-    """Returns the ids of the nodes that stand somewhere in place, and not only where an alias or merge key leads."""
+    """Returns the ids of the nodes that are written at some path, and are not only reached by aliases or merge keys."""
     entries = (*graph.targets.values(), *graph.definitions)
     found = {id(entry.value) for entry in entries if entry.alias is None}
     for _, node in all_nodes(graph):
@@ -238,7 +243,7 @@ def homes(graph: Graph) -> set[int]:
 
 
 def walk_places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
-    """Yields every place of the graph; what is inside an aliased node is given where its anchor stands."""
+    """Yields every path of the graph; the contents of an aliased node only at the path of its anchor."""
     entries = (*graph.targets.values(), *graph.definitions)
     stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]
     stack.reverse()

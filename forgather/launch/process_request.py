@@ -195,7 +195,7 @@ def _with_machines(asked: ProcessRequest, options: argparse.Namespace, node: Nod
         )
     if options.master_port is not None and not 0 < options.master_port < 65536:
         raise ProjectError(
-            f"--master-port is {options.master_port}, and ports go from 1 to 65535",
+            f"--master-port is {options.master_port}, but a port is between 1 and 65535",
             code="FG462",
             hint="leave it out for a free one, or give one above 1024",
         )

@@ -271,7 +271,7 @@ def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
 def refuse_folders(name: str) -> NoReturn:
     """Refuses a relative module without folders."""
     raise ResolveError(
-        f"the relative module {name!r} has no folders to be looked for in",
+        f"the relative module {name!r} has no folder to be searched in",
         code="FG325",
         hint="add submodule_searchpath: [FOLDER] to the call",
     )

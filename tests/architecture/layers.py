@@ -18,14 +18,14 @@ graph:
     config.calc config.rendered config.traverse
     config.anchor_names config.equality
 rendering:
-    config._jinja config._jinja.budget config._jinja.cache config._jinja.charged config._jinja.globals
+    config._jinja config._jinja.budget config._jinja.charged config._jinja.globals
     config._jinja.origins config._jinja.static_analysis config.split
     config._jinja.call_guard config._jinja.loader config._jinja.runtime_types config._jinja.seams config.syntax
     config._jinja.assignments config._jinja.filters config._jinja.parser
     config._jinja.environment
     config._jinja.unused_names
-    config._jinja.block_override_check config._jinja.template_errors
-    config._jinja.compiler config._jinja.template_lint
+    config._jinja.template_errors config._jinja.template_lint
+    config._jinja.compiler
     config._jinja.renderer
     config.render
 loading:
@@ -48,7 +48,7 @@ signatures:
     signatures.reader
 checks and views:
     config.insight.blame config.insight.change config.insight.path_lookup
-    config.insight.show config.lint.check config.lint.signature_match config.lint.type_check
+    config.insight.show config.lint.argument_check config.lint.check
     config.insight.diff config.lint.call_check config.override
     config.insight.line_annotations
 code generation:

@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sources import PACKAGE, sources  # noqa: E402
 
-from forgather.config._jinja.cache import _COMPILING  # noqa: E402
+from forgather.config._jinja.renderer import _COMPILING  # noqa: E402
 from forgather.project.fact_cache import _CODE  # noqa: E402
 
 COMPILER = "forgather.config._jinja.compiler"

@@ -15,6 +15,7 @@ MODULE_LINES, MOST_MODULE_LINES = 400, 700
 FUNCTION_LINES, MOST_FUNCTION_LINES = 60, 100
 PARAMETERS = 12
 LONG_MODULES = {
+    "forgather/config/_jinja/environment.py": "one class, with every function that a running template calls",
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
     "forgather/config/yaml/compose.py": "one pass over the events of a document, with what it collects",

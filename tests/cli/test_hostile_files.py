@@ -191,7 +191,7 @@ def test_a_load_that_takes_too_much_is_an_error_of_its_config(bench):
     status, said = told("graph", under=with_an_endless_load).result
 
     assert 1 == status
-    assert "error[FG127]: reading the config 'a.yaml' takes more than 0 seconds of the processor" in said
+    assert "error[FG127]: reading the config 'a.yaml' takes more than 0 seconds of processor time" in said
     assert "templates/configs/a.yaml:1" in said
 
 

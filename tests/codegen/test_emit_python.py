@@ -127,7 +127,7 @@ def test_any_name_of_a_target_gives_code_that_can_be_read(name):
 
 def test_a_string_with_half_a_character_is_refused():
     graph = Graph(targets={"main": Entry("main", Scalar(value="\ud800"))})
-    with pytest.raises(ForgatherError, match=r"\[FG330\] a string holds U\+D800, half a character"):
+    with pytest.raises(ForgatherError, match=r"\[FG330\] a string contains U\+D800, half of a surrogate pair"):
         emit_python(graph)
 
 
@@ -135,7 +135,7 @@ def test_a_string_with_half_a_character_is_refused():
     ("config", "message"),
     [
         ("main: !call:m:f [!meta:m:g [1]]\n", "/project/t.yaml:1: [FG331] !meta:m:g takes its arguments unconstructed"),
-        ("main: !call:.mod:f [1]\n", "[FG332] the relative module '.mod' has no folders to be looked for in"),
+        ("main: !call:.mod:f [1]\n", "[FG332] the relative module '.mod' has no folder to be searched in"),
         ("main: !call:lib/x:f [1]\n", "[FG332] 'lib/x' is not a Python file"),
         ("main: !call:getitem [1]\n", "[FG332] the arguments of 'getitem' do not fit it"),
         ("main: !call:x.py:f {submodule_searchpath: [!call:m:g ]}\n", "[FG332] submodule_searchpath has a member"),

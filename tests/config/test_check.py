@@ -35,7 +35,7 @@ def test_a_definition_is_used_where_every_key_that_it_brings_is_overridden():
 
 def test_names_in_calc_that_the_config_does_not_have():
     text = "steps: 1\na: !calc step + steps\n"
-    assert ["warning FG232 2 !calc reads 'step', which is no target and no !var of this config"] == findings(text)
+    assert ["warning FG232 2 !calc reads 'step', which is neither a target nor a !var of this config"] == findings(text)
 
 
 def test_an_expression_that_is_none():
@@ -59,7 +59,7 @@ def test_a_variable_a_default_and_a_partial_make_no_circle():
 def test_thousands_of_targets_computed_from_one_another_are_judged_at_once():
     rows = [f"c{i}: !calc c{i + 1} + 1" for i in range(3000)]
     started = time.process_time()
-    assert ["warning FG232 3000 !calc reads 'c3000', which is no target and no !var of this config"] == findings(
+    assert ["warning FG232 3000 !calc reads 'c3000', which is neither a target nor a !var of this config"] == findings(
         "\n".join(rows)
     )
     (circle,) = findings("\n".join([*rows, "c3000: !calc c0"]))

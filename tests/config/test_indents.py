@@ -36,19 +36,19 @@ SUPER = "    == super()"
 
 @pytest.mark.parametrize("blanks", [5, 6])
 def test_a_line_after_super_that_became_a_child_of_an_inherited_key(found, blanks):
-    text = (
-        f"main.yaml:4: warning[FG221]: 'steps', indented by {blanks}, lands inside 'extra' (base.yaml:5), indented by 4"
-    )
+    text = f"main.yaml:4: warning[FG221]: 'steps', indented by {blanks}, becomes a child of 'extra' (base.yaml:5), indented by 4"
     assert [text] == found("[args]", SUPER, " " * blanks + "steps: 1")
 
 
 def test_a_line_before_super_that_took_in_the_inherited_lines(found):
-    text = "main.yaml:3: warning[FG221]: 'steps', indented by 3, takes in 'lr' (base.yaml:3), indented by 4"
+    text = (
+        "main.yaml:3: warning[FG221]: 'steps', indented by 3, becomes the parent of 'lr' (base.yaml:3), indented by 4"
+    )
     assert [text] == found("[args]", "   steps:", SUPER)
 
 
 def test_a_line_after_an_include_that_became_a_child_of_its_last_key(found):
-    text = "main.yaml:4: warning[FG221]: 'steps', indented by 5, lands inside 'w' (part.yaml:2), indented by 4"
+    text = "main.yaml:4: warning[FG221]: 'steps', indented by 5, becomes a child of 'w' (part.yaml:2), indented by 4"
     assert [text] == found("[args]", "    -- include 'part.yaml'", "     steps: 1", part="    k: v\n    w:\n")
 
 
@@ -70,12 +70,12 @@ def test_an_item_with_another_indent_than_the_inherited_ones(found):
 
 
 def test_an_item_that_was_folded_into_the_text_above_it(found):
-    message = (
-        "main.yaml:4: warning[FG221]: '- new', indented by 5, became a part of the text above it ({}), indented by 4"
-    )
+    message = "main.yaml:4: warning[FG221]: '- new', indented by 5, is part of the text above it ({}), indented by 4"
     assert [message.format("base.yaml:14")] == found("[last]", SUPER, "     - new")
     assert [message.format("main.yaml:3")] == found("[last]", "    - old", "     - new")
-    message = "main.yaml:3: warning[FG221]: '- new', indented by 3, takes in '- plain' (base.yaml:14), indented by 4"
+    message = (
+        "main.yaml:3: warning[FG221]: '- new', indented by 3, continues with '- plain' (base.yaml:14), indented by 4"
+    )
     assert [message] == found("[last]", "   - new", SUPER)
 
 
@@ -93,7 +93,7 @@ def test_blanks_before_a_statement_move_the_line_behind_it(tmp_path):
     (text,) = hazards(tmp_path, main="\n".join(lines))
     assert text == (
         "main.yaml:4: [FG201] 'more' is indented by 8, its neighbour 'new' (main.yaml:2) by 4 "
-        "(the blanks before '{% if true %}' move the line behind it: begin '{% if true %}' at column 0)"
+        "(the spaces before '{% if true %}' indent the text after it: begin '{% if true %}' at column 0)"
     )
 
 

@@ -224,7 +224,7 @@ def test_an_included_line_and_a_line_beside_the_include_are_an_override():
 
 def test_two_lines_of_one_block_with_different_values_are_an_error():
     writers = {2: origin((1, CHILD, "x")), 3: origin((2, CHILD, "x"))}
-    with pytest.raises(LoadError, match=r"\[FG206\] the key 'lr' stands twice in one block"):
+    with pytest.raises(LoadError, match=r"\[FG206\] the key 'lr' appears twice in one block"):
         load_with("a:\n  lr: 1\n  lr: 2\n", writers)
 
 
@@ -260,7 +260,7 @@ def test_equal_keys_in_pythons_eyes_are_repeats():
 
 def test_a_key_that_lands_inside_its_neighbour_is_a_warning_with_both_indents_and_lines():
     graph = graph_of("a:\n    b:\n        c: 1\n    d:\n     e: 2\nf:\n    g: 1\n")
-    message = "'e', indented by 5, lands inside 'd' (/project/t.yaml:4), indented by 4"
+    message = "'e', indented by 5, becomes a child of 'd' (/project/t.yaml:4), indented by 4"
     assert [("FG221", "warning", message)] == findings(graph)
 
 

@@ -57,7 +57,7 @@ HOSTILE = {
     ),
     "item where a key should stand": (
         "a: 1\n- b\n",
-        "LoadError /project/t.yaml:2: [FG200] a '- item' among the 'key: value' lines of a mapping (what it stands in is a mapping: write `name: b`)",
+        "LoadError /project/t.yaml:2: [FG200] a '- item' among the 'key: value' lines of a mapping (the value around it is a mapping: write `name: b`)",
     ),
     "tab in the indentation": (
         "a:\n\tb: 1\n",
@@ -69,20 +69,20 @@ HOSTILE = {
     ),
     "undefined alias": (
         "a: &model 1\nb: *modle\n",
-        "LoadError /project/t.yaml:2: [FG203] *modle names no anchor defined above it (did you mean 'model'?)",
+        "LoadError /project/t.yaml:2: [FG203] *modle refers to an anchor that is not defined above it (did you mean 'model'?)",
     ),
     "undefined alias without anchors": (
         "a: *x\n",
-        "LoadError /project/t.yaml:1: [FG203] *x names no anchor defined above it (define it above with &x)",
+        "LoadError /project/t.yaml:1: [FG203] *x refers to an anchor that is not defined above it (define it above with &x)",
     ),
     "alias above its anchor": (
         "a: *x\nb: &xy 1\nc: [2, &x 3]\n",
-        "LoadError /project/t.yaml:1: [FG203] *x names no anchor defined above it "
-        "(&x stands below, at /project/t.yaml:3; move it above this line)",
+        "LoadError /project/t.yaml:1: [FG203] *x refers to an anchor that is not defined above it "
+        "(&x is defined below, at /project/t.yaml:3; move it above this line)",
     ),
     "alias inside its own anchor": (
         "a: &a\n  b: [*a]\n",
-        "LoadError /project/t.yaml:2: [FG205] *a stands inside &a, which begins at /project/t.yaml:2: a value cannot hold itself (point at a part of it, or build the link in Python)",
+        "LoadError /project/t.yaml:2: [FG205] *a is inside &a, which begins at /project/t.yaml:2: a value cannot contain itself (refer to a part of it, or make the reference in Python)",
     ),
     "anchor with a foreign letter": (
         "a: &é 1\n",
@@ -114,19 +114,19 @@ HOSTILE = {
     ),
     "tag with a blank": (
         "a: !call:my module:x\n",
-        "LoadError /project/t.yaml:1: [FG211] a space inside the tag: '!call:my' ends at the space before 'module:x' (a tag holds no spaces; rename what it points at)",
+        "LoadError /project/t.yaml:1: [FG211] a space inside the tag: '!call:my' ends at the space before 'module:x' (a tag cannot contain spaces; rename what it refers to)",
     ),
     "tag with a foreign letter": (
         "a: !call:modulé:x\n",
-        "LoadError /project/t.yaml:1: [FG211] the tag '!call:modulé:x' holds a non-ASCII character (rename what it points at)",
+        "LoadError /project/t.yaml:1: [FG211] the tag '!call:modulé:x' contains a non-ASCII character (rename what it refers to)",
     ),
     "tag at column 0 above its mapping": (
         "a:\n!call:x:y\n  b: 1\n",
-        "LoadError /project/t.yaml:2: [FG211] the tag '!call:x:y' stands at column 0, outside the key that it should belong to (indent it under its key, or put it on the line of the key)",
+        "LoadError /project/t.yaml:2: [FG211] the tag '!call:x:y' is at column 0, outside the key that it should belong to (indent it under its key, or put it on the line of the key)",
     ),
     "tag at column 0 between keys": (
         "a: 1\n!call:x:y\nb: 1\n",
-        "LoadError /project/t.yaml:2: [FG211] the tag '!call:x:y' stands at column 0, outside the key that it should belong to (indent it under its key, or put it on the line of the key)",
+        "LoadError /project/t.yaml:2: [FG211] the tag '!call:x:y' is at column 0, outside the key that it should belong to (indent it under its key, or put it on the line of the key)",
     ),
     "tag without constructor": (
         "a: !singleton\n",
@@ -134,7 +134,7 @@ HOSTILE = {
     ),
     "constructor that is no builtin": (
         "a: !call:itmes {}\n",
-        "LoadError /project/t.yaml:1: [FG211] 'itmes' is no builtin and names no module (did you mean 'items'?)",
+        "LoadError /project/t.yaml:1: [FG211] 'itmes' is not a builtin and names no module (did you mean 'items'?)",
     ),
     "constructor without symbol": (
         "a: !call:torch:\n",
@@ -154,27 +154,27 @@ HOSTILE = {
     ),
     "list tag on a mapping": (
         "a: !list {b: 1}\n",
-        "LoadError /project/t.yaml:1: [FG212] !list stands before a mapping (!list takes a sequence; !dlist reads a mapping as a list)",
+        "LoadError /project/t.yaml:1: [FG212] !list is followed by a mapping (!list takes a sequence; !dlist reads a mapping as a list)",
     ),
     "dict tag on a sequence": (
         "a: !dict [b]\n",
-        "LoadError /project/t.yaml:1: [FG212] !dict stands before a sequence (!dict takes a mapping)",
+        "LoadError /project/t.yaml:1: [FG212] !dict is followed by a sequence (!dict takes a mapping)",
     ),
     "dlist tag on a scalar": (
         "a: !dlist b\n",
-        "LoadError /project/t.yaml:1: [FG212] !dlist stands before 'b' (!dlist takes a mapping)",
+        "LoadError /project/t.yaml:1: [FG212] !dlist is followed by 'b' (!dlist takes a mapping)",
     ),
     "var without name": (
         "a: !var\n",
-        "LoadError /project/t.yaml:1: [FG212] !var stands before nothing (write !var NAME, or !var {name: NAME, default: VALUE})",
+        "LoadError /project/t.yaml:1: [FG212] !var is followed by nothing (write !var NAME, or !var {name: NAME, default: VALUE})",
     ),
     "var with a strange key": (
         "a: !var {nme: x}\n",
-        "LoadError /project/t.yaml:1: [FG212] !var stands before a mapping of 'nme' (write !var NAME, or !var {name: NAME, default: VALUE})",
+        "LoadError /project/t.yaml:1: [FG212] !var is followed by a mapping of 'nme' (write !var NAME, or !var {name: NAME, default: VALUE})",
     ),
     "var on a sequence": (
         "a: !var [x]\n",
-        "LoadError /project/t.yaml:1: [FG212] !var stands before a sequence (write !var NAME, or !var {name: NAME, default: VALUE})",
+        "LoadError /project/t.yaml:1: [FG212] !var is followed by a sequence (write !var NAME, or !var {name: NAME, default: VALUE})",
     ),
     "env with an equals sign": (
         "a: !env A=B\n",
@@ -182,15 +182,15 @@ HOSTILE = {
     ),
     "calc on a mapping": (
         "a: !calc {b: 1}\n",
-        "LoadError /project/t.yaml:1: [FG212] !calc stands before a mapping of 'b' (write !calc \"max(1, total // batch)\")",
+        "LoadError /project/t.yaml:1: [FG212] !calc is followed by a mapping of 'b' (write !calc \"max(1, total // batch)\")",
     ),
     "explicit args that are no sequence": (
         "a: !call:x:y\n  args: 3\n",
-        "LoadError /project/t.yaml:2: [FG213] 'args' of the explicit form is the value '3'; it is a sequence of positional arguments (for a keyword argument named args write kwargs: {args: ...})",
+        "LoadError /project/t.yaml:2: [FG213] 'args' of the explicit form is the value '3'; it must be a sequence of positional arguments (for a keyword argument named args write kwargs: {args: ...})",
     ),
     "explicit kwargs that are no mapping": (
         "a: !call:x:y\n  kwargs: [1]\n",
-        "LoadError /project/t.yaml:2: [FG213] 'kwargs' is a sequence; it is a mapping of keyword arguments (for a keyword argument of that name write kwargs: {kwargs: ...})",
+        "LoadError /project/t.yaml:2: [FG213] 'kwargs' is a sequence; it must be a mapping of keyword arguments (for a keyword argument of that name write kwargs: {kwargs: ...})",
     ),
     "keyword that is a number": (
         "a: !call:x:y\n  1: 2\n",
@@ -198,11 +198,11 @@ HOSTILE = {
     ),
     "repeated key": (
         "a:\n  lr: 1\n  lr: 2\n",
-        "LoadError /project/t.yaml:3: [FG206] the key 'lr' stands twice in one block with different values; the first is at /project/t.yaml:2 (remove one of them; to override a parent's line, put it in a child's block)",
+        "LoadError /project/t.yaml:3: [FG206] the key 'lr' appears twice in one block with different values; the first is at /project/t.yaml:2 (remove one of them; to override a parent's line, put it in a child's block)",
     ),
     "repeated target": (
         "a: 1\nb: 2\na: 3\n",
-        "LoadError /project/t.yaml:3: [FG206] the key 'a' stands twice in one block with different values; the first is at /project/t.yaml:1 (remove one of them; to override a parent's line, put it in a child's block)",
+        "LoadError /project/t.yaml:3: [FG206] the key 'a' appears twice in one block with different values; the first is at /project/t.yaml:1 (remove one of them; to override a parent's line, put it in a child's block)",
     ),
     "merge of a scalar": (
         "a:\n  <<: 3\n",
@@ -246,7 +246,7 @@ HOSTILE = {
     ),
     "int tag on a word": (
         "a: !!int word\n",
-        "LoadError /project/t.yaml:1: [FG212] !!int stands before 'word' (leave the tag out)",
+        "LoadError /project/t.yaml:1: [FG212] !!int is followed by 'word' (leave the tag out)",
     ),
     "YAML directive": (
         "%YAML 1.1\n---\na: 1\n",
@@ -274,31 +274,31 @@ HOSTILE = {
     ),
     "next-line character": (
         "a: 1\nb: x\x85y\n",
-        'LoadError /project/t.yaml:2: [FG216] U+0085 is a line break to YAML, but not to an editor (remove it, or write it as an escape in double quotes: "\\u0085")',
+        'LoadError /project/t.yaml:2: [FG216] U+0085 is a line break in YAML, but not in an editor (remove it, or write it as an escape in double quotes: "\\u0085")',
     ),
     "line separator": (
         "a: x\u2028y\n",
-        'LoadError /project/t.yaml:1: [FG216] U+2028 is a line break to YAML, but not to an editor (remove it, or write it as an escape in double quotes: "\\u2028")',
+        'LoadError /project/t.yaml:1: [FG216] U+2028 is a line break in YAML, but not in an editor (remove it, or write it as an escape in double quotes: "\\u2028")',
     ),
     "paragraph separator": (
         "a: x\u2029y\n",
-        'LoadError /project/t.yaml:1: [FG216] U+2029 is a line break to YAML, but not to an editor (remove it, or write it as an escape in double quotes: "\\u2029")',
+        'LoadError /project/t.yaml:1: [FG216] U+2029 is a line break in YAML, but not in an editor (remove it, or write it as an escape in double quotes: "\\u2029")',
     ),
     "lone carriage return": (
         "a: x\ry\n",
-        'LoadError /project/t.yaml:1: [FG216] U+000D is a line break to YAML, but not to an editor (remove it, or write it as an escape in double quotes: "\\u000d")',
+        'LoadError /project/t.yaml:1: [FG216] U+000D is a line break in YAML, but not in an editor (remove it, or write it as an escape in double quotes: "\\u000d")',
     ),
     "half a character": (
         "a: \ud800\n",
-        "LoadError /project/t.yaml:1: [FG216] U+D800 is half a character (remove it)",
+        "LoadError /project/t.yaml:1: [FG216] U+D800 is half of a surrogate pair (remove it)",
     ),
     "NUL": (
         "a: x\x00y\n",
-        'LoadError /project/t.yaml:1: [FG216] the character U+0000 cannot stand in a document (remove it, or write it as an escape in double quotes: "\\x00")',
+        'LoadError /project/t.yaml:1: [FG216] the character U+0000 is not allowed in a document (remove it, or write it as an escape in double quotes: "\\x00")',
     ),
     "escape character": (
         "a: \x1b[0m\n",
-        'LoadError /project/t.yaml:1: [FG216] the character U+001B cannot stand in a document (remove it, or write it as an escape in double quotes: "\\x1b")',
+        'LoadError /project/t.yaml:1: [FG216] the character U+001B is not allowed in a document (remove it, or write it as an escape in double quotes: "\\x1b")',
     ),
     "unclosed double quote": (
         'a: "x\nb: 1\n',
@@ -350,11 +350,11 @@ HOSTILE = {
     ),
     "dash behind a key": (
         "a: - b\n",
-        "LoadError /project/t.yaml:1: [FG200] '- ' where no item can begin (put it on a line of its own)",
+        "LoadError /project/t.yaml:1: [FG200] '- ' in a place where no item can begin (put it on a line of its own)",
     ),
     "unexpected closing bracket": (
         "a: ]\n",
-        "LoadError /project/t.yaml:1: [FG200] nothing where a value should stand (write the value)",
+        "LoadError /project/t.yaml:1: [FG200] a value is missing (write the value)",
     ),
 }
 

@@ -160,5 +160,5 @@ def test_a_graph_written_as_yaml_reads_back_as_itself(seed):
 
 def test_a_string_that_yaml_cannot_hold_is_an_error_not_a_wrong_text():
     graph = Graph(targets={"a": Entry("a", Scalar(value="\ud800"))})
-    with pytest.raises(ForgatherError, match=r"\[FG330\] a string holds U\+D800, half a character"):
+    with pytest.raises(ForgatherError, match=r"\[FG330\] a string contains U\+D800, half of a surrogate pair"):
         emit_yaml(graph)

@@ -202,11 +202,11 @@ def test_a_partial_that_fails_later_is_noted_at_its_own_place():
         ("!call:B:Strict {lr: 1, weigth_decay: 2}",
          "[FG204] Strict has no parameter 'weigth_decay' (did you mean 'weight_decay'?)"),
         ("!call:B:Strict {}", "[FG208] Strict lacks the argument 'lr' (its parameters: lr, weight_decay, eps; a !partial may leave some to be given later)"),
-        ("!call:B:Strict [1, 2, 3]", "[FG209] Strict got 3 positional arguments, it takes at most 2 "
+        ("!call:B:Strict [1, 2, 3]", "[FG209] Strict got 3 positional arguments but takes at most 2 "
          "(its parameters: lr, weight_decay)"),
         ("!call:B:Strict {arg0: 1, lr: 2}", "[FG209] Strict got 'lr' twice, by position and by name (leave one out)"),
         ("!call:B:nothing {x: 1}", "[FG204] nothing has no parameter 'x' (it takes none)"),
-        ("!call:B:nothing [1]", "[FG209] nothing got 1 positional arguments, it takes none"),
+        ("!call:B:nothing [1]", "[FG209] nothing got 1 positional arguments but takes none"),
         ("!partial:B:Strict {lrr: 1}", "[FG204] Strict has no parameter 'lrr' (did you mean 'lr'?)"),
     ],
 )  # fmt: skip

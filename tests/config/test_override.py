@@ -186,9 +186,9 @@ def test_a_value_that_names_what_it_replaces_makes_no_cycle():
          "(a sequence) (a sequence grows at its end only)"),
         ("args lr=1", "[FG310] 'args lr' is not a graph path: cannot read it from column 5 (write it as trainer.args.lr or "
          "callbacks[2].prompts[0])"),
-        ("args.lr", "[FG313] 'args.lr' is no assignment: there is no '=' (write path=value)"),
+        ("args.lr", "[FG313] 'args.lr' is not an assignment: it has no '=' (write path=value)"),
         ("args.lr=[1", "<command line>:1: [FG200] a '[' that is not closed, or a missing ',' (close it with ']')"),
-        ("args.lr=*nothing", "<command line>:1: [FG203] *nothing names no anchor defined above it (one of: args, base, lr, "
+        ("args.lr=*nothing", "<command line>:1: [FG203] *nothing refers to an anchor that is not defined above it (one of: args, base, lr, "
          "plain)"),
     ],
 )  # fmt: skip

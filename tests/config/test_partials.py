@@ -82,7 +82,7 @@ def test_it_can_be_inspected_like_functools_partial():
 def test_what_each_call_builds_anew_is_a_recipe_in_keywords():
     part = partial_of("a: !partial:B:Part {new: !factory:B:Part }\n")
     assert isinstance(part.keywords["new"], Recipe)
-    assert "partial(building_blocks:Part, new=<building_blocks:Part anew>)" == repr(part)
+    assert "partial(building_blocks:Part, new=<building_blocks:Part per call>)" == repr(part)
 
 
 def test_what_has_no_signature_has_none_as_a_partial():

@@ -11,7 +11,7 @@ from forgather.errors import LoadError
 
 MACRO = "-- macro m(v)\na: {{ v }}\n-- endmacro\n"
 BASE = "main:\n  [args]\n  a: 1\n  b: 2\n"
-CONFLICT = r"\[FG206\] the key 'a' stands twice in one block with different values; the first is at "
+CONFLICT = r"\[FG206\] the key 'a' appears twice in one block with different values; the first is at "
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_override_that_changes_nothing_is_a_lint_that_names_the_first_line(tm
     base = "main:\n  [args]\n  a: 1\n  b: [x, {c: 2}]\n"
     text = "-- extends 'base.yaml'\n[args]\n    == super()\n  b: [x, {c: 2}]\n  a: 1.0\n"
     assert [
-        "main.yaml:4: lint[FG233]: 'b' overrides the line at base.yaml:4 with the value that it has there "
+        "main.yaml:4: lint[FG233]: 'b' overrides the line at base.yaml:4 with the same value "
         "(remove the line; or keep it, if the value must stay when that line changes)"
     ] == hazards(tmp_path, base=base, main=text)
 
@@ -148,7 +148,7 @@ WITH_BLOCK = "ns: 1\nargs: &args\n-- block args\n  a: 1\n-- endblock args\nmain:
 @pytest.mark.parametrize(
     ("parent", "child", "severity", "effect"),
     [
-        ("-- block head\n-- endblock head\n" + WITH_BLOCK, "[head]\nargs:\n  a: 2\n", "error", "has no effect"),
+        ("-- block head\n-- endblock head\n" + WITH_BLOCK, "[head]\nargs:\n  a: 2\n", "error", "is overridden by"),
         (WITH_BLOCK + "-- block tail\n-- endblock tail\n", "[tail]\nargs:\n  a: 2\n", "warning", "does not change"),
     ],
 )

@@ -134,7 +134,7 @@ def test_what_cannot_be_found_is_named_with_what_is_near(project):
     assert "[FG321] 'model.py' has no symbol 'Modle' (did you mean 'Model'?)" == error_of(resolver, "model.py:Modle")
     assert "[FG324] no builtin named 'lenn' (did you mean 'len'?)" == error_of(resolver, "lenn")
     assert (
-        "[FG325] the relative module '.stack' has no folders to be looked for in (add submodule_searchpath: [FOLDER] "
+        "[FG325] the relative module '.stack' has no folder to be searched in (add submodule_searchpath: [FOLDER] "
         "to the call)" == error_of(resolver, ".stack:x")
     )
     assert f"[FG320] no module '.stak' in {folder}/lib (did you mean 'stack'?)" == error_of(

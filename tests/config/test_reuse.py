@@ -23,8 +23,8 @@ def main(*lines):
 
 def test_an_alias_of_a_parent_that_a_childs_anchor_takes_is_a_lint(findings):
     assert [
-        "main.yaml:4: lint[FG224]: &model names the value at base.yaml:3 already, and *model at base.yaml:8 now means "
-        "this one (give this anchor another name)"
+        "main.yaml:4: lint[FG224]: &model is already the anchor of the value at base.yaml:3; *model at base.yaml:8 "
+        "now refers to this one (give this anchor another name)"
     ] == findings(main=main("[extra]", "teacher: &model", "    size: 2"))
 
 

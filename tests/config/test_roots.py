@@ -63,7 +63,7 @@ def root(tmp_path):
 )
 def test_a_name_that_leads_out_is_refused_at_its_line(root, name, text):
     environment = ConfigEnvironment(searchpath=(str(root),))
-    with pytest.raises(RenderError, match="is not a template name|is a link that leads out") as caught:
+    with pytest.raises(RenderError, match="is not a template name|is a link to a file outside") as caught:
         render_text(environment, text, variables={"target": name})
     assert ("FG114", "<string>", text.count("\n") + 1) == (
         caught.value.code,

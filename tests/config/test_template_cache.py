@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from forgather.config._jinja import cache
+from forgather.config._jinja import renderer
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render, render_text
 
@@ -16,7 +16,7 @@ def place(tmp_path):
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "a.yaml").write_text("-- set x = 1\nk: {{ x }}\n")
-    cache.forget()
+    renderer.forget()
     return ConfigEnvironment(searchpath=(str(templates),), cache_dir=str(tmp_path / "cache"))
 
 
@@ -40,14 +40,14 @@ def test_the_first_render_writes_a_private_entry(place):
 
 def test_a_hit_needs_no_parser(place, monkeypatch):
     first = render(place, "a.yaml")
-    cache.forget()
+    renderer.forget()
     no_compiler(monkeypatch)
     assert first == render(place, "a.yaml")
 
 
 def test_equal_text_under_another_name_is_a_hit_and_keeps_its_own_places(place, monkeypatch):
     render(place, "a.yaml")
-    cache.forget()
+    renderer.forget()
     no_compiler(monkeypatch)
     other = render_text(place, "-- set x = 1\nk: {{ x }}\n", name="other", file="<other>")
     assert ("<other>", "other") == (other.source_map.at(1, 1).span.file, other.source_map.at(1, 1).site.template)
@@ -80,7 +80,7 @@ def test_a_damaged_entry_is_ignored_and_replaced(place, damage):
         data = stream.read()
     with open(path, "wb") as stream:
         stream.write(damage(data))
-    cache.forget()
+    renderer.forget()
     assert "k: 1" == render(place, "a.yaml").text
     with open(path, "rb") as stream:
         assert data == stream.read()
@@ -92,7 +92,7 @@ def test_an_entry_under_another_key_is_ignored(place):
     render_text(place, "z: 9\n")
     (other,) = set(entries(place)) - {path}
     os.replace(other, path)
-    cache.forget()
+    renderer.forget()
     assert "k: 1" == render(place, "a.yaml").text
 
 
@@ -100,7 +100,7 @@ def test_an_entry_that_others_can_write_is_ignored(place, monkeypatch):
     render(place, "a.yaml")
     (path,) = entries(place)
     os.chmod(path, 0o666)
-    assert cache._read(path) is None
+    assert renderer._read_entry(path) is None
 
 
 def test_an_entry_that_is_a_link_is_ignored(place, tmp_path):
@@ -108,7 +108,7 @@ def test_an_entry_that_is_a_link_is_ignored(place, tmp_path):
     (path,) = entries(place)
     os.replace(path, tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", path)
-    assert cache._read(path) is None
+    assert renderer._read_entry(path) is None
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -117,7 +117,7 @@ def test_an_entry_that_is_no_file_is_ignored(place, make):
     for path in entries(place):
         os.unlink(path)
         make(path)
-    cache.forget()
+    renderer.forget()
     assert "k: 1" == render(place, "a.yaml").text
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing(place, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("forgather.config._jinja.cache.tempfile.mkstemp", full)
+    monkeypatch.setattr("forgather.config._jinja.renderer.tempfile.mkstemp", full)
     assert "k: 1" == render(place, "a.yaml").text
 
 

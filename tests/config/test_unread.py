@@ -73,7 +73,7 @@ def test_what_is_set_in_front_of_extends_and_not_read_there_has_no_effect(findin
     text = "-- set trainer_template = 'accel'\n-- extends 'base.yaml'\n"
     (found,) = findings(main=text)
     assert ("FG134", WARNING, 1) == found[:3]
-    assert "in front of `extends` is for 'base.yaml'" in found[3]
+    assert "set before `extends` is for 'base.yaml'" in found[3]
     reading = "-- extends trainer_template | default('base.yaml')\n"
     assert [] == findings(main=text.replace("base", "middle").replace("'accel'", "'base.yaml'"), middle=reading)
 
@@ -125,7 +125,7 @@ def test_a_loop_forgets_what_it_sets(rendered):
     text = "-- set best = 0\n-- for i in range(3)\n-- set best = i\n-- endfor\na: {{ best }}\n"
     (found,) = rendered(main=text).diagnostics
     assert ("FG134", WARNING, 3) == (found.code, found.severity, found.span.line)
-    assert "'best' is set inside the loop, which does not read it and forgets it at its end" == found.message
+    assert "'best' is set inside the loop, which does not read it and discards it at its end" == found.message
 
 
 def test_a_template_that_is_not_the_projects_has_no_findings(findings):
@@ -140,7 +140,7 @@ def test_what_several_configs_share_may_be_for_another_one(findings):
 
 def test_a_variable_that_nothing_reads_is_a_warning_with_the_near_name(rendered):
     (found,) = rendered({"trianer": "y"}, main=main()).diagnostics
-    assert "warning[FG136]: the variable 'trianer' is given, and no template of this config reads it" in str(found)
+    assert "warning[FG136]: the variable 'trianer' is given, but no template of this config reads it" in str(found)
     assert "did you mean 'trainer'?" == found.hint
     assert ("config main.yaml",) == found.context
 

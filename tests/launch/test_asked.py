@@ -91,7 +91,7 @@ def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path, words, pe
         (["-d", "²,0"], "'²' is no device"),
         (["-d", "0 1,2"], "'0 1' is no device"),
         (["--nnodes", "²"], "--nnodes is '²'"),
-        (["--master-port", "0"], "--master-port is 0, and ports go from 1 to 65535"),
+        (["--master-port", "0"], "--master-port is 0, but a port is between 1 and 65535"),
         (["--master-port", "-5"], "--master-port is -5"),
         (["--master-port", "65536"], "--master-port is 65536"),
         (["--nnodes", "two"], "--nnodes is 'two'"),

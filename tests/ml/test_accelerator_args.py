@@ -112,10 +112,10 @@ def test_a_copy_has_the_same_settings(tmp_path):
         ({"dataloader_config": {"num_workers": 4}}, {"dataloader_num_workers": 2}, "num_workers is 4, and"),
         ({"mixed_precision": "fp16"}, {"bf16": True}, "mixed_precision is 'fp16', bf16 is True"),
         ({"mixed_precision": "no"}, {"fp16": True}, "mixed_precision is 'no'"),
-        ({"split_batches": True}, {}, "would cut a batch"),
-        ({"dataloader_config": {"split_batches": True}}, {}, "would cut a batch"),
+        ({"split_batches": True}, {}, "would split a batch"),
+        ({"dataloader_config": {"split_batches": True}}, {}, "would split a batch"),
         ({"device_placement": False}, {}, "is always placed on the device"),
-        ({"step_scheduler_with_optimizer": False}, {}, "moves on with each update"),
+        ({"step_scheduler_with_optimizer": False}, {}, "changes with each update"),
         ({"gradient_accumulation_plugin": {"sync_with_dataloader": False}}, {}, "never waits for the next epoch"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_setting_that_asks_for_nothing_is_taken(name):
 )
 def test_an_old_spelling_is_translated_with_one_line(old, value, new, caplog):
     assert value == getattr(TrainingArguments(**{old: value}), new)
-    assert [f"TrainingArguments: {old!r} is now {new!r}; {value!r} was taken for it"] == caplog.messages
+    assert [f"TrainingArguments: {old!r} is now {new!r}; {value!r} is used for it"] == caplog.messages
 
 
 def test_the_newer_name_of_gradient_checkpointing_is_taken_without_a_word(caplog):

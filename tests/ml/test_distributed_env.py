@@ -24,7 +24,7 @@ def test_the_variables_of_a_launcher_are_read():
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no whole number"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is not a whole number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE is 2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK is '-1'"),
     ],

@@ -156,7 +156,5 @@ def test_accelerate_that_starts_one_process_of_two_is_named_in_the_line(tmp_path
         check=False,
     )
     assert 0 == done.returncode, done.stderr
-    line = (
-        "processes  1 on cpu, started by accelerate launch, which was asked for 2 and starts one where there is no GPU"
-    )
+    line = "processes  1 on cpu, started by accelerate launch, which was configured for 2 and starts one where there is no GPU"
     assert line in done.stderr.splitlines()

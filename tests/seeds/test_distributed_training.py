@@ -94,7 +94,7 @@ REFUSED = {
         [
             ("FG771", "split_spec:", "cuts the model into 4 stages, and 4 ranks .* with 2 on each .* hold 8"),
             ("FG773", "pipeline_chunks: 8", "a step has 2 rows"),
-            ("FG772", "stages_per_rank: 2", "'Schedule1F1B' runs one stage on each rank, and there are 2"),
+            ("FG772", "stages_per_rank: 2", "'Schedule1F1B' runs one stage on each rank, but there are 2"),
         ],
     ),
     "10_chunks_calc": (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forgather.config.lint.signature_match import mismatch
+from forgather.config.lint.argument_check import mismatch
 from forgather.config.resolve import Resolver
 from forgather.signatures import Callee, Reader, Unknown
 

@@ -73,7 +73,7 @@ def test_nothing_is_imported(project):
         (
             ".layers:Stack",
             "FG325",
-            "the relative module '.layers' has no folders to be looked for in",
+            "the relative module '.layers' has no folder to be searched in",
             "add submodule_searchpath",
         ),
     ],

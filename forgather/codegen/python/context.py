@@ -341,7 +341,7 @@ class LoweringContext(ABC):
             raise cannot("FG332", f"{source!r} is not a Python file", node, path)
         if node.submodule_searchpath is None:
             if local and source is not None and not is_file(source):
-                raise cannot("FG332", f"the relative module {source!r} has no folders to be looked for in", node, path)
+                raise cannot("FG332", f"the relative module {source!r} has no folder to be searched in", node, path)
             return self.imports.function(node)
         if static_folders(node) is not None:
             return self.imports.function(node)

@@ -90,7 +90,7 @@ def quoted(text: str) -> str:
     """Returns a string literal on one line.
 
     Raises:
-        GraphError: the string holds half a character, which no file can hold.
+        GraphError: the string contains half of a surrogate pair, which no file can contain.
 
     Example:
         >>> print(quoted('say "it"'), quoted("it's"), quoted("a\\nb\\u2028"))
@@ -117,7 +117,7 @@ def _escaped(char: str, quote: str) -> str:
         return char
     code = ord(char)
     if 0xD800 <= code <= 0xDFFF:
-        message = f"a string holds U+{code:04X}, half a character"
+        message = f"a string contains U+{code:04X}, half of a surrogate pair"
         raise GraphError(message, code="FG330", hint="repair the string")
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 

@@ -1,1 +1,1 @@
-"""Jinja, and everything that knows it: the only importer of jinja2. Imported by the first `render`."""
+"""The template engine, the only importer of jinja2. The first call of `render` imports it."""

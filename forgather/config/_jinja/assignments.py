@@ -1,7 +1,7 @@
-"""The lines that gave names their values, while a template runs.
+"""Tracks, while a template runs, the line that last assigned each name.
 
-Takes the tables of compiled code, gives places for the names in an expression. Keeps true: what a body binds is
-forgotten where Jinja forgets it; a name that nobody set has no place.
+Takes the tables of compiled code; gives the places of the names in an expression. Invariants: a name goes out of scope
+here where it does in Jinja; a name without an assignment has no place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Places = tuple[Place, ...]
 
 
 class Given:
-    """Stands in for a template where a variable was given from outside: by an option, or in Python."""
+    """Replaces the template in the place of a variable that was given from outside: by an option, or in Python."""
 
     __slots__ = ("name",)
 
@@ -33,18 +33,19 @@ class Given:
 
 
 def given_places(variables: Iterable[str]) -> dict[str, Places]:
-    """Returns the places of variables that were given from outside."""
+    """Returns the pseudo places of variables that were given from outside, by name."""
     return {name: ((Given(name), 1, None),) for name in variables}
 
 
 def with_given(places: Places, context: RunContext, names: Names) -> Places:
-    """Returns the place of a `set`, and the variables from outside that its expression reads, directly or not."""
+    """Returns the place of a `set`, followed by the outside variables that its expression reads, directly or not."""
     found = [place for name in names for place in context.fg_sets.get(name, ()) if type(place[0]) is Given]
+    # `set x = max_steps * 2` is caused by the option that gives max_steps, so blame names that option too.
     return (*places, *dict.fromkeys(found)) if found else places
 
 
 def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: Iterable[Any]) -> Places:
-    """Returns the last executed `set` of each name, and of each attribute that has its own.
+    """Returns the place of the last executed `set` of each name, and of each attribute that has its own.
 
     Args:
         names: names that the expression reads.
@@ -55,6 +56,7 @@ def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: I
     found: dict[Place, None] = {}
     replaced: set[str] = set()
     for (name, field), space in zip(fields, spaces, strict=True):
+        # An attribute of a namespace or import has a `set` of its own, which says more than that of the name.
         places = _fields_of(space).get(field)
         if places is not None:
             found.update(dict.fromkeys(places))
@@ -76,22 +78,23 @@ def _fields_of(space: Any) -> Mapping[str, Places]:
 
 
 def note_imported(context: RunContext, module: TemplateModule, pairs: Iterable[tuple[str, str]]) -> None:
-    """Remembers where names were set that a template imports from another."""
+    """Records where the imported names of a template were set."""
     places = _fields_of(module)
     for name, alias in pairs:
         if name in places:
             context.fg_sets[alias] = places[name]
         else:
+            # A macro was never set; an older place of that name would be wrong.
             context.fg_sets.pop(alias, None)
 
 
 class Turns:
-    """A loop that is under way: what its names are worth in each turn.
+    """A running loop: the places of its names in each turn.
 
     Args:
-        context: where names are looked up; `outer` is what it knew before the loop.
+        context: where names are looked up; `outer` keeps its places from before the loop.
         place: the line of the loop.
-        rows: what each name reads, turn by turn; the last row stands for all further turns.
+        rows: what each name reads, turn by turn; the last row applies to all further turns.
         spaces: values of the names whose attributes the loop reads.
     """
 
@@ -104,10 +107,12 @@ class Turns:
         self._place, self._rows, self._spaces, self._turn = place, rows, spaces, 0
 
     def begin(self, context: RunContext) -> None:
-        """Begins a turn: what the last one set is forgotten."""
+        """Begins a turn; assignments of the turn before go out of scope."""
+        # A copy per turn: `break` and `continue` leave the body without running code at its end.
         known = context.fg_sets = self.outer.copy()
         rows = self._rows
         if rows:
+            # Only a literal list has a row for each item; otherwise one row applies to every turn.
             row = rows[min(self._turn, len(rows) - 1)]
             for target, names, fields in row:
                 spaces = [self._spaces.get(name) for name, _ in fields]

@@ -1,8 +1,8 @@
-"""What one render has spent, and what a value would cost.
+"""The account of one render: how much work, output and memory its templates may use.
 
-Takes the limits of a load, gives a running account that raises `BudgetError` before a limit is passed.
-Keeps true: the cost of an operation is known before it is carried out; every unit of work that a
-template can repeat is charged to the account, so that work is bounded whatever the template does.
+Takes the limits of a load; gives an `Account` that raises `BudgetError` before a limit is passed. Invariants: the cost
+of an operation is known before it runs; every unit of work that a template can repeat is charged, so no template can
+exceed the limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,18 @@ BITS_PER_DIGIT = 3.33
 
 
 class Account:
-    """The running account of one render."""
+    """The account of one render.
+
+    Args:
+        limits: the budget of the load.
+
+    Raises:
+        BudgetError: every method raises it where its charge passes a limit: FG120 for turns, FG121 for output, FG122
+            for work and for the size of a value.
+
+    Units:
+        turns are loop turns, calls and items; work and sizes are characters.
+    """
 
     def __init__(self, limits: Budget) -> None:
         self.limits = limits
@@ -52,7 +63,7 @@ class Account:
             )
 
     def charge(self, chars: int) -> None:
-        """Charges work on `chars` characters (or as much work on something else)."""
+        """Charges work on `chars` characters, or an equal amount of other work."""
         self.work += chars
         if self.work > self._max_work:
             raise BudgetError(
@@ -62,18 +73,24 @@ class Account:
             )
 
     def reserve(self, chars: int | float, what: str) -> None:
-        """Checks the size of a value that is about to be made, and charges it."""
+        """Checks the size of a value before it is made, and charges it.
+
+        Args:
+            chars: an upper bound of its size.
+            what: the operation, as messages name it.
+        """
         if chars > self.limits.max_value_chars:
             raise BudgetError(
                 f"{what} would make a value of more than {self.limits.max_value_chars:,} characters",
                 code="FG122",
                 hint="make a smaller value",
             )
+        # Small values are not charged here: the turns that make them are.
         if chars > _SMALL:
             self.charge(int(chars))
 
     def overflow(self, span: Span | None) -> BudgetError:
-        """Returns the error for a text that is too long."""
+        """Returns the error for output that is too long."""
         return BudgetError(
             f"the templates write more than {self.limits.max_output_chars:,} characters",
             code="FG121",
@@ -82,13 +99,14 @@ class Account:
         )
 
     def weigh(self, value: Any) -> Any:
-        """Charges the size of an existing value, containers with all they hold, and returns it."""
+        """Charges the size of an existing value, containers with all their items, and returns it."""
         kind = type(value)
         if kind in _FLAT:
-            # A number that is printed or divided costs the square of its length, which is bounded.
+            # Printing or dividing an integer costs the square of its length; `max_integer_digits` bounds the length.
             if kind is int and value.bit_length() > _SMALL:
                 self.charge(2 * value.bit_length())
             return value
+        # Reading an undefined value raises, which is for the expression that uses it to do.
         if isinstance(value, Undefined):
             return value
         if isinstance(value, str):
@@ -97,22 +115,24 @@ class Account:
             return value
         size = self.size(value)
         if size > _SMALL:
+            # `size` counts _ITEM_CHARS for each item; visiting an item is charged as four characters.
             self.charge(size // _ITEM_CHARS * 4)
         return value
 
     def compared(self, value: Any) -> Any:
-        """Charges the size of a value that is compared or searched, and returns it; a range is walked through."""
+        """Charges the size of a value that is compared or searched, and returns it."""
+        # Searching a range for anything but an int compares item by item.
         if type(value) is range:
             self.charge(_WORK_PER_STEP * len(value))
             return value
         return self.weigh(value)
 
     def items(self, count: int, what: str) -> None:
-        """Checks the size of a list that is about to be made, and charges it."""
+        """Checks the size of a list of `count` items before it is made, and charges it."""
         self.reserve(_ITEM_CHARS * count, what)
 
     def size(self, value: Any) -> int:
-        """Returns the expanded size of a value in characters; raises where it passes the limit."""
+        """Returns the expanded size of a value: an item counts each time that it occurs, shared or not."""
         total, pending, limit = 0, [value], self.limits.max_value_chars
         while pending:
             item = pending.pop()
@@ -125,6 +145,7 @@ class Account:
             elif isinstance(item, _SEQUENCES) or kind in _VIEWS:
                 held = item
             elif isinstance(item, Namespace):
+                # Jinja's namespace hides its dictionary behind `__getattribute__`.
                 held = list(object.__getattribute__(item, "_Namespace__attrs").values())
             total += _ITEM_CHARS
             if held is not None:
@@ -132,19 +153,20 @@ class Account:
                 pending.extend([inner for inner in held if type(inner) not in _FLAT])
             if total > limit:
                 raise BudgetError(
-                    f"a value holds more than {limit:,} characters in all",
+                    f"a value contains more than {limit:,} characters in all",
                     code="FG122",
-                    hint="lists and mappings count with all they hold, however often",
+                    hint="a list or mapping counts with all its items, each time that it occurs",
                 )
         return total
 
     def power(self, base: Any, exponent: Any) -> None:
-        """Checks `base ** exponent`."""
+        """Checks the number of digits of `base ** exponent`."""
         if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+            # `9**9**9` would run for hours, so the digits are estimated from the lengths of the operands.
             self._digits(base.bit_length() * exponent, "'**'")
 
     def product(self, left: Any, right: Any) -> None:
-        """Checks `left * right`, of numbers or of a text or list and a count."""
+        """Checks the size of `left * right`: a product of numbers, or a text or list repeated."""
         for value, count in ((left, right), (right, left)):
             if isinstance(value, _REPEATED) and isinstance(count, int):
                 unit = 1 if isinstance(value, _TEXTS) else _ITEM_CHARS
@@ -154,7 +176,7 @@ class Account:
             self._digits(left.bit_length() + right.bit_length(), "'*'")
 
     def addition(self, left: Any, right: Any) -> None:
-        """Checks `left + right`."""
+        """Checks the size of `left + right`."""
         if isinstance(left, int) and isinstance(right, int):
             self._digits(max(left.bit_length(), right.bit_length()), "'+'")
         elif hasattr(left, "__len__") and hasattr(right, "__len__"):
@@ -170,13 +192,14 @@ class Account:
             )
 
     def counted(self, values: Iterable[Any], cost: int = 1) -> Counted:
-        """Returns `values` such that every item taken from it is charged."""
+        """Returns an iterable over `values` that charges `cost` turns for each item taken from it."""
         return Counted(self, values, cost)
 
     def consume(self, value: Any) -> Any:
-        """Charges the items of a value that a filter is about to read; iterators are charged as they go."""
+        """Charges the items of a value before a filter reads them; an iterator is charged item by item."""
         if isinstance(value, str | int):
             return self.weigh(value)
+        # An iterator has no length, so its items can only be charged when they are taken.
         if hasattr(value, "__next__"):
             return iter(self.counted(value))
         if hasattr(value, "__len__"):

@@ -1,8 +1,7 @@
-"""What a template may call, and what a call would cost.
+"""Checks what a template may call, and estimates the cost of the call before it is made.
 
-Takes a callable and its arguments before the call, raises where it is not allowed or too large. Keeps
-true: methods of plain values are allowed by name; a method that can make a larger value than it was
-given has an estimate here.
+Takes a callable and its arguments; raises where the call is not allowed or its result would be too large. Invariants:
+methods of plain values are allowed by name; every method whose result can be larger than its input has an estimate.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
-from string import Formatter
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -59,11 +57,22 @@ _OWNERS = (LoopContext, Cycler, Joiner, Mapping)
 
 
 def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises where `called` may not be called, or would make too large a value."""
+    """Checks one call, and charges its cost.
+
+    Args:
+        account: the account of the render.
+        called: what the template calls.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        RenderError: FG117, a template may not call it.
+        BudgetError: FG122, the result would be too large.
+    """
     if isinstance(called, Macro | Undefined | Joiner):
         return
     if isinstance(called, FunctionType):
-        # Python's functions on paths go through a text by single characters.
+        # Python's path functions loop over the characters of a text in Python code.
         account.charge(_FUNCTION_WORK * sum(len(arg) for arg in args if isinstance(arg, str) and len(arg) > 1024))
         return
     if isinstance(called, type) and issubclass(called, _CLASSES):
@@ -82,9 +91,11 @@ def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[
             elif called.__name__ in ("strftime", "isoformat"):
                 account.reserve(64 * sum(len(arg) for arg in args if isinstance(arg, str)), f"'{called.__name__}'")
             elif hasattr(owner, "__len__"):
+                # Methods of containers are at worst linear in their size (`list.index`, `set.union`).
                 account.turn(len(owner))
             return
     elif isinstance(called, MethodType):
+        # A private method is refused even if a variable passes it in directly, which the sandbox does not check.
         if isinstance(called.__self__, _OWNERS) or not called.__name__.startswith("_"):
             return
     elif callable(called) and not isinstance(called, type):
@@ -100,16 +111,23 @@ def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _is_plain_function(called: Any) -> bool:
-    """Says whether a builtin is a function of a module, put among the variables by whoever renders."""
+    """Returns whether a builtin is a function of a module, which the caller of `render` passed as a variable."""
     return type(called.__self__) is ModuleType
 
 
 def traced_result(called: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """Returns the result of a method, traced where the method keeps or loses the lines of a traced text."""
+    """Returns the result of a method of a traced text with its origins, as far as the method preserves them.
+
+    Args:
+        called: the method.
+        args: its positional arguments.
+        result: what it returned.
+    """
     owner = getattr(called, "__self__", None)
     if type(owner) is not Traced or type(called) is not BuiltinMethodType:
         return result
     if type(result) is list:
+        # `split` and its like: the parts are texts of the template, but their lines are not known exactly.
         return [origins.lost(item) if type(item) is str else item for item in result]
     if not isinstance(result, str) or type(result) is Traced:
         return result
@@ -133,7 +151,7 @@ def _expandtabs(account: Account, text: str, tabsize: Any = 8) -> None:
 
 
 def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = -1) -> None:
-    """Checks `replace`."""
+    """Charges the size of the result of `replace`."""
     old, new = str(old), str(new)
     found = text.count(old)
     if isinstance(count, int) and count >= 0:
@@ -143,7 +161,8 @@ def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = 
 
 def _join(account: Account, text: str, values: Any = ()) -> None:
     if not hasattr(values, "__len__"):
-        raise RenderError("'join' wants a list", code="FG117", hint="add `| list`, or use the filter `join`")
+        # The size of an iterator cannot be checked without consuming it; the filter `join` charges item by item.
+        raise RenderError("'join' needs a list", code="FG117", hint="add `| list`, or use the filter `join`")
     account.turn(len(values))
     account.reserve(account.size(values) + len(text) * len(values), "'join'")
 
@@ -187,7 +206,7 @@ _ESTIMATES: dict[str, Callable[..., None]] = {
 
 
 def check_percent(account: Account, text: str, values: Any) -> None:
-    """Checks `text % values`."""
+    """Charges the size of the result of `text % values`."""
     size, fields, stars = len(text), 0, False
     for field in _PERCENT.finditer(text):
         fields += 1
@@ -204,13 +223,14 @@ def check_percent(account: Account, text: str, values: Any) -> None:
 
 
 def _width(digits: str) -> int:
+    # int() of thousands of digits is slow, and fails above 4,300.
     if len(digits) > 9:
         raise BudgetError(f"a field is {digits[:12]}... characters wide", code="FG122", hint="write a smaller width")
     return int(digits)
 
 
 class _CheckedFormatter(SandboxedFormatter):
-    """`str.format` that checks the width of every field before it writes it."""
+    """`str.format` that charges the width of every field before it is written."""
 
     def __init__(self, environment: SandboxedEnvironment, account: Account) -> None:
         super().__init__(environment)
@@ -226,13 +246,9 @@ class _CheckedFormatter(SandboxedFormatter):
         """Converts one field."""
         return super().convert_field(self._account.weigh(value), conversion)
 
-    def vformat(self, format_string: str, args: Any, kwargs: Any) -> str:
-        """Formats a text; fields without a name or number count from 0."""
-        return Formatter.vformat(self, format_string, args, kwargs)
-
 
 def checked_format(environment: SandboxedEnvironment, account: Account, value: Any) -> Callable[..., str] | None:
-    """Returns a checked stand-in where `value` is `str.format` or `str.format_map`."""
+    """Returns a checked replacement of `str.format` or `str.format_map`; None for any other value."""
     if not isinstance(value, MethodType | BuiltinMethodType) or value.__name__ not in ("format", "format_map"):
         return None
     text = value.__self__
@@ -253,6 +269,11 @@ def checked_format(environment: SandboxedEnvironment, account: Account, value: A
 
 
 def small_count(value: Any, what: str) -> None:
-    """Checks a number of items or columns that a filter is given."""
+    """Checks a number of items or columns that a filter gets as an argument.
+
+    Raises:
+        BudgetError: FG122, the number is too large.
+    """
+    # `slice` makes this many lists and `batch` fills rows to this width, however short the input is.
     if isinstance(value, int) and abs(value) > MAX_COUNT:
-        raise BudgetError(f"{what} is given {value:,}; at most {MAX_COUNT:,} goes", code="FG122")
+        raise BudgetError(f"{what} got {value:,}; the maximum is {MAX_COUNT:,}", code="FG122")

@@ -1,7 +1,8 @@
-"""Expressions to Python code that pays for what it does.
+"""The code generator for expressions, whose code charges the budget for its work.
 
-Takes Jinja's nodes of expressions, writes their code. Keeps true: an operand whose size decides what an operation costs
-is weighed before; an expression on a line of its own has a line of its own in the code.
+Takes Jinja's expression nodes; writes their Python code. Invariants: an operand whose size determines the cost of an
+operation is charged before the operation; an expression on a line of its own has a line of its own in the code, so a
+traceback gives its line.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 
 INTERCEPTED = frozenset({"+", "-", "*", "/", "//", "**", "%"})
-"""Operators whose operands are weighed before."""
+"""Operators that `RunEnvironment.call_binop` checks before it computes them."""
 
 
 class ChargingGenerator(CodeGenerator):
-    """Jinja's code generator, for expressions; what costs something goes through the account of the render."""
+    """Jinja's code generator for expressions; operations with a cost go through the account of the render."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         """Visits a node; an expression on a line of its own gets a line of its own in the code."""
@@ -43,7 +44,7 @@ class ChargingGenerator(CodeGenerator):
     # -- expressions that cost something
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """Writes `a ~ b`, checked before it is joined."""
+        """Writes `a ~ b`, whose size is checked before it is joined."""
         self.write("fg_join((")
         for child in node.nodes:
             self.visit(child, frame)
@@ -51,27 +52,28 @@ class ChargingGenerator(CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Writes a comparison; its operands are weighed."""
+        """Writes a comparison; its operands are charged."""
         for operand in (node.expr, *(op.expr for op in node.ops)):
             if not isinstance(operand, nodes.Const):
                 operand.__dict__["fg_wrap"] = "fg_compared("
         super().visit_Compare(node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """Writes a dict; its keys are weighed, because they are hashed."""
+        """Writes a dict; its keys are charged, because they are hashed."""
         for pair in node.items:
             if not isinstance(pair.key, nodes.Const):
                 pair.key.__dict__["fg_wrap"] = "fg_weigh("
         super().visit_Dict(node, frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Writes a subscript; what is sliced is weighed."""
+        """Writes a subscript; a value that is sliced is charged."""
         if isinstance(node.arg, nodes.Slice):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
         super().visit_Getitem(node, frame)
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        """Writes a constant; `1e999` is infinity."""
+        """Writes a constant."""
+        # The repr of infinity is `inf`, which is a name in Python code: `1e999` is written as a call of float.
         value = node.as_const(frame.eval_ctx)
         if isinstance(value, float) and value in (float("inf"), float("-inf")):
             self.write(f"float('{value}')")

@@ -1,8 +1,8 @@
-"""Jinja source to Python code that keeps trails and accounts.
+"""Compiles Jinja source to Python code that records origins and charges the budget.
 
-Takes desugared source, gives a code object. Keeps true: the code holds line numbers and block names of
-its own template and nothing of the machine (no paths, no template names), so that equal text has equal
-code; the identity of the template is given to it when it is run.
+Takes desugared source; gives a code object. Invariant: the code contains line numbers and block names of its own
+template, and no paths or template names, so equal text gives equal code that can be cached by content. The template is
+bound to the code when it runs (`RunEnvironment.instance`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from jinja2.compiler import Frame
 from jinja2.environment import Environment
 from jinja2.idtracking import VAR_LOAD_RESOLVE
 
-from forgather.config._jinja.block_override_check import holdings
 from forgather.config._jinja.charged import INTERCEPTED, ChargingGenerator
 from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.seams import mark_seams
 from forgather.config._jinja.static_analysis import HIDDEN, bound_by, count_nodes, finds, names_in, survey, turns_of
+from forgather.config._jinja.template_lint import holdings
 
 _BODY_COST = 2
 
 
 class TracingGenerator(ChargingGenerator):
-    """Jinja's code generator; every piece of output carries its place, every repetition is charged."""
+    """Jinja's code generator; every piece of output carries its origin, and every repetition is charged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,7 +67,7 @@ class TracingGenerator(ChargingGenerator):
             self.writeline(f"{name} = {table!r}")
 
     def enter_frame(self, frame: Frame) -> None:
-        """Enters a scope; what it takes from outside is a name that the template reads."""
+        """Enters a scope, and records the names that it reads from outside."""
         super().enter_frame(frame)
         loads = frame.symbols.loads.values()
         self.resolved.update((str(name), None) for action, name in loads if action == VAR_LOAD_RESOLVE)
@@ -104,10 +104,11 @@ class TracingGenerator(ChargingGenerator):
             self.outdent()
 
     def _begin(self, node: nodes.Node, frame: Frame) -> None:
-        """Writes a seam where what a node writes begins a line that another template may have left open."""
+        """Writes a seam where the output of a node begins a line that another template may have left unfinished."""
         if self.has_seams and node.__dict__["fg_begins"]:
             self.simple_write("fg_seam", frame)
 
+    # Jinja silently ignores text outside of blocks in a child; its line is kept for the finding FG131.
     def _note_dropped(self, node: nodes.Output, *, static: bool) -> None:
         for child in node.nodes:
             line = child.lineno
@@ -124,6 +125,7 @@ class TracingGenerator(ChargingGenerator):
                 found = ""
             if static:
                 self.dropped.append((line, found))
+            # `extends` may be inside an `if`, so only the render knows whether this text was dropped.
             elif self.extends_so_far:
                 self.writeline("if parent_template is not None:")
                 self.indent()
@@ -137,7 +139,7 @@ class TracingGenerator(ChargingGenerator):
         self.write(end)
 
     def _printing(self, lineno: int, expression: nodes.Expr, frame: Frame) -> tuple[str, str]:
-        """Returns the code before and behind an expression that is printed on a line."""
+        """Returns the code before and after an expression that is printed on a line."""
         names, fields = names_in(expression)
         number = len(self.prints)
         self.prints.append((self._place(lineno, frame), names, fields))
@@ -148,7 +150,7 @@ class TracingGenerator(ChargingGenerator):
     # -- assignments
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
-        """Writes an assignment, its weight, and the note of its line."""
+        """Writes an assignment that charges its value and records its line."""
         if not isinstance(node.node, nodes.Const):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
         self.writeline("pass", node)
@@ -156,13 +158,14 @@ class TracingGenerator(ChargingGenerator):
         self._note_set(node, frame)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
-        """Writes a captured block, and the note of its line."""
+        """Writes a captured block that records its line."""
         self.scoped[id(node.body)] = 0
         super().visit_AssignBlock(node, frame)
         self._note_set(node, frame)
 
     def _note_set(self, node: nodes.Assign | nodes.AssignBlock, frame: Frame) -> None:
         place = f"fg_site[{self._place(node.lineno, frame)}]"
+        # A captured block has no expression; the lines of its text are its origins.
         names = names_in(node.node)[0] if isinstance(node, nodes.Assign) else ()
         if names:
             place = f"fg_given({place}, context, {names!r})"
@@ -175,10 +178,11 @@ class TracingGenerator(ChargingGenerator):
                 self.writeline(f"fg_note({ref}, {target.attr!r}, {place})")
 
     def blockvisit(self, body: Any, frame: Frame) -> None:
-        """Writes a body; what it sets is forgotten when it ends, what it does is charged."""
+        """Writes a body that charges its cost and drops the places of its names when it ends."""
         turns, cost = self.turns.get(id(body)), self.scoped.get(id(body))
         if turns is not None:
             self.writeline(turns)
+        # A soft frame (`if`) is no scope in Jinja: assignments in it stay.
         if cost is None or frame.soft_frame:
             super().blockvisit(body, frame)
             return
@@ -198,14 +202,14 @@ class TracingGenerator(ChargingGenerator):
             self.writeline(f"context.fg_sets = {saved}")
 
     def visit_With(self, node: nodes.With, frame: Frame) -> None:
-        """Writes a `with`, whose names were set on its line."""
+        """Writes a `with`; its names have its line as their place."""
         names = tuple(name for target in node.targets for name in bound_by(target))
         self.scoped[id(node.body)] = 0
         self.bound[id(node.body)] = names, self._place(node.lineno, frame)
         super().visit_With(node, frame)
 
     def _scope_macro(self, node: nodes.Macro | nodes.CallBlock) -> None:
-        # What a parameter is worth is written where the macro is called, and that line is a site already.
+        # The value of a parameter is written at the call of the macro, and that line is already a site of the output.
         self.scoped[id(node.body)] = 3 + count_nodes(node.body) // _BODY_COST
         self.bound[id(node.body)] = tuple(argument.name for argument in node.args), None
 
@@ -215,7 +219,7 @@ class TracingGenerator(ChargingGenerator):
         super().visit_Macro(node, frame)
 
     def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
-        """Writes a call block; what the macro returns is printed at the line of the call."""
+        """Writes a call block; the result of the macro is printed at the line of the call."""
         self._scope_macro(node)
         call_frame, macro_ref = self.macro_body(node, frame)
         self.writeline("caller = ")
@@ -229,7 +233,7 @@ class TracingGenerator(ChargingGenerator):
         self.end_write(frame)
 
     def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
-        """Writes a filter block; where the filter takes the text apart, the line of the filter owns it."""
+        """Writes a filter block; text whose origins the filter loses gets the line of the filter."""
         self.scoped[id(node.body)] = 0
         filter_frame = frame.inner()
         filter_frame.symbols.analyze_node(node)
@@ -246,7 +250,7 @@ class TracingGenerator(ChargingGenerator):
         self.leave_frame(filter_frame)
 
     def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
-        """Writes a block; what replaces one whose end begins a line ends its own line, too."""
+        """Writes a block; if its end begins a line, the text of an override must end its own line too."""
         guarded = frame.toplevel and self.extends_so_far > 0
         if frame.toplevel and self.has_known_extends:
             return
@@ -254,6 +258,7 @@ class TracingGenerator(ChargingGenerator):
             self.writeline("if parent_template is None:")
             self.indent()
         self._begin(node, frame)
+        # The guard above includes the seams; with 0, Jinja does not write a second one around the block.
         extends, self.extends_so_far = self.extends_so_far, 0
         super().visit_Block(node, frame)
         self.extends_so_far = extends
@@ -265,7 +270,7 @@ class TracingGenerator(ChargingGenerator):
     # -- loops and other templates
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """Writes a loop whose turns are charged by the size of its body; each forgets what the last one set."""
+        """Writes a loop whose turns are charged by the size of its body; assignments last for one turn."""
         cost = 1 + (count_nodes(node.body) + count_nodes(node.else_)) // _BODY_COST
         node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
         owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
@@ -279,7 +284,8 @@ class TracingGenerator(ChargingGenerator):
         self.writeline(f"{turns}.end(context)")
 
     def visit_Extends(self, node: nodes.Extends, frame: Frame) -> None:
-        """Writes `extends`, with the place that asks for the parent."""
+        """Writes `extends`, with the statement as the place of the request."""
+        # Jinja raises "extended multiple times" without a line; this statement gives the traceback one.
         self.writeline("pass", node)
         self.name = _Asker(node.lineno, "extends")  # type: ignore[assignment]
         try:
@@ -293,13 +299,13 @@ class TracingGenerator(ChargingGenerator):
         self.name = None
 
     def visit_FromImport(self, node: nodes.FromImport, frame: Frame) -> None:
-        """Writes an import of names, which keep the lines that set them."""
+        """Writes an import of names; the names keep the lines that set them."""
         super().visit_FromImport(node, frame)
         pairs = [name if isinstance(name, tuple) else (name, name) for name in node.names]
         self.writeline(f"fg_imported(context, included_template, {pairs!r})")
 
     def visit_Include(self, node: nodes.Include, frame: Frame) -> None:
-        """Writes an include as one call, so that its text gets the site of the include."""
+        """Writes an include as one call, which adds the site of the include to the origins of its text."""
         place = self._place(node.lineno, frame)
         if node.ignore_missing:
             self.writeline("try:")
@@ -325,7 +331,7 @@ class TracingGenerator(ChargingGenerator):
 
 
 class _Asker:
-    """Writes itself into generated code as the place that asks for another template."""
+    """The statement that asks for another template; its repr is the code of that place."""
 
     def __init__(self, lineno: int, why: str) -> None:
         self.lineno, self.why = lineno, why
@@ -339,7 +345,7 @@ def _refs(frame: Frame, names: Iterable[str]) -> str:
 
 
 def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
-    """Returns, for each block that stands inside others, their names."""
+    """Returns, for each nested block, the names of the blocks around it."""
     around: dict[str, tuple[str, ...]] = {}
     for block in node.find_all(nodes.Block):
         for inner in block.find_all(nodes.Block):
@@ -348,7 +354,7 @@ def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
 
 
 class CompilerEnvironment(Environment):
-    """The environment that source is parsed in; templates never run in it."""
+    """The Jinja environment that parses and compiles; templates never run in it."""
 
     sandboxed = True
     intercepted_binops = INTERCEPTED
@@ -359,9 +365,13 @@ class CompilerEnvironment(Environment):
         return TracingParser(self, source, name, filename).parse()
 
     def code(self, source: str) -> CodeType:
-        """Returns the code of desugared source. Raises what Jinja and Python's compiler raise."""
+        """Returns the code of desugared source.
+
+        Raises:
+            Exception: what Jinja and Python's compiler raise; `template_errors.syntax_fault` translates it.
+        """
         tree = self._parse(source, None, None)
         mark_seams(tree, self.lexer.tokeniter(source, None), source)
-        # Only the implicit end of a bracket block stands behind the last line end.
+        # Only the implicit end of a bracket block comes after the last line end.
         tree.__dict__["fg_open_end"] = not source.endswith("\n")
         return compile(self._generate(tree, None, None), "<template>", "exec")

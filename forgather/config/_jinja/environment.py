@@ -1,8 +1,8 @@
-"""The sandbox that compiled templates run in.
+"""The sandbox in which compiled templates run.
 
-Takes the code of a template and its definition, gives the functions that the code calls. Keeps true: one
-`RunEnvironment` serves one load and is thrown away; everything a template can call or repeat goes
-through it, so that it is allowed, charged and traced.
+Takes the code and the definition of a template; gives the functions that the code calls (`fg_...`). Invariants: a
+`RunEnvironment` serves one load only; every call and every repetition of a template goes through it, where it is
+allowed, charged and traced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MANY = 10
 
 
 class MissingTemplate(TemplateNotFound):
-    """A template that was not found; `ignore missing` catches it, else `error` leaves the render."""
+    """A template that was not found; without `ignore missing`, the render raises `error`."""
 
     def __init__(self, name: str, error: RenderError) -> None:
         super().__init__(name)
@@ -49,7 +49,7 @@ class MissingTemplate(TemplateNotFound):
 
 
 class _Literals(dict[int, Traced]):
-    """Literal text of a template, traced line by line when it is first written."""
+    """Literal texts of a template; each gets the origins of its lines when it is first written."""
 
     def __init__(self, table: tuple[tuple[str, int, str | None], ...], owner: Definition) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Literals(dict[int, Traced]):
 
 
 class LoadedTemplate(Template):
-    """A template of one load: code, definition, and its position among the uses."""
+    """A template of one load: its code, its definition, and its index in `Library.uses`."""
 
     definition: Definition
     use: int
@@ -80,7 +80,7 @@ class LoadedTemplate(Template):
     def make_module(
         self, vars: dict[str, Any] | None = None, shared: bool = False, locals: Mapping[str, Any] | None = None
     ) -> TemplateModule:
-        """Returns what the template exports, with the lines that set it."""
+        """Returns the exported names of the template, with the lines that set them."""
         context: Any = self.new_context(vars, shared, locals)
         module = TemplateModule(self, context)
         module.__dict__["_fg_sets"] = context.fg_sets
@@ -88,7 +88,14 @@ class LoadedTemplate(Template):
 
 
 class RunEnvironment(ImmutableSandboxedEnvironment):
-    """One load's environment."""
+    """The Jinja environment of one load.
+
+    Args:
+        library: the templates of the load.
+        account: its budget.
+        compiled: returns the code of a template.
+        variables: global names of all templates.
+    """
 
     intercepted_binops = INTERCEPTED
     context_class = RunContext
@@ -105,6 +112,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         self.library, self.account, self.compiled = library, account, compiled
         self.filters, self.tests = FILTERS, TESTS
         self.policies["json.dumps_function"] = json_text
+        # lipsum makes texts of any length without a budget.
         self.globals.pop("lipsum", None)
         self.globals["namespace"] = TracedNamespace
         self.globals.update(variables)
@@ -124,19 +132,32 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
     # -- templates
 
     def get_template(self, name: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
-        """Returns a template for the statement that asks for it."""
+        """Returns a template for the statement that asks for it.
+
+        Args:
+            name: the name; Jinja passes any value of an expression.
+            parent: the asking template, its line, and the kind of the statement.
+            globals: ignored.
+
+        Raises:
+            RenderError: FG112, the name is not a string; FG113, templates extend each other in a circle.
+            MissingTemplate: there is no such template.
+        """
         asker, line, why = parent
         ask = Ask(asker.definition, line, why, asker.use)
+        # `extends trainer` without quotes: report the undefined name, not a missing template.
         if isinstance(name, Undefined):
             name._fail_with_undefined_error()
         if not isinstance(name, str):
             raise RenderError(
-                f"'{why}' wants the name of a template, and got {type(name).__name__}", code="FG112", span=ask.span
+                f"'{why}' needs the name of a template and got {type(name).__name__}", code="FG112", span=ask.span
             )
+        # An include in a loop uses one instance of the template: running its code again would give the same functions.
         key = (str(name), line, why)
         if key not in asker.asked:
             found = self.library.find(str(name), ask)
             if found is None:
+                # `ignore missing` catches TemplateNotFound only, so the located error travels inside of one.
                 raise MissingTemplate(str(name), self.library.missing(str(name), ask))
             if why == "extends":
                 self._refuse_circle(found, ask)
@@ -174,7 +195,11 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             )
 
     def instance(self, found: Definition, ask: Ask | None) -> LoadedTemplate:
-        """Runs the code of a template, which gives it its functions."""
+        """Returns a template whose code has run, so that its blocks and functions exist.
+
+        Raises:
+            SyntaxFault: the template cannot be compiled.
+        """
         use = self.library.note_use(found, ask)
         try:
             code = self.compiled(found)
@@ -182,6 +207,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             fault.context = (self.library.story(use),)
             raise
         namespace: dict[str, Any] = {"environment": self, "__file__": "<template>", **self._shared}
+        # The text of the template was compiled by Jinja; nothing that the project names runs here.
         exec(code, namespace)  # noqa: S102  Jinja's own output
         namespace["name"] = found.name
         template: LoadedTemplate = LoadedTemplate._from_namespace(self, namespace, self.make_globals(None))  # type: ignore[assignment]
@@ -199,6 +225,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
         charge = self.account.charge
 
+        # These functions are closures for speed: they run for each printed expression.
         def fg_print(number: int, value: Any) -> str:
             place = prints[number][0]
             if type(value) is Traced:
@@ -228,6 +255,8 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         def fg_include(place: int, child: LoadedTemplate, context: RunContext, scope: Any, is_inline: bool) -> str:
             text = self._include(child, context, scope)
             if is_inline and child.namespace["fg_open_end"] and text.endswith("\n"):
+                # `"{% include 'v' %}"` inside a line: the newline that ends the last block of the file is not part of
+                # the value.
                 text = origins.cut(text, 0, len(text) - 1)
             return origins.nested(text, places[place])
 
@@ -258,16 +287,22 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             pieces: Iterable[str] = child._get_default_module()._body_stream
         else:
             inner: Any = child.new_context(context.get_all(), True, scope)
+            # Jinja passes the names to an include by value, so its assignments must not change the places outside.
             inner.fg_sets = context.fg_sets.copy()
             pieces = child.root_render_func(inner)
         text = self.concat(pieces)
+        # Not in a `finally`: after an error the whole render is over.
         account.depth -= 1
         return text
 
     # -- values
 
     def concat(self, pieces: Iterable[str]) -> Traced:
-        """Joins pieces of output; every captured or included text goes through here."""
+        """Joins pieces of output; Jinja calls it for every captured or included text.
+
+        Raises:
+            BudgetError: FG121, the output is too long.
+        """
         kept: list[str] = []
         size, limit = 0, self.account.limits.max_output_chars
         open_line = False
@@ -295,17 +330,24 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def text(self, value: Any) -> str:
-        """Returns a value as text, as printing it writes it."""
+        """Returns the text that printing a value gives.
+
+        Raises:
+            RenderError: FG118, the value is a function or a generator.
+        """
         if type(value) is str:
             return value
         if isinstance(value, GeneratorType):
-            raise RenderError("a generator has no text", code="FG118", hint="add `| list`, or loop over it")
+            raise RenderError("a generator cannot be printed", code="FG118", hint="add `| list`, or loop over it")
         if isinstance(value, Macro | BlockReference) or (callable(value) and not isinstance(value, str)):
             if not isinstance(value, Undefined):
+                # A lambda or a bound function has another __name__ than the template uses.
                 known = (name for name, item in self.globals.items() if item is value)
                 name = next(known, None) or getattr(value, "name", "it")
                 name = "super" if isinstance(value, SuperReference) else name
-                raise RenderError(f"'{name}' is a function, and has no text", code="FG118", hint=f"call it: {name}()")
+                raise RenderError(
+                    f"'{name}' is a function and cannot be printed", code="FG118", hint=f"call it: {name}()"
+                )
         self.account.weigh(value) if not isinstance(value, Undefined) else None
         return str(value)
 
@@ -315,9 +357,10 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return self.account.counted(values, cost)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Computes `+ - * / // ** %`, checked before they are carried out."""
+        """Computes `+ - * / // ** %`, after a check of the size of the result."""
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             return self.binop_table[operator](left, right)
+        # Dividing integers costs time by their digits; other operands are priced per operator below.
         if type(left) is int or type(right) is int:
             self.account.weigh(left)
             self.account.weigh(right)
@@ -344,17 +387,18 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Returns a checked `str.format` or `str.format_map`."""
+        """Returns a checked replacement of `str.format` or `str.format_map`."""
         return call_guard.checked_format(self, self.account, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls what a template calls."""
+        """Calls a function, macro or block for a template; charged, checked, and its result traced."""
         account = __self.account
         kind = type(__obj)
         account.turn(1 if len(args) + len(kwargs) < _MANY else len(args) + len(kwargs))
         for value in args:
             account.weigh(value)
         if kind is BlockReference:
+            # A block called by `self.name()` has an effect even if no parent has it (FG130).
             __self.called_blocks.add(__obj.name)
             account.turn(2)
         if kind is BlockReference or kind is Macro:
@@ -367,9 +411,10 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             cost = getattr(__obj._iterable, "cost", 1)
             known: Any = __context.fg_sets  # type: ignore[attr-defined]
             made = __context.call(__obj, *(account.counted(value, cost) for value in args), **kwargs)
+            # A recursive loop runs turns of its own, whose assignments must not reach the turn that calls it.
             __context.fg_sets = known  # type: ignore[attr-defined]
             return made
-        # In loops and blocks Jinja hands on their variables beside the arguments, and takes them back itself.
+        # In loops and blocks Jinja adds these two keywords, and removes them itself before the call.
         given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
         for value in given.values():
             account.weigh(value)

@@ -1,7 +1,8 @@
-"""A plain value as YAML on one line.
+"""The filters and tests of templates: Jinja's own with a budget and origins, and `toyaml`.
 
-Takes strings, numbers, booleans, None, mappings and sequences, gives flow-style YAML 1.2 that reads back
-equal. Keeps true: the text has no line break, and no character that a YAML reader refuses or changes.
+Takes Jinja's tables; gives `FILTERS` and `TESTS`. Invariants: a filter is charged before it runs; a filter that keeps
+the text of its input keeps its origins, any other result gets the line that prints it. `toyaml` writes flow-style YAML
+1.2 on one line that reads back equal, without characters that a YAML reader refuses or changes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _MAX_SIMPLE_KEY = 1000
 
 
 def toyaml(value: Any) -> str:
-    """Returns `value` as YAML in flow style on one line.
+    """Returns a plain value as YAML in flow style on one line.
+
+    Raises:
+        RenderError: FG118, YAML has no plain form of the value.
 
     Example:
         >>> toyaml({"lr": 1e-3, "names": ["a", "b c"], "none": None})
@@ -40,9 +44,11 @@ def toyaml(value: Any) -> str:
     """
     if value is None:
         return "null"
+    # Before int: True is an int in Python.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
+        # A subclass may have another repr, such as an IntEnum.
         return int.__repr__(value)
     if isinstance(value, float):
         return _float(value)
@@ -71,6 +77,7 @@ def _key(key: Any) -> str:
     if isinstance(key, list | tuple | Mapping):
         raise RenderError("'toyaml' cannot write a list as a key", code="FG118", hint="use a string as the key")
     text = toyaml(key)
+    # YAML limits a simple key to 1024 characters; `?` writes a key of any length.
     return text if len(text) <= _MAX_SIMPLE_KEY else f"? {text} "
 
 
@@ -95,10 +102,11 @@ _FREE = frozenset({"default", "d", "length", "count", "first", "last", "random",
 _WORK = {"wordwrap": 9, "pprint": 9, "tojson": 9, "xmlattr": 9, "escape": 9, "e": 9, "forceescape": 9,
          "wordcount": 15, "urlencode": 20, "title": 40}  # fmt: skip
 _SORTS = frozenset({"sort", "unique", "groupby", "dictsort", "min", "max"})
+# `urlize` makes HTML; `sum` and `join` are replaced below, because their own loops cannot be charged.
 _DROPPED = frozenset({"urlize", "sum", "join"})
 
 
-# -- estimates: called with what the filter is called with, before it is called
+# -- estimates: each is called before its filter, with the same arguments
 
 
 def _center(account: Account, value: Any, width: int = 80) -> None:
@@ -145,6 +153,7 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level and depth < 1000:
         depth += 1
+        # Cut per level, because a shared list may occur many times over.
         level = [
             inner
             for item in level
@@ -156,11 +165,12 @@ def _depth(value: Any) -> int:
 
 def _round(account: Account, value: Any, precision: int = 0, method: str = "common") -> None:
     if abs(precision) > 1000:
-        raise BudgetError(f"'round' is asked for {precision:,} digits", code="FG122", hint="a float has some 17")
+        raise BudgetError(f"'round' got a precision of {precision:,} digits", code="FG122", hint="a float has about 17")
 
 
 def _striptags(account: Account, value: Any) -> None:
     if len(str(value)) > STRIPTAGS_CHARS:
+        # striptags copies the text for each tag that it removes.
         account.reserve(float("inf"), "'striptags'")
 
 
@@ -196,7 +206,7 @@ _FOLLOW: dict[str, Callable[..., Traced | None]] = {
 
 
 def _priced(name: str, function: Any) -> Callable[..., Any]:
-    """Returns a filter that pays for its work before it does it."""
+    """Returns a filter that charges its work before it runs, and keeps the origins of its input where it can."""
     wants = _PassArg.from_obj(function)
     estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
     weight = _WORK.get(name, 3 if name in _SORTS else 0)
@@ -218,6 +228,7 @@ def _priced(name: str, function: Any) -> Callable[..., Any]:
         first = () if wants is None else (_passed(wants, context),)
         result = function(*first, value, *args, **kwargs)
         if type(text) is Traced and isinstance(result, str) and type(result) is not Traced:
+            # A Markup result stays one, as in plain Jinja.
             followed = follow(text, str(result), *args, **kwargs) if follow and type(result) is str else None
             return followed if followed is not None else origins.lost(result) if type(result) is str else result
         return result
@@ -233,7 +244,7 @@ def _passed(wants: _PassArg, context: Context) -> Any:
 
 @pass_context
 def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    """Joins items; texts keep their lines."""
+    """Joins items; texts keep their origins."""
     environment: Any = context.environment
     account: Account = environment.account
     items = list(account.consume(value))
@@ -254,7 +265,7 @@ def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | 
 
 @pass_context
 def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Adds items up, each addition checked."""
+    """Adds up the items; each addition is checked."""
     environment: Any = context.environment
     total = start
     for item in environment.account.consume(iterable):
@@ -299,7 +310,7 @@ def json_text(value: Any, **settings: Any) -> str:
 def _as_dict(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"JSON has no way to write {type(value).__name__}")
+    raise TypeError(f"JSON cannot represent {type(value).__name__}")
 
 
 FILTERS: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""The global functions of templates.
+"""The global functions of templates: clocks, paths, folders and environment variables.
 
-Takes the instant of the load, gives functions by name. Keeps true: all clocks of one load show that one
-instant; every environment variable that a template reads is recorded, and none that looks secret is read.
+Takes the time of the load; gives the functions by name. Invariants: all clock functions of one load return one instant;
+every environment variable that a template reads is recorded, and no variable that looks secret can be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgather.errors import RenderError
 
 _SECRET = ("*_TOKEN", "TOKEN", "*_KEY", "*APIKEY", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*SECRET*", "*CREDENTIAL*",
            "*JWT*")  # fmt: skip
-# What paths, launchers and schedulers set.
+# Variables that name folders, or that launchers and schedulers set: their values are not secret.
 _USUAL = ("HOME", "USER", "USERNAME", "LOGNAME", "HOSTNAME", "LANG", "PWD", "TMP", "TEMP", "TMPDIR", "SCRATCH", "WORK",
           "*_DIR", "*_PATH", "*_HOME", "*_ROOT", "*_FOLDER", "*_CACHE", "XDG_*", "SLURM_*", "PBS_*", "LSB_*", "OMPI_*",
           "CUDA_*", "NCCL_*", "ROCR_*", "HIP_*", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK",
@@ -35,8 +35,8 @@ class Globals:
     """The functions of one load.
 
     Args:
-        instant: what all clocks show; None takes the time of now.
-        allowed_env: tells which environment variables may be read beyond the usual ones.
+        instant: the time that all clock functions return; None for the current time.
+        allowed_env: returns patterns of environment variables that may be read besides the usual ones.
     """
 
     def __init__(self, instant: datetime | None, allowed_env: Callable[[], Sequence[str]] = tuple) -> None:
@@ -45,7 +45,7 @@ class Globals:
         self.env_reads: dict[str, str] = {}
 
     def table(self) -> dict[str, Callable[..., Any]]:
-        """Returns the functions by the names that templates know."""
+        """Returns the functions by their names in templates."""
         own: list[Callable[..., Any]] = [
             self.isotime,
             self.utcisotime,
@@ -104,7 +104,16 @@ class Globals:
         return _UNSAFE_IN_FILES.sub("-", self.utcisotime())
 
     def env(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Returns an environment variable, and records that it was read."""
+        """Returns an environment variable, and records its value.
+
+        Args:
+            name: its name.
+            default: the value if the variable is not set.
+
+        Raises:
+            RenderError: FG116, it looks secret, or is not set and has no default; FG446, it is not allowed.
+        """
+        # First of all: a secret is refused even if the user's list allows its name.
         if _is_one_of(name, _SECRET):
             raise RenderError(
                 f"the environment variable '{name}' looks secret, and a rendered config is stored with the run",
@@ -113,19 +122,20 @@ class Globals:
             )
         if _PASSWORD_IN_URL.search(os.environ.get(str(name), "")):
             raise RenderError(
-                f"the environment variable '{name}' holds an address with a password in it, and a rendered config is "
+                f"the environment variable '{name}' contains a URL with a password, and a rendered config is "
                 "stored with the run",
                 code="FG116",
                 hint=f"write `!env {name}`: it is read when the object is built, and never stored",
             )
         if not (_is_one_of(name, _USUAL) or _is_one_of(name, self._allowed_env())):
             raise RenderError(
-                f"the environment variable '{name}' is not among those that templates may read, and a rendered config "
+                f"the environment variable '{name}' is not one that templates may read, and a rendered config "
                 "is stored with the run",
                 code="FG446",
                 hint=f"write `!env {name}`, read at construction and never stored; or allow it for your templates: "
                 f"fgcli trust --env {name}",
             )
+        # The run stores what its templates read from the environment.
         if name in os.environ:
             self.env_reads[str(name)] = os.environ[name]
             return os.environ[name]
@@ -144,6 +154,7 @@ def _is_one_of(name: object, patterns: Iterable[str]) -> bool:
 
 
 def _plain_repr(value: Any) -> str:
+    # A traced text is a subclass of str; the repr must be that of plain Jinja.
     return repr(str(value) if isinstance(value, str) else value)
 
 
@@ -164,6 +175,7 @@ def _forgather_config_dir() -> str:
 
 
 def _folder(function: Callable[..., str]) -> Callable[..., str]:
+    # Only two of platformdirs' parameters are for templates; others could create folders.
     def folder(appname: str | None = None, appauthor: str | None = None) -> str:
         return function(appname, appauthor)
 

@@ -1,8 +1,7 @@
-"""Which text a template name means, in one load.
+"""Finds the text of a template by its name, in one load.
 
-Takes the search path, gives definitions: a file's own text, or an inline sub-template of a file that this
-load has met. Keeps true: names resolve child before parent, files come from declared folders only, and
-two loads share nothing.
+Takes the search path; gives a `Definition`: the text of a file, or an inline sub-template of a file that this load has
+read. Invariants: names resolve child before parent; files come from declared folders only; two loads share nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _BAD_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^[/~]|^\w+:")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """A template's text, and where it stands.
+    """The text of a template, and its place.
 
     Args:
-        name: the name it is known under.
-        file: file that holds it.
-        line: line of the file on which it begins.
+        name: its name in this load.
+        file: the file that contains it.
+        line: the line of the file on which it begins.
         text: its text as the user wrote it.
         root: position of its folder on the search path; None for an inline sub-template.
     """
@@ -47,13 +46,20 @@ class Definition:
     root: int | None = None
 
     def span(self, line: int) -> Span:
-        """Returns the place of a line of the template in its file."""
+        """Returns the place in the file of a line of the template, counted from 1."""
         return Span(self.file, self.line - 1 + line)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The statement that asks for a template: who, on which line, and why."""
+    """The statement that asks for a template.
+
+    Args:
+        by: the template that contains the statement.
+        line: its line in that template.
+        why: "extends", "include" or "import".
+        use: index of the asking template in `Library.uses`.
+    """
 
     by: Definition
     line: int
@@ -67,7 +73,11 @@ class Ask:
 
 
 class Library:
-    """All templates of one load."""
+    """All templates of one load.
+
+    Args:
+        environment: the search path of the load.
+    """
 
     def __init__(self, environment: ConfigEnvironment) -> None:
         self.roots = [os.path.abspath(root) for root in environment.searchpath]
@@ -81,7 +91,16 @@ class Library:
     # -- reading
 
     def add_text(self, name: str, file: str, text: str) -> Definition:
-        """Takes in a text that no file holds, or that was read already, with its inline sub-templates."""
+        """Adds a text and its inline sub-templates, and returns the definition of the text itself.
+
+        Args:
+            name: the name of the template.
+            file: the file that it was read from, or a pseudo name.
+            text: the text, with any line ends.
+
+        Raises:
+            SyntaxFault: FG124, the text is too long; FG105, it defines one sub-template twice.
+        """
         if len(text) > MAX_FILE_CHARS:
             raise SyntaxFault(
                 f"the template has {len(text):,} characters; at most {MAX_FILE_CHARS:,} are read",
@@ -89,6 +108,7 @@ class Library:
                 span=Span(file, 1),
                 hint="a config is a few hundred lines; keep data in files of its own",
             )
+        # Rewriting and Jinja count lines by "\n".
         if "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         if text.count("\n") > _MAX_LINES:
@@ -102,7 +122,7 @@ class Library:
         own, *parts = split(text)
         if len(parts) > _MAX_PARTS:
             raise SyntaxFault(
-                f"the file holds {len(parts):,} sub-templates; at most {_MAX_PARTS:,} are read",
+                f"the file contains {len(parts):,} sub-templates; at most {_MAX_PARTS:,} are read",
                 code="FG124",
                 span=Span(file, parts[_MAX_PARTS].line - 1),
                 hint="spread them over several files",
@@ -112,12 +132,13 @@ class Library:
             found = Definition(part.name or "", file, part.line, part.text)
             if found.name in seen:
                 raise SyntaxFault(
-                    f"the sub-template '{found.name}' stands twice in one file",
+                    f"the sub-template '{found.name}' is defined twice in one file",
                     code="FG105",
                     span=Span(file, part.line - 1),
                     hint=f"the first one is on line {seen[found.name]}; rename one of them",
                 )
             seen[found.name] = part.line - 1
+            # In the order of loading, which is child before parent: the first definition wins.
             self.inline.setdefault(found.name, []).append(found)
         return Definition(name, file, 1, own.text)
 
@@ -130,15 +151,26 @@ class Library:
     # -- looking up
 
     def find(self, name: str, ask: Ask | None = None) -> Definition | None:
-        """Returns what `name` means for the statement that asks; None where nothing has the name."""
+        """Returns the definition of a name for the statement that asks; None if there is none.
+
+        Args:
+            name: the name of a template.
+            ask: the statement; None for the config itself.
+
+        Raises:
+            RenderError: FG114, the name leads outside the search path; FG115, the file cannot be read.
+            SyntaxFault: the file is not a text, or is too large.
+        """
         self.asked.add(name)
         outward = ask is not None and ask.why == "extends" and ask.by.name == name
         inline = self.inline.get(name, [])
         first_root = 0
         if outward and ask is not None:
             if ask.by in inline:
+                # Inside sub-template X, `extends 'X'` means the next definition outward.
                 inline = inline[inline.index(ask.by) + 1 :]
             elif ask.by.root is not None:
+                # A file that extends its own name means the one in a later folder of the search path.
                 inline, first_root = [], ask.by.root + 1
         if inline:
             return inline[0]
@@ -168,19 +200,20 @@ class Library:
             yield root, os.path.join(self.roots[root], *pieces)
 
     def _refuse_outside(self, name: str, path: str, ask: Ask | None) -> None:
+        # Links may lead within the search path only: a project must not read other files of the user.
         real = os.path.realpath(path)
         for root in self.roots:
             if real.startswith(os.path.join(os.path.realpath(root), "")):
                 return
         raise RenderError(
-            f"the template '{name}' is a link that leads out of the search path",
+            f"the template '{name}' is a link to a file outside the search path",
             code="FG114",
             span=ask.span if ask else Span(path, 1),
-            hint=f"it leads to {real}; copy the file, or add its folder to the search path",
+            hint=f"it points to {real}; copy the file, or add its folder to the search path",
         )
 
     def on_search_path(self, name: str) -> str | None:
-        """Returns the file that `name` would mean without inline sub-templates."""
+        """Returns the file of a name on the search path, inline sub-templates ignored; None if there is none."""
         for root in self.roots:
             path = os.path.join(root, *name.split("/"))
             if os.path.isfile(path):
@@ -190,7 +223,7 @@ class Library:
     # -- what was used
 
     def note_use(self, found: Definition, ask: Ask | None) -> int:
-        """Records that a template was loaded, and why; returns its position."""
+        """Records that a template was loaded, and why; returns its index in `uses`."""
         use = TemplateUse(
             name=found.name,
             file=found.file,
@@ -204,14 +237,14 @@ class Library:
         return len(self.uses) - 1
 
     def extends_chain(self, use: int) -> list[int]:
-        """Returns the uses that led to `use` by `extends` alone, nearest first, itself included."""
+        """Returns the indices of the uses that led to `use` by `extends` alone, itself included, nearest first."""
         chain = [use]
         while self.uses[chain[-1]].why == "extends" and (parent := self.uses[chain[-1]].parent) is not None:
             chain.append(parent)
         return chain
 
     def story(self, use: int) -> str:
-        """Returns how a template was reached, on one line: "config tiny.yaml, extends project.yaml"."""
+        """Returns the chain of statements that led to a template: "config tiny.yaml, extends project.yaml"."""
         chain: list[TemplateUse] = []
         position: int | None = use
         while position is not None:
@@ -224,22 +257,24 @@ class Library:
             for item in reversed(chain)
         ]
         if len(steps) > 6:
+            # A message is one screen; the first steps and the last two show how the chain began and where it failed.
             steps[3:-2] = [f"... {len(steps) - 5} more ..."]
         return ", ".join(steps)
 
     def missing(self, name: str, ask: Ask | None) -> RenderError:
-        """Returns the error for a name that nothing has, with the nearest names and where was looked."""
-        # The asker itself is never what was meant.
+        """Returns the error for a name that does not exist, with the nearest names and the folders searched."""
+        # A template that extends a wrong name cannot have meant itself.
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
         names = [*self.inline]
         with suppress(TooManyEntriesError):
+            # A huge folder on the search path must not delay the error; suggestions are best effort.
             names += self._listed()
         names = [other for other in names if other not in own]
         close = [other for other in names if other.lower() == name.lower()]
         tail = os.path.basename(name)
         if not close and "/" not in name:
             close = [other for other in names if os.path.basename(other) == tail][:3]
-            # `trainer.yaml` is rather that of `trainers` than that of `options`.
+            # `trainer.yaml` more likely means that of `trainers` than that of `options`.
             close.sort(key=lambda other: not other.startswith(os.path.splitext(tail)[0]))
         close = close or _of_other_tools(name, names) or close_matches(name, names, n=2, cutoff=0.7)
         close = close or [other for other in names if os.path.basename(other) == tail][:3]
@@ -248,7 +283,7 @@ class Library:
             hint += "looked in " + ", ".join(self.roots[:4])
         if ask is not None and ask.why == "extends" and ask.by.name == name:
             return RenderError(
-                f"'{name}' extends itself, and no other template of that name stands further out",
+                f"'{name}' extends itself, and there is no other template of that name further out",
                 code="FG113",
                 span=ask.span,
                 found=name,
@@ -276,20 +311,31 @@ class Library:
 
 
 def _of_other_tools(name: str, names: Sequence[str]) -> list[str]:
-    """Returns the template that other tools call so, as `trainers/ddp.yaml`."""
+    """Returns the template for which other tools use this name, such as `trainers/ddp.yaml`."""
     alias = alias_of("template", os.path.splitext(os.path.basename(name))[0])
-    # A word may be that of several kinds: `models/pretrained.yaml` and `tokenizers/pretrained.yaml`.
+    # A word may belong to several kinds: `models/pretrained.yaml` and `tokenizers/pretrained.yaml`.
     same_kind = alias is not None and os.path.dirname(name) in ("", os.path.dirname(alias.name))
     return [alias.name] if alias is not None and same_kind and alias.name in names else []
 
 
 def read_text(path: str, span: Span | None = None) -> str:
-    """Returns the text of a file. Raises a located error for anything but text."""
+    """Returns the text of a file.
+
+    Args:
+        path: the file.
+        span: the statement that names it, where errors point; None for the file itself.
+
+    Raises:
+        RenderError: FG115, the file cannot be read.
+        SyntaxFault: FG106, it is not UTF-8 text.
+    """
     try:
         with open(path, "rb") as stream:
+            # One byte more than any text of the allowed length can have, so that a larger file is noticed.
             data = stream.read(MAX_FILE_CHARS * 4 + 1)
     except OSError as error:
         raise _unreadable(path, error.strerror or type(error).__name__, span) from error
+    # UTF-8 accepts NUL, but no text has one.
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
         raise SyntaxFault(

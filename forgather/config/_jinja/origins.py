@@ -1,10 +1,10 @@
-"""Text that knows who wrote it.
+"""Strings that carry their origins: the template lines that wrote each part.
 
-Takes pieces of text with their trails, gives pieces of text with their trails. Keeps true: a `Traced` is
-the string that plain Jinja would have made, character for character; trails only ride along.
+Takes and gives pieces of text with trails. Invariant: a `Traced` equals, character for character, the string that plain
+Jinja would have made; trails never change the text.
 
-A trail is a tuple `(sites, sets, approximate, through_super)`; a site in it is `(template, line, block)`
-with the runtime identity of the template. They become `Origin` and `Site` once, when the render is over.
+A trail is a tuple `(sites, sets, approximate, through_super)`; a site is `(template, line, block)`, with the template
+as an object. They are converted to `Origin` and `Site` once, at the end of the render: plain tuples keep it fast.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ BARE: Trail = ((), (), False, False)
 class Traced(str):
     """A string whose part from `starts[i]` to `starts[i + 1]` was written by `trails[i]`."""
 
+    # Slots: a render makes one such string for each printed value.
     __slots__ = ("starts", "trails")
 
     starts: Sequence[int]
     trails: Sequence[Trail]
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
+        # Only a contiguous slice keeps the order of the lines.
         if isinstance(key, slice) and key.step in (None, 1):
             begin, end, _ = key.indices(len(self))
             return cut(self, begin, end)
@@ -42,26 +44,32 @@ class Traced(str):
 
 
 def traced(text: str, trail: Trail) -> Traced:
-    """Returns `text`, all of it written by `trail`."""
+    """Returns `text` with one trail for all of it."""
     made = str.__new__(Traced, text)
     made.starts, made.trails = ((0,), (trail,)) if text else ((), ())
     return made
 
 
 def lost(text: str) -> Traced:
-    """Returns `text` as something a filter took apart: the line that prints it will own it."""
+    """Returns `text` without origins, because a filter rebuilt it: it gets the line that prints it."""
     return traced(text, LOST)
 
 
 def segments(text: str, starts: Sequence[int], trails: Sequence[Trail]) -> Traced:
-    """Returns `text` with the given segments."""
+    """Returns `text` with one trail per segment.
+
+    Args:
+        text: the text.
+        starts: where each segment begins, ascending from 0.
+        trails: the trail of each segment.
+    """
     made = str.__new__(Traced, text)
     made.starts, made.trails = starts, trails
     return made
 
 
 def joined(pieces: Iterable[str]) -> Traced:
-    """Returns the pieces as one text; pieces without trails belong to the line that prints them."""
+    """Returns the pieces as one text; a piece without trails gets the line that prints it."""
     starts: list[int] = []
     trails: list[Trail] = []
     texts: list[str] = []
@@ -95,7 +103,7 @@ def cut(text: str, begin: int, end: int) -> Traced:
 
 
 def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
-    """Returns a text that was captured elsewhere as `site` prints it; text from `super()` stays as it is."""
+    """Returns a captured text as printed at `site`, which is added to its sites; text from `super()` is unchanged."""
     trails = [
         trail if trail[3] else ((site, *trail[0]), trail[1] + sets if sets else trail[1], trail[2], False)
         for trail in text.trails
@@ -104,7 +112,7 @@ def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
 
 
 def nested(text: Traced, site: Place) -> Traced:
-    """Returns the text of an included template, as seen by the template that includes it."""
+    """Returns the text of an included template, with the include at `site` as its outermost site."""
     trails = [((site, *trail[0]), trail[1], trail[2], False) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 
@@ -116,28 +124,30 @@ def through_super(text: Traced) -> Traced:
 
 
 def owned(text: Traced, site: Place) -> Traced:
-    """Returns a text whose parts without a line belong to `site`."""
+    """Returns a text in which parts without a site get `site`."""
     trails = [trail if trail[0] else ((site,), trail[1], trail[2], False) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 
 
 def captured(text: Traced) -> Traced:
-    """Returns the text of a macro or of another block, whose printing does add a site."""
+    """Returns the text of a macro or of another block, to which printing adds a site, unlike text of `super()`."""
+    # The common case without a copy.
     if not any(trail[3] for trail in text.trails):
         return text
     return segments(str(text), text.starts, [(trail[0], trail[1], trail[2], False) for trail in text.trails])
 
 
-# -- filters that keep trails; each returns None where it cannot follow
+# -- filters that keep trails; each returns None if its own result would differ from that of the filter
 
 
 def follow_trim(text: Traced, result: str, chars: str | None = None) -> Traced | None:
-    """Follows `trim` and the `strip` methods."""
+    """Returns the result of `trim` or a `strip` method with its origins."""
     if not result:
         return lost("")
     begin = str.find(text, result)
     if begin < 0:
         return None
+    # `find` gives the first occurrence, which need not be the one that trimming left.
     begin = len(text) - len(str.lstrip(text, chars)) if len(result) < len(text) else 0
     if str.__getitem__(text, slice(begin, begin + len(result))) != result:
         begin = 0
@@ -146,7 +156,7 @@ def follow_trim(text: Traced, result: str, chars: str | None = None) -> Traced |
 
 
 def follow_replace(text: Traced, result: str, old: str, new: str, count: int | None = None) -> Traced | None:
-    """Follows `replace`: inserted text belongs to the line it was inserted in."""
+    """Returns the result of `replace` with its origins: inserted text gets the line into which it was inserted."""
     if not old:
         return None
     pieces: list[str] = []
@@ -156,6 +166,7 @@ def follow_replace(text: Traced, result: str, old: str, new: str, count: int | N
         if found < 0:
             break
         pieces.append(cut(text, position, found))
+        # The new text may have lines of its own, but it was inserted by the line of the old one.
         pieces.append(traced(str(new), text.trail_at(found)))
         position, left = found + len(old), left - 1
     pieces.append(cut(text, position, len(text)))
@@ -166,10 +177,11 @@ def follow_replace(text: Traced, result: str, old: str, new: str, count: int | N
 def follow_indent(
     text: Traced, result: str, width: int | str = 4, first: bool = False, blank: bool = False
 ) -> Traced | None:
-    """Follows `indent`: the blanks belong to the line that they stand before."""
+    """Returns the result of `indent` with its origins: the spaces get the line that they precede."""
     indention = width if isinstance(width, str) else " " * width
     pieces: list[str] = []
     position = 0
+    # The same steps as Jinja's `indent`, so that the result can be compared with its own.
     lines = (str(text) + "\n").splitlines(keepends=True)
     for number, line in enumerate(lines):
         body = line.splitlines()[0] if line.splitlines() else ""

@@ -1,7 +1,7 @@
-"""Jinja's parser, with openers remembered.
+"""Jinja's parser, which also remembers where each statement was opened.
 
-Takes desugared source, gives Jinja's nodes. Keeps true: a statement that is never closed is reported at
-the line that opens it; `do`, `break` and `continue` are statements.
+Takes desugared source; gives Jinja's nodes. Invariants: a statement without an end is reported at the line that opens
+it; `do`, `break` and `continue` are statements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ _LOOPS = ("for", "macro", "call", "block")
 
 
 class UnclosedStatement(TemplateSyntaxError):
-    """A statement that is never closed; `lineno` is that of its opener."""
+    """A statement without an end; `lineno` is the line that opens it.
+
+    Args:
+        tag: the word of the statement.
+        lineno: the line that opens it.
+        found: the word that ended the search; None at the end of the template.
+        found_line: the line of that word.
+    """
 
     def __init__(self, tag: str, lineno: int, found: str | None, found_line: int) -> None:
         super().__init__(tag, lineno)
@@ -27,7 +34,7 @@ class UnclosedStatement(TemplateSyntaxError):
 
 
 class UnknownStatement(TemplateSyntaxError):
-    """A statement that does not exist, or an end that closes nothing."""
+    """A statement that does not exist, or an end without an open statement."""
 
     def __init__(self, tag: str, lineno: int) -> None:
         super().__init__(tag, lineno)
@@ -35,27 +42,30 @@ class UnknownStatement(TemplateSyntaxError):
 
 
 class TracingParser(Parser):
-    """Jinja's parser with `do`, `break` and `continue`, and with openers remembered for messages."""
+    """Jinja's parser with `do`, `break` and `continue`; it remembers open statements for messages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._openers: list[tuple[str, int]] = []
+        # Parsed here instead of by Jinja's extensions, to refuse a jump outside of a loop at its line.
         self.extensions.update({"do": self._parse_do, "break": self._parse_jump, "continue": self._parse_jump})
 
     def parse(self) -> nodes.Template:
-        """Parses the template; a literal at which it cannot go on is kept with the error."""
+        """Parses the template; a literal that it cannot parse is stored in the error."""
         try:
             return super().parse()
         except TemplateSyntaxError as error:
+            # Jinja's message names the kind of the token only; ours shows the text.
             if self.stream.current.type in ("integer", "float", "string"):
                 error.__dict__["literal"] = self.stream.current.value
             raise
 
     def parse_statement(self) -> nodes.Node | list[nodes.Node]:
-        """Parses one statement, and remembers where it began."""
+        """Parses one statement, which is open until its end is parsed."""
         token = self.stream.current
         if token.type == "name" and token.value == "autoescape":
-            self.fail("'autoescape' has no use in a config", token.lineno)
+            # It would escape quotes and brackets of YAML as HTML.
+            self.fail("'autoescape' is not supported in a config", token.lineno)
         self._openers.append((str(token.value), token.lineno))
         parsed = super().parse_statement()
         self._openers.pop()
@@ -74,13 +84,15 @@ class TracingParser(Parser):
     def _parse_jump(self, parser: Parser) -> nodes.Node:
         token = next(self.stream)
         around = [word for word, _ in self._openers if word in _LOOPS]
+        # Python's compiler would refuse a break in the function of a macro or block, with a line of generated code.
         if not around or around[-1] != "for":
-            self.fail(f"'{token.value}' stands outside any loop", token.lineno)
+            self.fail(f"'{token.value}' is used outside a loop", token.lineno)
         return nodes.Break(lineno=token.lineno) if token.value == "break" else nodes.Continue(lineno=token.lineno)
 
     def _fail_ut_eof(self, name: str | None, end_token_stack: list[tuple[str, ...]], lineno: int | None) -> NoReturn:
         line = lineno if lineno is not None else self.stream.current.lineno
         opened = self._openers[:-1] if name is not None else self._openers
+        # A statement that is complete on its line (`set x = 1`) is not open.
         opened = [item for item in opened if item[0] in self._tag_stack]
         outer = {token for tokens in end_token_stack[:-1] for token in tokens}
         if name is None or f"name:{name}" in outer:
@@ -94,7 +106,12 @@ _BLOCK_TAG = re.compile(r"\{%[-+]?\s*(block|endblock)\b\s*(\w*)")
 
 
 def open_quote(lines: list[str], failing: int) -> tuple[str, int] | None:
-    """Returns the quote, and the line of the statement, that runs on to the line at which reading failed."""
+    """Returns an unclosed quote and the line of its statement, if it explains why parsing failed at a line.
+
+    Args:
+        lines: the source.
+        failing: the line at which parsing failed.
+    """
     for number in range(min(failing, len(lines)), 0, -1):
         quote = unclosed_quote(lines[number - 1])
         if quote is not None:
@@ -104,7 +121,7 @@ def open_quote(lines: list[str], failing: int) -> tuple[str, int] | None:
 
 
 def open_tag(source: str) -> tuple[str, int] | None:
-    """Returns the mark and line of the last tag of a source, where nothing ends it."""
+    """Returns the mark and the line of the last tag of a source, if it is not closed."""
     mark, begin = max(("{{", source.rfind("{{")), ("{%", source.rfind("{%")), key=lambda item: item[1])
     if begin < 0 or source.find("}}" if mark == "{{" else "%}", begin) >= 0:
         return None
@@ -112,7 +129,7 @@ def open_tag(source: str) -> tuple[str, int] | None:
 
 
 def open_block(source: str) -> tuple[str, int] | None:
-    """Returns the name and line of a block of a source in which the end of another one stands."""
+    """Returns the name and the line of a block that contains the end of another block."""
     opened: list[tuple[str, int]] = []
     for tag in _BLOCK_TAG.finditer(source):
         if tag[1] == "block":

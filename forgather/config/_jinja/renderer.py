@@ -1,19 +1,28 @@
-"""One render, from a definition to `RenderedText`.
+"""Renders one config: compiles its templates, with a cache of compiled code, and runs them.
 
-Takes a load's environment and the template to begin with. Keeps true: a render raises located errors
-only, and leaves nothing behind but compiled code.
+Takes the environment of a load and the name or text of a config; gives a `RenderedText`. Invariants: a render raises
+located errors only, and leaves nothing behind except compiled code. Equal template text gives equal code under one
+Python, one Jinja and one version of this package. A cache entry on disk is used only if it belongs to this user, nobody
+else can write it and its digest matches; a cache folder that cannot be written costs speed and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import marshal
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import CodeType
 from typing import Any
 
+import jinja2
+
 from forgather.config._jinja.assignments import given_places
 from forgather.config._jinja.budget import Account
-from forgather.config._jinja.cache import code_of
 from forgather.config._jinja.compiler import CompilerEnvironment
 from forgather.config._jinja.environment import RunEnvironment
 from forgather.config._jinja.filters import FILTERS, TESTS
@@ -29,12 +38,149 @@ from forgather.config.syntax import desugar
 from forgather.errors import ForgatherError, RenderError, SyntaxFault
 from forgather.source import Origin, Site, SourceMap, Span
 
+_MAGIC = b"forgather template 1\n"
+_MAX_ENTRIES = 512
+_MAX_BYTES = 50_000_000
+_memory: dict[str, CodeType] = {}
+
+
+def code_of(text: str, build: Callable[[str], CodeType], folder: str | None) -> CodeType:
+    """Returns the code of a template's text, from memory, from the disk, or newly compiled.
+
+    Args:
+        text: the text of the template.
+        build: compiles it.
+        folder: the cache folder; None for memory only.
+    """
+    code = _memory.get(text)
+    if code is None:
+        path = os.path.join(folder, _entry_name(text)) if folder and _is_private_folder(folder) else None
+        code = _read_entry(path) if path else None
+        if code is None:
+            code = build(text)
+            if path and folder:
+                _write_entry(folder, path, code)
+        if len(_memory) >= _MAX_ENTRIES:
+            # A dict keeps the order of insertion: the oldest entry goes.
+            _memory.pop(next(iter(_memory)))
+        _memory[text] = code
+    return code
+
+
+def forget() -> None:
+    """Empties the cache in memory; the next render reads the disk."""
+    _memory.clear()
+
+
+_COMPILING = (
+    "charged",
+    "compiler",
+    "filters",
+    "parser",
+    "renderer",
+    "seams",
+    "static_analysis",
+    "template_lint",
+)
+"""The modules of this package that decide what a template compiles to."""
+
+
+@cache
+# Marshalled code is valid only for the Python that made it, and its helpers only for the same release of this package.
+def _fingerprint() -> bytes:
+    """Returns a digest of all that compiled code depends on besides the text: Python, Jinja, and our own source."""
+    digest = hashlib.sha256(sys.version.encode())
+    digest.update(str(jinja2.__dict__.get("__version__")).encode())
+    here = os.path.dirname(os.path.abspath(__file__))
+    for path in (
+        *(os.path.join(here, f"{name}.py") for name in _COMPILING),
+        os.path.join(os.path.dirname(here), "syntax.py"),
+        os.path.join(os.path.dirname(here), "split.py"),
+        os.path.join(os.path.dirname(jinja2.__file__), "compiler.py"),
+    ):
+        with open(path, "rb") as source:
+            digest.update(hashlib.sha256(source.read()).digest())
+    return digest.digest()
+
+
+def _entry_name(text: str) -> str:
+    return hashlib.sha256(_fingerprint() + text.encode("utf-8", "surrogatepass")).hexdigest() + ".template"
+
+
+def _is_private_folder(folder: str) -> bool:
+    """Returns whether only this user can write to the folder, which is created if it does not exist."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        facts = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and _is_ours(facts)
+
+
+def _is_ours(facts: os.stat_result) -> bool:
+    owner = os.getuid() if hasattr(os, "getuid") else facts.st_uid
+    return facts.st_uid == owner and not facts.st_mode & 0o022
+
+
+def _read_entry(path: str) -> CodeType | None:
+    # `marshal` trusts its input, so the file must be one of ours: no link, no pipe that blocks, not writable by others.
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or not _is_ours(facts) or facts.st_size > _MAX_BYTES:
+            return None
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    head, digest, body = data[: len(_MAGIC)], data[len(_MAGIC) : len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
+    # With the name in the digest, an entry that was copied to another name is refused too.
+    if head != _MAGIC or hashlib.sha256(os.path.basename(path).encode() + body).digest() != digest:
+        return None
+    try:
+        code = marshal.loads(body)
+    except (EOFError, ValueError, TypeError):
+        return None
+    return code if isinstance(code, CodeType) else None
+
+
+def _write_entry(folder: str, path: str, code: CodeType) -> None:
+    body = marshal.dumps(code)
+    digest = hashlib.sha256(os.path.basename(path).encode() + body).digest()
+    temporary: str | None = None
+    try:
+        # Several processes of one run write the same entry; a rename makes each of them whole.
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(_MAGIC + digest + body)
+        os.replace(temporary, path)
+    except OSError:
+        if temporary is not None:
+            _remove(temporary)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return
+
+
 _MAX_TAGS = 10_000
 _MAX_TAG_CHARS = 150_000
 
 
 class Render:
-    """One load."""
+    """One load of a config.
+
+    Args:
+        environment: search path, variables and limits of the load.
+    """
 
     def __init__(self, environment: ConfigEnvironment) -> None:
         self.environment = environment
@@ -48,14 +194,32 @@ class Render:
         )
 
     def file(self, name: str, variables: Mapping[str, object]) -> RenderedText:
-        """Renders a template of the search path."""
+        """Renders a template of the search path.
+
+        Args:
+            name: the name of the template.
+            variables: values of names that the templates read.
+
+        Raises:
+            ForgatherError: the template does not exist, cannot be compiled, or fails; at the user's line.
+        """
         found = self.library.find(name)
         if found is None:
             raise self.library.missing(name, None)
         return self._text(found, variables)
 
     def string(self, text: str, name: str, file: str, variables: Mapping[str, object]) -> RenderedText:
-        """Renders a text that no file holds."""
+        """Renders a text that is not on the search path.
+
+        Args:
+            text: the text of the config.
+            name: its name in messages.
+            file: its file, or a pseudo name, for origins.
+            variables: values of names that the templates read.
+
+        Raises:
+            ForgatherError: as for `file`.
+        """
         return self._text(self.library.add_text(name, file, text), variables)
 
     def _text(self, found: Definition, variables: Mapping[str, object]) -> RenderedText:
@@ -74,6 +238,7 @@ class Render:
             text = self.run.concat(template.root_render_func(context))
         except RENDER_FAULTS as error:
             fault = render_fault(error, self.library)
+            # An error of ours is complete; one of Jinja's keeps its cause for a bug report.
             raise fault from (None if isinstance(error, ForgatherError) else error)
         return RenderedText(
             name=found.name,
@@ -94,13 +259,14 @@ class Render:
 
 @cache
 def _compiler() -> CompilerEnvironment:
+    # Not optimized: Jinja would compute constant expressions while compiling, without a budget.
     environment = CompilerEnvironment(trim_blocks=True, optimized=False, cache_size=0)
     environment.filters, environment.tests = FILTERS, TESTS
     return environment
 
 
 def _build(found: Definition) -> CodeType:
-    # The end of a block that a header began stands behind the last line: that line ends first.
+    # The end of a bracket block is added after the last line, which must be complete before it.
     source = desugar(found.text if found.text.endswith("\n") else found.text + "\n")
     _refuse_huge(source, found)
     try:
@@ -122,7 +288,7 @@ def _refuse_huge(source: str, found: Definition) -> None:
         if count > _MAX_TAGS or chars > _MAX_TAG_CHARS:
             line = found.line + source.count("\n", 0, begin)
             raise SyntaxFault(
-                f"the template holds more than {_MAX_TAGS:,} statements and expressions, or too much text in them",
+                f"the template contains more than {_MAX_TAGS:,} statements and expressions, or too much text in them",
                 code="FG124",
                 span=Span(found.file, line),
                 hint="a config is a few hundred lines; keep data in files of its own",
@@ -130,7 +296,7 @@ def _refuse_huge(source: str, found: Definition) -> None:
 
 
 def source_map(text: Traced) -> SourceMap:
-    """Returns the map of a rendered text."""
+    """Returns the source map of a rendered text: one `Origin` per part."""
     sites: dict[Place, Site] = {}
     origins: dict[Trail, Origin] = {}
     starts: list[int] = []
@@ -145,6 +311,7 @@ def source_map(text: Traced) -> SourceMap:
         return made
 
     for start, trail in zip(text.starts, text.trails, strict=True):
+        # Neighbouring parts of one line share the trail object, and the map needs one entry for them.
         if trail is last:
             continue
         last = trail

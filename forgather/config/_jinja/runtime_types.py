@@ -1,7 +1,7 @@
-"""The values of Jinja's runtime that know places.
+"""Jinja's runtime types, extended by places: undefined values, namespaces, `super()` and the context.
 
-Takes what Jinja makes of names, namespaces and `super()`, gives the same with the lines that made them.
-Keeps true: to a template each behaves as Jinja's own does.
+Takes the values that Jinja makes of names, namespaces and `super()`; gives the same values with the lines that made
+them. Invariant: in a template, each behaves like Jinja's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgather.config._jinja.origins import Place
 
 
 class PlacedMessage(str):
-    """What is undefined, and the template and line that read it."""
+    """The message of an undefined value, with the template and the line that read it."""
 
     __slots__ = ("template", "line")
 
@@ -34,15 +34,17 @@ class UndefinedValue(StrictUndefined):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # The value is created in the frame of the template; by the time it is used, that frame may be gone.
         frame: FrameType | None = sys._getframe(1)
         self._fg_template = frame.f_globals.get("__jinja_template__") if frame else None
+        # A missing macro argument is created inside the macro; the line to report is the call.
         if args and args[0] and "was not provided" in args[0]:
             frame = _caller(frame)
             self._fg_template = frame.f_globals["__jinja_template__"] if frame else None
         self._fg_code_line = frame.f_lineno if frame else 0
 
     def __repr__(self) -> str:
-        """Fails, as printing does: a list or mapping that holds an undefined name is not printed as 'Undefined'."""
+        """Fails as printing does, so that a list with an undefined item is not printed as "[Undefined]"."""
         return str(self)
 
     @property
@@ -64,13 +66,14 @@ class TracedNamespace(Namespace):
         self.__dict__["_fg_sets"] = {}
 
     def __getattribute__(self, name: str) -> Any:
+        # Jinja's namespace looks up every other attribute among those that the template has set.
         if name in ("__class__", "_Namespace__attrs", "_fg_sets", "__dict__"):
             return object.__getattribute__(self, name)
         return super().__getattribute__(name)
 
 
 class SuperReference(BlockReference):
-    """`super()`: its text keeps its own sites."""
+    """`super()`, whose text keeps its own sites: the line that prints it is not added."""
 
     @property
     def super(self) -> BlockReference | Undefined:
@@ -86,7 +89,7 @@ class SuperReference(BlockReference):
 
 
 class RunContext(Context):
-    """Jinja's context, with the line of the last `set` of each name."""
+    """Jinja's context, with the line of the last executed `set` of each name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,6 +105,7 @@ class RunContext(Context):
     def derived(self, locals: dict[str, Any] | None = None) -> Context:
         """Returns a context with further local variables."""
         made = super().derived(locals)
+        # Shared, not copied: a loop body assigns in the same scope.
         made.fg_sets = self.fg_sets  # type: ignore[attr-defined]
         return made
 
@@ -115,6 +119,6 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 
 def note_field(space: Any, field: str, place: tuple[Place, ...]) -> None:
-    """Remembers the line that set an attribute of a namespace."""
+    """Records the line that set an attribute of a namespace; other values are ignored."""
     if type(space) is TracedNamespace:
         space._fg_sets[field] = place

@@ -1,8 +1,8 @@
-"""Where text of one template may meet text of another within a line.
+"""Marks the places where text of one template could join text of another on one line.
 
-Takes the tokens and the tree of a template, notes on the nodes that write something whether they begin a line of the
-source, and on the includes whether text follows them on their line. Keeps true: trimming that the user asked for
-(`-%}`, `{%-`) is no line end; a seam changes text only where two templates would share a line that none of them wrote.
+Takes the tokens and the tree of a template; marks on each node with output whether it begins a line of the source, and
+on each include whether text follows it on its line. Invariants: trimming that the user wrote (`-%}`, `{%-`) does not
+count as the end of a line; a seam changes the output only where two templates would share a line that neither wrote.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ Token = tuple[int, str, str]
 
 
 class Seam(str):
-    """An empty text, written where a line of a template begins."""
+    """An empty string that compiled code writes where a line of a template begins."""
 
     __slots__ = ("owner",)
 
     owner: Any
 
     def joins(self, before: str) -> bool:
-        """Says whether another template has a part in the text before, which does not end its line."""
+        """Returns whether the text before the seam is an unfinished line that another template wrote."""
         if type(before) is not Traced or before.endswith("\n"):
             return False
+        # A template may leave its own line open, as `a: {{ x }}` does; only another template's open line is a mistake.
         return any(site[0] is not self.owner for site in before.trails[-1][0])
 
 
 def seam_of(owner: Any) -> Seam:
-    """Returns the seam of a template's lines."""
+    """Returns the seam for the lines of a template."""
     made = Seam()
     made.owner = owner
     return made
 
 
 def line_end(before: str) -> Traced:
-    """Returns the line end that a text lacks, written by whoever wrote the text."""
+    """Returns the missing line end of a text, with the origin of its last part."""
     return origins.traced("\n", before.trails[-1] if type(before) is Traced else origins.LOST)
 
 
 def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> None:
-    """Notes `fg_begins`, `fg_ends` and `fg_inline` on the nodes of a template.
+    """Sets `fg_begins`, `fg_ends` and `fg_inline` on the nodes of a template, and `fg_has_seams` on its tree.
 
     Args:
         tree: its nodes.
-        tokens: what the lexer makes of its source.
+        tokens: the tokens of its source.
         source: the source.
     """
     lines = source.split("\n")
+    # Jinja's nodes do not say whether they begin a line, so the tokens are matched with the nodes in order.
     writers = list(_writers(tokens))
     found = [
         node for node in tree.find_all((nodes.Output, nodes.Include, nodes.CallBlock, nodes.FilterBlock, nodes.Block))
@@ -75,7 +77,7 @@ def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> No
 
 
 def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
-    """Yields, for each token that writes: does it begin a line, its word, does text follow on its line."""
+    """Yields for each token with output: whether it begins a line, its word, whether text follows on its line."""
     at_start, word, pending = True, "", None
     for kind, value, name in _tags(tokens):
         if kind in _ENDS:
@@ -86,10 +88,11 @@ def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
                     yield (*pending, False)
                     pending = None
             continue
+        # `{%-` removes the line end before it, so the tag continues the line above.
         if kind.endswith("_begin") and value.rstrip("#").endswith("-"):
             at_start = False
         word = name if kind == "block_begin" else kind
-        # A block that another template replaces, or a call, has written something where it ends.
+        # The text of a block or call may come from another template, so its end does not begin a line.
         at_start = at_start and word not in ("endblock", "endcall", "endfilter")
         if word not in (*_WRITERS, "data", "variable_begin"):
             continue
@@ -109,7 +112,7 @@ def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
 
 
 def _tags(tokens: Iterable[Token]) -> Iterator[tuple[str, str, str]]:
-    """Yields kind and text of the tokens between and at the edges of tags; of a statement, its word, too."""
+    """Yields the kind and the text of each token outside of tags and of each mark of a tag, with a statement's word."""
     opened = ""
     for _, kind, value in tokens:
         if opened and kind == "name":

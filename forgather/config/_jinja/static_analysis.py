@@ -1,7 +1,7 @@
-"""What expressions of a template read, and what loops bind.
+"""Static analysis of a template: the names that it reads, sets and binds, and the size of its bodies.
 
-Takes Jinja's nodes, gives plain tables that compiled code can hold. Keeps true: tables depend on the text of the
-template alone.
+Takes Jinja's nodes; gives tables of plain constants, which are stored in compiled code. Invariant: the tables depend
+only on the text of the template.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ Fields = tuple[tuple[str, str], ...]
 Bound = tuple[str, Names, Fields]
 
 _HIDDEN = frozenset({"super", "self", "loop", "caller"})
+# Tables are stored in the compiled code; a list of thousands would make them large for no reader's benefit.
 _FOLLOWED = 64
 
 
 def names_in(node: nodes.Node) -> tuple[Names, Fields]:
-    """Returns the names that an expression reads, and the attributes it reads of names."""
+    """Returns the names that an expression reads, and the attributes of names, as pairs of name and attribute."""
     found = [node, *node.find_all((nodes.Name, nodes.Getattr))]
     names = [item.name for item in found if isinstance(item, nodes.Name) and item.ctx == "load"]
     fields = [
@@ -40,7 +41,7 @@ def bound_by(target: nodes.Node) -> Names:
 
 
 def turns_of(node: nodes.For) -> tuple[tuple[Bound, ...], ...]:
-    """Returns what each name of a loop reads: one row for each turn over a literal list, else one row for all turns."""
+    """Returns the names that each variable of a loop depends on: one row per item of a literal list, else one row."""
     names, fields = names_in(node.iter)
     targets = bound_by(node.target)
     whole = (tuple((target, names, fields) for target in targets),)
@@ -58,16 +59,16 @@ def _row(target: nodes.Node, item: nodes.Expr) -> tuple[Bound, ...]:
 
 
 def finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
-    """Returns whether a node is, or holds, one of the kinds."""
+    """Returns whether a node is of one of the kinds, or contains one."""
     return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
 
 
 def count_nodes(body: list[nodes.Node]) -> int:
-    """Returns how many nodes a body is made of."""
+    """Returns the number of nodes of a body, by which a turn or call of it is charged."""
     return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
 
 
-# What is set inside one of these is forgotten at its end.
+# Assignments inside one of these go out of scope at its end.
 _SCOPES = (
     nodes.Block,
     nodes.For,
@@ -87,13 +88,13 @@ def survey(tree: nodes.Template) -> Tables:
     """Returns the tables of a template.
 
     Returns:
-        fg_fields: pairs of a name and an attribute that is read of it; "" for what is no name.
-        fg_whole: names that are handed on whole, so that anything may read their attributes.
-        fg_written: names that are set, and attributes that are.
-        fg_sets: name, line, kind and name of the scope that forgets it, and whether the template reads the name
-            elsewhere, for each `set` of a name that nothing in the template can read. The kind is "" where other
-            templates see the name.
-        fg_set_fields: name, attribute and line of each `set` of an attribute that nothing in the template reads.
+        fg_fields: pairs of a name and an attribute that is read of it; the name is "" for other expressions.
+        fg_whole: names that are passed as a whole, so that any of their attributes may be read.
+        fg_written: names and attributes that are set.
+        fg_sets: for each `set` of a name that nothing in the template can read: name, line, kind and name of the scope
+            in which it ends, and whether the template reads the name elsewhere. The kind is "" if other templates can
+            see the name.
+        fg_set_fields: name, attribute and line of each `set` of an attribute that the template does not read.
     """
     reads, whole = _reads(tree), dict.fromkeys(_whole(tree))
     fields = dict.fromkeys(_fields(tree))
@@ -111,6 +112,7 @@ def survey(tree: nodes.Template) -> Tables:
 
 def _reads(node: nodes.Node) -> set[str]:
     names = {item.name for item in node.find_all(nodes.Name) if item.ctx == "load" and item.name not in HIDDEN}
+    # `set ns.x = 1` needs the namespace, so it reads the name.
     return names | {item.name for item in node.find_all(nodes.NSRef)}
 
 
@@ -125,6 +127,7 @@ def _fields(tree: nodes.Template) -> Iterator[tuple[str, str]]:
         elif isinstance(item, nodes.Getitem) and _text(item.arg) is not None:
             yield name, _text(item.arg) or ""
         elif isinstance(item, nodes.Filter):
+            # `map(attribute='lr')` names an attribute by a string, so any string argument may be one.
             yield from (("", text) for text in map(_text, item.args) if text is not None and item.name != "default")
 
 
@@ -138,39 +141,39 @@ def _whole(node: nodes.Node) -> Iterator[str]:
             if child.ctx == "load" and not _reads_part(node):
                 yield child.name
         elif isinstance(child, nodes.Assign) and isinstance(child.target, nodes.Name):
-            # `set ns = ns | default(namespace())` hands it to itself.
+            # `set ns = ns | default(namespace())` passes the name only to itself.
             yield from (name for name in _whole(child) if name != child.target.name)
         else:
             yield from _whole(child)
 
 
 def _reads_part(around: nodes.Node) -> bool:
-    """Says whether what stands around a name reads a part of it, or nothing but whether it is there."""
+    """Returns whether the node around a name reads only a part of it, or only whether it is defined."""
     if isinstance(around, nodes.Test):
         return around.name in ("defined", "undefined")
     return isinstance(around, nodes.Getattr) or (isinstance(around, nodes.Getitem) and _text(around.arg) is not None)
 
 
 class _Scope:
-    """A part of a template that forgets at its end what is set inside; each question is answered once."""
+    """A scope of a template, in which assignments end; its properties are computed once."""
 
     def __init__(self, node: nodes.Node) -> None:
         self._node = node
 
     @cached_property
     def reads(self) -> set[str]:
-        """Names that it reads."""
+        """The names that it reads."""
         return _reads(self._node)
 
     @cached_property
     def shows(self) -> bool:
-        """Whether other templates see its names."""
+        """Whether other templates can see its names."""
         seen_by = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Block)
         return next(self._node.find_all(seen_by), None) is not None
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What it is, and its name."""
+        """Its kind in words, and its name."""
         word = next((word for kind, word in _SCOPE_WORDS.items() if isinstance(self._node, kind)), "statement")
         return word, getattr(self._node, "name", "")
 
@@ -183,13 +186,14 @@ def _sets(node: nodes.Node, scope: _Scope | None) -> Iterator[tuple[str, int, st
                 kind: tuple[str, str] | None = ("", "")
             else:
                 kind = None if name in scope.reads else scope.kind
+            # An underscore marks a value that is meant to be unused.
             if kind and not name.startswith("_") and not _acts(child):
                 yield name, child.lineno, *kind
         yield from _sets(child, _Scope(child) if isinstance(child, _SCOPES) else scope)
 
 
 def _acts(node: nodes.Node) -> bool:
-    """Says whether computing a value does more than that: `set x = super()` runs the `set`s of the parent."""
+    """Returns whether computing a value has effects: `set x = super()` runs the `set`s of the parent's block."""
     for call in node.find_all(nodes.Call):
         base = call.node.node if isinstance(call.node, nodes.Getattr) else call.node
         if isinstance(base, nodes.Name) and base.name in ("super", "self", "caller"):

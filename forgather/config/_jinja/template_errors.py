@@ -1,8 +1,8 @@
-"""What Jinja and Python raise, as located errors in the words of this language.
+"""Translates exceptions of Jinja and Python into located errors in the terms of this language.
 
-Takes an exception and the load it happened in, gives a `ForgatherError` with the user's file and line,
-the way that led there, and what to do. Keeps true: no message shows rewritten text, generated code, or a
-line number of anything but a file of the user; only names that the failing line could have used are suggested.
+Takes an exception and the load in which it was raised; gives a `ForgatherError` with the user's file and line, the
+chain of templates that led there, and a hint. Invariants: no message shows rewritten text, generated code or a line
+number of anything but a file of the user; only names that the failing line could have used are suggested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFau
 from forgather.source import Span
 from forgather.spelling import close_matches
 
-# What rendering may raise: Jinja's errors, ours, and whatever an expression over plain values raises.
+# Rendering may raise Jinja's errors, ours, and any error of an expression over plain values; anything else is a bug.
 RENDER_FAULTS = (
     ForgatherError,
     TemplateError,
@@ -74,15 +74,19 @@ _HINTS = {
     ("'of'", "'in'"): "write `-- for item in items`",
 }
 _ODD_CHARACTERS = {char: "write plain quotes: '...'" for char in "“”‘’„«»`"} | {
-    "&": "write 'and'", "!": "write 'not', or compare with '!='", "$": "a variable is named without a '$'",
-    "?": "a choice is written `a if condition else b`", ";": "one statement a line", "\\": "a path has '/'",
+    "&": "write 'and'", "!": "write 'not', or compare with '!='", "$": "write the name of a variable without '$'",
+    "?": "a choice is written `a if condition else b`", ";": "write one statement per line",
+    "\\": "write '/' in a path",
 }  # fmt: skip
 _ASKED = re.compile(r"\b(?:extends|include|import|from)\s+([\w-]+(?:[./][\w./-]*)?)")
 _NAME = re.compile(r"\w+")
 _NEARLY_EXTENDS = re.compile(r"\s*(?:-{1,2}|-\s+-|=+)?\s*(extends\s+['\"][^'\"]+['\"])\s*(?:##.*)?$")
 _LITERAL = re.compile(r"^found '?(?:integer|float|string)'?")
 _FAILING = (
-    (re.compile(r".*\bstr\b"), "`~` joins values of any kind into a text, `| int` and `| float` make numbers of texts"),
+    (
+        re.compile(r".*\bstr\b"),
+        "`~` joins values of any kind into a text, `| int` and `| float` convert a text to a number",
+    ),
     (re.compile(r".*not iterable"), "a loop needs a list, a mapping or a text: `[3]`, `range(3)`"),
     (re.compile(r".*unpack"), "each item must be a list of as many values as the loop has names"),
     (re.compile(r".*division by zero|.*modulo by zero"), "test the divisor first"),
@@ -96,7 +100,12 @@ _NO_FILTER = re.compile(r"No (filter|test) named '(.*)'\.?( found\.)?")
 
 
 def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
-    """Returns the error for a template that cannot be compiled."""
+    """Returns the error for a template that cannot be compiled.
+
+    Args:
+        error: the exception of Jinja or of Python's compiler.
+        found: the template.
+    """
     line = getattr(error, "lineno", None) if isinstance(error, TemplateSyntaxError) else None
     span = found.span(line or 1)
     if isinstance(error, UnclosedStatement):
@@ -104,6 +113,8 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
     if isinstance(error, UnknownStatement):
         return _unknown(error, span)
     if isinstance(error, TemplateSyntaxError):
+        # An unclosed quote or tag makes Jinja fail at a later line: the causes are looked for before its own message is
+        # used.
         if quoted := open_quote(found.text.split("\n"), error.lineno):
             ending = f"end the text with {quoted[0]} on its own line"
             return SyntaxFault("the quote is not closed", code="FG101", span=found.span(quoted[1]), hint=ending)
@@ -118,12 +129,12 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
             )
         name = re.search(r"\bendblock\s+(\w+)", "".join(found.text.split("\n")[error.lineno - 1 :][:1]))
         if name and "'end of statement block', got" in (error.message or ""):
-            text = f"'endblock {name[1]}' stands where another block is open"
+            text = f"'endblock {name[1]}' does not match the block that is open"
             return SyntaxFault(text, span=span, hint="name the block that it closes, or write `-- endblock` alone")
         if opened_block := open_block(desugar(found.text)):
             tag, at = opened_block
             return SyntaxFault(
-                f"block '{tag}' is not closed before the block that it stands in ends",
+                f"block '{tag}' is not closed before the end of the block around it",
                 code="FG102",
                 span=found.span(at),
                 hint="add a line `-- endblock`",
@@ -134,6 +145,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
         if error.message == "unexpected '}'":
             message, code, hint = "'{{' is not closed", "FG102", "close it with '}}'"
         return SyntaxFault(message, code=code, span=span, hint=hint)
+    # Python's compiler reports "too many statically nested blocks" above twenty loops.
     if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
         return SyntaxFault(
             "the template is nested too deeply",
@@ -149,7 +161,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
     where = f" before '{error.found}' on line {found.line - 1 + error.found_line}" if error.found else ""
     if error.found and error.found not in "".join(found.text.split("\n")[error.found_line - 1 :][:1]):
-        where = " before the block that it stands in ends"  # a bracket block: its end is not written
+        where = " before the end of the block around it"  # the end of a bracket block is not in the user's text
     opener = "".join(found.text.split("\n")[error.lineno - 1 :][:1])
     block = re.search(r"\bblock\s+(\w+)", opener) if error.tag == "block" else None
     return SyntaxFault(
@@ -165,7 +177,7 @@ def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> Syntax
 def _unknown(error: UnknownStatement, span: Span) -> SyntaxFault:
     if error.tag.startswith("end") or error.tag in ("else", "elif"):
         return SyntaxFault(
-            f"'{error.tag}' closes or continues nothing that is open here",
+            f"'{error.tag}' has no open statement to close or to continue",
             code="FG103",
             span=span,
             hint="remove the line, or add the statement that it belongs to",
@@ -192,15 +204,15 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
     if message.startswith("Missing end of raw"):
         return "'raw' is not closed", "FG102", "add a line `-- endraw`"
     if match := re.fullmatch(r"block '(.*)' defined twice", message):
-        return f"the block '{match.group(1)}' stands twice in one template", "FG105", "rename one of them"
+        return f"the block '{match.group(1)}' is defined twice in one template", "FG105", "rename one of them"
     if match := re.fullmatch(r"Expected an expression, got '(.*)'", message, re.S):
         met = _TOKENS.get(match.group(1), match.group(1))
-        return f"found {met} where a value was expected", "FG101", "write the value, or take out what stands before it"
+        return f"found {met} where a value was expected", "FG101", "write the value, or remove the text before it"
     if match := re.fullmatch(r"unexpected '(.*?)'(?:, expected '(.*)')?\.?", message, re.S):
         met, wanted = (word and _TOKENS.get(word, f"'{word}'") for word in match.groups())
         if wanted:
             return f"found {met} where {wanted} was expected", "FG101", None
-        return f"found {met} where a value was expected", "FG101", "write the value, or take out what stands before it"
+        return f"found {met} where a value was expected", "FG101", "write the value, or remove the text before it"
     if match := re.fullmatch(r"unexpected end of template, expected '(.*)'\.?", message):
         return f"the template ends where {_TOKENS.get(match.group(1), match.group(1))} was expected", "FG102", None
     if match := re.fullmatch(r"unexpected char (.*) at \d+", message):
@@ -208,7 +220,7 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
         hint = "a quote that opens here is not closed" if quote else _ODD_CHARACTERS.get(match.group(1)[1:-1])
         return f"unexpected character {match.group(1)}", "FG101", hint
     if message == "tag name expected":
-        return "a statement begins here, and no word follows", "FG101", "quote it in YAML if it is text"
+        return "a statement without a name", "FG101", "quote it in YAML if it is text"
     return message.rstrip(".").replace("Jinja", "the template language"), "FG101", None
 
 
@@ -216,7 +228,12 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
 
 
 def render_fault(error: BaseException, library: Library) -> ForgatherError:
-    """Returns the error for a render that failed, with its place and the way there."""
+    """Returns the error for a render that failed, with its place and the chain of templates that led there.
+
+    Args:
+        error: the exception; its traceback gives the templates and lines.
+        library: the templates of the load.
+    """
     frames = list(_template_frames(error.__traceback__))
     if isinstance(error, MissingTemplate):
         error = error.error
@@ -224,6 +241,7 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     if made.span is None:
         made.span = _innermost_span(frames, library)
     if made.code == "FG111" and frames and made.found:
+        # `extends base.yaml` without quotes is an attribute `yaml` of an undefined name `base` to Jinja.
         made.hint = _unquoted_template(str(made.found), made.hint or "", *frames[-1][:2]) or made.hint
     if not made.context:
         use = frames[-1][0].use if frames else 0
@@ -239,6 +257,7 @@ def _macro_calls(traceback: TracebackType | None) -> list[Span]:
     before: Span | None = None
     while traceback is not None:
         code, template = traceback.tb_frame.f_code, traceback.tb_frame.f_globals.get("__jinja_template__")
+        # `internal_code` marks frames of Jinja's runtime, which a user has not written.
         if isinstance(template, LoadedTemplate) and code not in internal_code:
             if code.co_name == "macro" and before is not None:
                 calls.append(before)
@@ -270,7 +289,7 @@ def _translated(error: BaseException, frames: Frames, library: Library) -> Forga
             hint="a macro, block or include that repeats itself needs a condition that ends it",
         )
     if isinstance(error, MemoryError):
-        return BudgetError("the templates need more memory than there is", code="FG122", hint="make smaller values")
+        return BudgetError("the templates need more memory than is available", code="FG122", hint="make smaller values")
     if isinstance(error, SecurityError):
         return _undefined(str(error), frames, library)
     if isinstance(error, UndefinedError):
@@ -278,6 +297,7 @@ def _translated(error: BaseException, frames: Frames, library: Library) -> Forga
         if error.args and isinstance(placed := error.args[0], PlacedMessage):
             made.span = placed.template.definition.span(placed.line)
         return made
+    # The sandbox refuses long ranges itself.
     if isinstance(error, OverflowError) and "MAX_RANGE" in str(error):
         return BudgetError("'range' has more than 100,000 items", code="FG120", hint="use a smaller range")
     if isinstance(error, TemplateError):
@@ -291,7 +311,7 @@ def _translated(error: BaseException, frames: Frames, library: Library) -> Forga
 def _kind(error: BaseException) -> str:
     if isinstance(error, OverflowError | ZeroDivisionError):
         return "the number cannot be computed"
-    return f"the expression fails ({type(error).__name__})"
+    return f"the expression failed ({type(error).__name__})"
 
 
 def _runtime(message: str) -> RenderError:
@@ -310,7 +330,7 @@ def _runtime(message: str) -> RenderError:
         return RenderError(
             "only an attribute of a namespace can be set",
             code="FG117",
-            hint="make one before: `-- set ns = namespace()`; one of a parent template is there inside blocks only",
+            hint="create it first: `-- set ns = namespace()`; that of a parent template exists inside blocks only",
         )
     return RenderError(message or "the template fails", code="FG110")
 
@@ -322,7 +342,7 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
     if match := re.match(r"the template '(.*)' \(imported on .*\) does not export the requested name '(.*)'", message):
         hint = (
             near_export(match.group(2), match.group(1), library)
-            or "it can import what stands outside blocks: macros, and variables that are set"
+            or "only macros and variables that are defined outside blocks can be imported"
         )
         return RenderError(f"'{match.group(1)}' has no macro or variable '{match.group(2)}'", code="FG111", hint=hint)
     if match := re.match(r"parameter '(.*)' was not provided", message):
@@ -337,6 +357,7 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
         )
     if match := _NO_ATTRIBUTE.fullmatch(message):
         kind, name = match.group(1).rsplit(".", 1)[-1].removesuffix(" object"), match.group(2)
+        # The names of our classes mean nothing to a user.
         kind = {"TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template"}.get(
             kind, kind
         )
@@ -348,7 +369,7 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
 
 
 def _nothing_above(block: str, frames: Frames, library: Library) -> RenderError:
-    """Returns the error for a `super()` without a parent: none has the block, or there is none."""
+    """Returns the error for a `super()` that has no parent block, or whose template has no parent."""
     template = frames[-1][0] if frames else None
     if template is None or any(use.why == "extends" and use.parent == template.use for use in library.uses):
         return RenderError(
@@ -357,13 +378,13 @@ def _nothing_above(block: str, frames: Frames, library: Library) -> RenderError:
             hint="remove `super()`, or check the name of the block",
         )
     made = RenderError(
-        "'super()' has nothing to print: this template extends nothing",
+        "'super()' has nothing to print: this template has no `extends`",
         code="FG119",
         hint="begin with `-- extends '...'`, or remove `super()`",
     )
     for number, line in enumerate(template.definition.text.split("\n"), start=1):
         if meant := _NEARLY_EXTENDS.match(line):
-            made.message = "this template extends nothing: the line is read as text"
+            made.message = "this template has no `extends`: the line is read as text"
             made.span = template.definition.span(number)
             made.hint = f"did you mean `-- {meant[1]}`?"
             break
@@ -384,7 +405,7 @@ def _first_line(error: BaseException) -> str:
 
 
 Frames = list[tuple[LoadedTemplate, int, dict[str, Any]]]
-"""Templates, their lines and their local names, outermost first."""
+"""Templates, the line that each was executing, and their local names, outermost first."""
 
 _LOCAL = re.compile(r"l_\d+_(.*)", re.S)
 _EXPORT = re.compile(r"^[ \t]*(?:--|<<|>>|\{%[-+]?)[ \t]*(?:macro|set)[ \t]+(\w+)", re.M)
@@ -392,31 +413,32 @@ _NO_ARGUMENT = re.compile(r"macro '(.*)' takes no keyword argument '(.*)'")
 
 
 def near_variable(name: str, frames: Frames) -> str:
-    """Returns what to do about a variable that is not defined."""
+    """Returns a hint for a variable that is not defined."""
     if close_matches(name, ["super"], cutoff=0.8):
         return "did you mean 'super'?"
+    # A misspelt variable is more likely one of the config than `range` or `dict`.
     known = {seen for seen in _visible(frames) if seen not in DEFAULT_NAMESPACE}
     known -= {"super", "self", "caller", "varargs", "kwargs"}
     return _close(name, sorted(known)) or f"set it before it is read, or give a default: `{name} | default(...)`"
 
 
 def near_attribute(name: str, frames: Frames) -> str | None:
-    """Returns the nearest attribute of a namespace."""
+    """Returns a suggestion of an attribute of the namespaces in scope; None if none is close."""
     spaces = [value for value in _visible(frames).values() if isinstance(value, TracedNamespace)]
     return _close(name, sorted({attribute for space in spaces for attribute in space._Namespace__attrs}))
 
 
 def near_argument(message: str, frames: Frames) -> str | None:
-    """Returns the nearest parameter, where a message says that a macro was called with one that it does not have."""
+    """Returns a suggestion for an unknown argument of a macro; None if the message is about something else."""
     match = _NO_ARGUMENT.match(message)
     if match is None:
         return None
     macros = [value for value in _visible(frames).values() if isinstance(value, Macro) and value.name == match[1]]
-    return nearest(match[2], macros[0].arguments) if macros else "see the parameters behind the name of the macro"
+    return nearest(match[2], macros[0].arguments) if macros else "see the parameters in the definition of the macro"
 
 
 def near_export(name: str, template: str, library: Library) -> str | None:
-    """Returns the nearest macro or variable of a template that is imported."""
+    """Returns a suggestion of a macro or variable of an imported template."""
     texts = [found.text for found in library.used if found.name == template]
     return nearest(name, [exported for text in texts for exported in _EXPORT.findall(text)])
 
@@ -427,12 +449,13 @@ def _close(name: str, known: list[str]) -> str | None:
 
 
 def _visible(frames: Frames) -> dict[str, Any]:
-    """Returns the names that the failing line sees, with their values."""
+    """Returns the names in scope at the failing line, with their values."""
     if not frames:
         return {}
     local = frames[-1][2]
     context = local.get("context")
     seen = dict(context.get_all()) if context is not None else {}
+    # Compiled code keeps the names of loops and macros in locals such as `l_1_item`.
     for key, value in local.items():
         if (match := _LOCAL.fullmatch(key)) and value is not missing:
             seen[match[1]] = value

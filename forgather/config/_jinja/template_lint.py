@@ -1,19 +1,188 @@
-"""What a render left without effect: findings, judged when it is over.
+"""Findings about templates whose text has no effect, or replaces more of a parent than was meant.
 
-Takes the templates of a load as they were run, gives diagnostics. Keeps true: nothing here stops a render.
+Takes the templates of a load after they have run; gives diagnostics. Invariants: nothing here stops a render. The
+contents of a block (`Holding`) are read from the text of the template without rendering it, so a block may have more
+keys than are known here.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jinja2 import nodes
 
 from forgather.aliases import alias_of
-from forgather.config._jinja.block_override_check import replaced_blocks
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
-from forgather.config._jinja.unused_names import unread_sets, unread_variables
-from forgather.errors import Diagnostic, Severity, closest
+from forgather.config._jinja.loader import read_text
+from forgather.config._jinja.unused_names import finding_in, is_field_read, is_own, unread_sets, unread_variables
+from forgather.errors import Diagnostic, ForgatherError, Severity, closest
 from forgather.source import Span
+
+_KEY = re.compile(r"([A-Za-z_][\w.-]*)\s*:(?:\s|$)")
+
+
+class Holding(NamedTuple):
+    """The contents of a block, as far as its text shows them.
+
+    Args:
+        keys: keys at its outermost indent.
+        opening: the first word of its text ("!dlist:@callbacks"); "" for a block without text.
+        calls_super: whether it prints the block of its parent.
+        includes: names of the templates that it includes; "" for a name that is not a literal.
+        sets: attributes that it sets, as pairs of name and attribute.
+    """
+
+    keys: tuple[str, ...] = ()
+    opening: str = ""
+    calls_super: bool = False
+    includes: tuple[str, ...] = ()
+    sets: tuple[tuple[str, str], ...] = ()
+
+
+def holdings(tree: nodes.Template) -> tuple[tuple[str, tuple[object, ...]], ...]:
+    """Returns the name and the contents of each block of a template, as constants for its compiled code."""
+    return tuple((block.name, tuple(_of_block(block))) for block in tree.find_all(nodes.Block))
+
+
+def text_holding(text: str) -> Holding:
+    """Returns the contents of a whole template, from its text."""
+    lines = [line for line in text.split("\n") if not line.lstrip().startswith(("-- ", "<< ", ">> ", "{%", "=="))]
+    return _of_lines(lines)
+
+
+def _of_block(block: nodes.Block) -> Holding:
+    found = _of_lines("".join(_texts(block)).split("\n"))
+    included = [item.template for item in block.find_all(nodes.Include)]
+    return found._replace(
+        calls_super=any(isinstance(c.node, nodes.Name) and c.node.name == "super" for c in block.find_all(nodes.Call)),
+        includes=tuple(name.value if isinstance(name, nodes.Const) else "" for name in included),
+        sets=tuple(dict.fromkeys((ref.name, ref.attr) for ref in block.find_all(nodes.NSRef))),
+    )
+
+
+def _texts(block: nodes.Block) -> Iterator[str]:
+    for output in block.find_all(nodes.Output):
+        for part in output.nodes:
+            # An expression prints a value or a key that is not known before rendering; NUL marks it.
+            yield part.data if isinstance(part, nodes.TemplateData) else "\0"
+
+
+def _of_lines(lines: Iterable[str]) -> Holding:
+    written = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not written:
+        return Holding()
+    # An expression at the margin, such as `== super()`, prints lines with an indent of their own.
+    outermost = min((len(line) - len(line.lstrip()) for line in written if line[0] != "\0"), default=0)
+    found = [match[1] for line in written if (match := _KEY.match(line, outermost))]
+    return Holding(keys=tuple(dict.fromkeys(found)), opening=written[0].split()[0])
+
+
+_ENOUGH = 3
+_SHOWN = 3
+_PLAIN = ("", "!dlist", "!dict")
+
+
+def replaced_blocks(
+    template: LoadedTemplate, parents: Sequence[LoadedTemplate], environment: RunEnvironment
+) -> Iterator[Diagnostic]:
+    """Yields a finding for each block of a project's template that drops contents of its parents' block."""
+    if not is_own(template, environment.globals.get("project_dir")):
+        return
+    for name, (line, _) in template.namespace["fg_blocks"].items():
+        own = _held(template, name)
+        if own is None or own.calls_super or own.includes or "\0" in own.opening:
+            continue
+        above, source = _above(name, parents, environment)
+        found = _lost_keys(name, own, above) or _lost_sets(name, own, above, template, environment)
+        if source and found:
+            severity, message, hint = found
+            yield finding_in(template, environment, line, "FG137", message, severity, hint)
+
+
+Found = tuple[Severity, str, str]
+
+
+def _lost_keys(name: str, own: Holding, above: Holding) -> Found | None:
+    lost = [key for key in above.keys if key not in own.keys]
+    # Replacing a small block as a whole is common, and no sign of a mistake.
+    if not own.keys or len(lost) < _ENOUGH:
+        return None
+    if not own.opening.startswith("!") and len(lost) < len(above.keys):
+        message = f"[{name}] drops {len(lost)} settings of its parent ({_listed(lost)})"
+        hint = "did you mean to keep them? Begin the block with `== super()`; to replace them all, write them out"
+        return Severity.WARNING, message, hint
+    if len(lost) == len(above.keys) and _shape(own) in _PLAIN:
+        message = f"[{name}] replaces the {len(lost)} entries of its parent ({_listed(lost)})"
+        return Severity.LINT, message, "to keep them, begin the block with `== super()`"
+    return None
+
+
+def _shape(held: Holding) -> str:
+    """Returns the tag that begins a block, without the name of the object; "" for a plain mapping."""
+    if not held.opening.startswith("!"):
+        return ""
+    return held.opening.split(":@")[0].split("@")[0]
+
+
+def _lost_sets(
+    name: str, own: Holding, above: Holding, template: LoadedTemplate, environment: RunEnvironment
+) -> Found | None:
+    if own.opening:
+        return None
+    written = template.namespace["fg_written"]
+    lost = [
+        f"{base}.{field}"
+        for base, field in above.sets
+        if field not in written and is_field_read(base, field, environment)
+    ]
+    if not lost:
+        return None
+    message = f"[{name}] drops what its parent sets and templates read: {_listed(lost)}"
+    return Severity.WARNING, message, "did you mean to keep it? Begin the block with `== super()`"
+
+
+def _above(name: str, parents: Sequence[LoadedTemplate], environment: RunEnvironment) -> tuple[Holding, bool]:
+    """Returns the contents of a block in the parents, and whether any of them has the block."""
+    keys: dict[str, None] = {}
+    sets: dict[tuple[str, str], None] = {}
+    opening, met = "", False
+    for parent in parents:
+        held = _held(parent, name)
+        if held is None:
+            continue
+        met = True
+        parts = [held, *(_included(included, environment) for included in held.includes)]
+        for part in reversed(parts):
+            keys.update(dict.fromkeys(part.keys))
+            opening = part.opening if part.opening.startswith("!") else opening or part.opening
+        sets.update(dict.fromkeys(held.sets))
+        if not held.calls_super:
+            break
+    return Holding(keys=tuple(keys), opening=opening, sets=tuple(sets)), met
+
+
+def _held(template: LoadedTemplate, name: str) -> Holding | None:
+    found = next((held for block, held in template.namespace["fg_held"] if block == name), None)
+    return None if found is None else Holding(*found)
+
+
+def _included(name: str, environment: RunEnvironment) -> Holding:
+    """Returns the contents of a template that a replaced block would have included."""
+    if inline := environment.library.inline.get(name):
+        return text_holding(inline[0].text)
+    path = environment.library.on_search_path(name) if name and not os.path.isabs(name) else None
+    try:
+        return text_holding(read_text(path)) if path else Holding()
+    except ForgatherError:
+        return Holding()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
 
 _NEAR = 0.7
 _A_SLIP = 0.85
@@ -22,7 +191,12 @@ Blocks = dict[str, tuple[int, tuple[str, ...]]]
 
 
 def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[Diagnostic, ...]:
-    """Returns what the templates of a load say that nothing reads, and which of the given variables nothing reads."""
+    """Returns the findings about the templates of a load and about the variables that they were given.
+
+    Args:
+        environment: the environment in which the templates ran.
+        given: names of the variables that were given from outside.
+    """
     found: dict[tuple[str, Span | None], Diagnostic] = {}
     by_use = {template.use: template for template in environment.templates}
     for template in environment.templates:
@@ -65,25 +239,22 @@ def _idle_blocks(
             continue
         meant = alias_of("block", name)
         near = meant.name if meant and meant.name in known else None
+        # A block that the template has already overridden cannot be meant a second time.
         near = near or closest(name, sorted(known - set(blocks)), cutoff=_NEAR)
-        # `models` beside `model` is another word, not a slip.
+        # `models` next to `model` is another word and not a misspelling, so a mere suffix never counts as near.
         near = near or closest(name, [one for one in sorted(known) if not name.startswith(one)], cutoff=_A_SLIP)
-        yield Diagnostic(
-            code="FG130",
-            message=f"the block '{name}' has no effect: no parent of '{template.name}' has a block of that name",
-            severity=Severity.ERROR if near else Severity.WARNING,
-            span=template.definition.span(line),
-            hint=f"did you mean '{near}'?" if near else _blocks_hint(sorted(known)),
-            context=(environment.library.story(template.use),),
-        )
+        message = f"the block '{name}' has no effect: no parent of '{template.name}' has a block of that name"
+        severity = Severity.ERROR if near else Severity.WARNING
+        hint = f"did you mean '{near}'?" if near else _blocks_hint(sorted(known))
+        yield finding_in(template, environment, line, "FG130", message, severity, hint)
 
 
 def _swallowed_blocks(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each block that stands inside a bracket block, where the parents have it elsewhere.
+    """Yields an error for each block inside a bracket block that the parents have in another place.
 
-    The block replaces the parents' one at its place there, and is printed inside the other block as well.
+    Such a block replaces the block of the parents in its place, and is printed inside the other block as well.
     """
     blocks: Blocks = template.namespace["fg_blocks"]
     for name, (line, around) in blocks.items():
@@ -96,17 +267,12 @@ def _swallowed_blocks(
         first = hosts[-1]
         place = first.definition.span(first.namespace["fg_blocks"][name][0])
         indented = _line(template, line).startswith("[")
-        subject = f"the indent of '[{name}]' puts it" if indented else f"the block '{name}' stands"
-        yield Diagnostic(
-            code="FG135",
-            message=f"{subject} inside the block '{around[-1]}'; '{first.name}' has it outside, at {place}",
-            severity=Severity.ERROR,
-            span=template.definition.span(line),
-            hint=f"write '[{name}]' at the start of the line"
-            if indented
-            else f"begin it with '[{name}]', or end the other one with `-- endblock {around[-1]}`",
-            context=(environment.library.story(template.use),),
-        )
+        subject = f"the indent of '[{name}]' puts it" if indented else f"the block '{name}' is"
+        message = f"{subject} inside the block '{around[-1]}'; '{first.name}' has it outside, at {place}"
+        hint = f"write '[{name}]' at the start of the line"
+        if not indented:
+            hint = f"begin it with '[{name}]', or end the other one with `-- endblock {around[-1]}`"
+        yield finding_in(template, environment, line, "FG135", message, Severity.ERROR, hint)
 
 
 def _line(template: LoadedTemplate, number: int) -> str:
@@ -122,22 +288,19 @@ def _blocks_hint(known: list[str]) -> str | None:
 def _near_headers(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each line that is a header but for a bracket or a blank, of a block that a parent has."""
+    """Yields an error for each line that would be the header of a parent's block but for a bracket or a space."""
     known = {name for parent in parents for name in parent.blocks}
     before = ""
     for number, line in enumerate(template.definition.text.split("\n"), start=1):
         text = re.split(r"\s##", line, maxsplit=1)[0].rstrip()
         header = _NEARLY_HEADER.fullmatch(text)
-        # Behind an open bracket or a key it is a part of a value.
+        # After an open bracket or a key, the same text is part of a value.
         if header and header["name"] in known and not before.endswith(_OPEN) and (fault := _header_fault(header)):
-            yield Diagnostic(
-                code="FG138",
-                message=f"a block header {fault}: [{header['name']}]",
-                severity=Severity.ERROR,
-                span=template.definition.span(number),
-                hint=f"write '[{header['name']}]' alone on its line",
-                context=(environment.library.story(template.use),),
+            message, hint = (
+                f"a block header {fault}: [{header['name']}]",
+                f"write '[{header['name']}]' alone on its line",
             )
+            yield finding_in(template, environment, number, "FG138", message, Severity.ERROR, hint)
         before = text or before
 
 
@@ -148,7 +311,7 @@ _NEARLY_HEADER = re.compile(
 
 
 def _header_fault(header: re.Match[str]) -> str | None:
-    """Returns what keeps a line from being a header; None for one that is a header, or a word."""
+    """Returns why a line is not a block header; None if it is one, or a plain word."""
     opening, closing = header["open"], header["close"]
     if not opening and not closing:
         return None
@@ -161,38 +324,36 @@ def _header_fault(header: re.Match[str]) -> str | None:
     if opening + closing != "[]":
         return "has brackets of another kind"
     if header["colon"]:
-        return "has a ':' behind it"
-    return "has blanks inside" if re.search(r"\[[ \t]|[ \t]\]", header[0]) else None
+        return "has a ':' after it"
+    return "has spaces inside" if re.search(r"\[[ \t]|[ \t]\]", header[0]) else None
 
 
 def _outside(
     template: LoadedTemplate,
     parents: list[LoadedTemplate],
     environment: RunEnvironment,
-    told: Collection[Span | None],
+    reported: Collection[Span | None],
 ) -> Iterator[Diagnostic]:
     known = {name for parent in parents for name in parent.blocks}
     for line, text in template.dropped.items():
-        if template.definition.span(line) in told:
+        # A malformed header is dropped text as well, and was reported with the better hint.
+        if template.definition.span(line) in reported:
             continue
         shown = f": {text[:60]!r}" if text else ""
         key = re.match(r"(\w+)\s*:(\s|$)", text or "")
         is_block = key is not None and key[1] in known
         as_block = f"to change '{key[1]}' of the parent, write the block [{key[1]}]" if key and is_block else None
         as_block = as_block or (_block_of(key[1], parents) if key else None)
-        yield Diagnostic(
-            code="FG131",
-            message=f"text outside of any block has no effect in a template that extends another{shown}",
-            severity=Severity.ERROR if is_block else Severity.WARNING,
-            span=template.definition.span(line),
-            hint=as_block or _meant(text or "") or "move it into a block, or remove it",
-            context=(environment.library.story(template.use),),
-        )
+        message = f"text outside of any block has no effect in a template that extends another{shown}"
+        severity = Severity.ERROR if is_block else Severity.WARNING
+        hint = as_block or _meant(text or "") or "move it into a block, or remove it"
+        yield finding_in(template, environment, line, "FG131", message, severity, hint)
 
 
 def _block_of(key: str, parents: list[LoadedTemplate]) -> str | None:
-    """Returns where a key belongs that stands outside of blocks: into the block in which a parent writes it."""
+    """Returns a hint for a key outside of blocks: the block in which a parent writes it."""
     alias = alias_of("setting", key)
+    # Another tool's name for something that is no setting here: the table says where it belongs.
     if alias is not None and alias.verdict != "same":
         return alias.why
     name = key if alias is None else alias.name
@@ -208,7 +369,7 @@ def _block_of(key: str, parents: list[LoadedTemplate]) -> str | None:
 
 
 def _meant(text: str) -> str | None:
-    """What a line outside of blocks was meant to be, where it is nearly a header or a statement."""
+    """Returns a hint for a line outside of blocks that is nearly a header or a statement."""
     if header := re.match(r"\[\s*(\w+)!?\s*\]", text):
         return f"a block header is alone on its line, without spaces inside or anything after it: [{header[1]}]"
     if statement := re.match(r"--?(include|extends|import|from|set|block|if|for)\s", text):
@@ -224,7 +385,7 @@ def _sub_templates(environment: RunEnvironment) -> Iterator[Diagnostic]:
             close = closest(name, sorted(library.asked - {name}), cutoff=_NEAR)
             yield Diagnostic(
                 code="FG132",
-                message=f"the sub-template '{name}' is used by nothing, and its text is lost",
+                message=f"the sub-template '{name}' is never used, so its text is lost",
                 severity=Severity.WARNING,
                 span=Span(definitions[0].file, definitions[0].line - 1),
                 hint=f"did you mean '{close}'?" if close else f"include it (`-- include '{name}'`), or remove it",

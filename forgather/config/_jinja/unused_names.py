@@ -1,7 +1,7 @@
-"""Names that templates set, or are given, and that nothing reads.
+"""Findings about names that are set in templates or given from outside, and that nothing reads.
 
-Takes the templates of a load and their tables of names, gives findings. Keeps true: a name that anything in the load
-may read is no finding, and a template that a project takes from elsewhere has none.
+Takes the templates of a load and their tables of names; gives findings. Invariants: a name that anything in the load
+may read gets no finding; neither does a template from outside the project.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ def reads(environment: RunEnvironment) -> frozenset[str]:
 
 
 def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Iterator[Diagnostic]:
-    """Yields a warning for each variable that was given from outside and that no template reads."""
+    """Yields a warning for each variable from outside that no template reads.
+
+    Args:
+        environment: the environment in which the templates ran.
+        given: names of the variables.
+    """
     for name in given:
         if _is_read(name, environment):
             continue
         alias = alias_of("setting", name)
         close = close_matches(name, sorted(_free_names(environment)), n=1, cutoff=0.6)
         if alias is not None and alias.verdict == "same":
+            # The table knows the right name, so a similar spelling would be a worse guess.
             close = [alias.name] if alias.name in _free_names(environment) else []
         yield Diagnostic(
             code="FG136",
-            message=f"the variable {name!r} is given, and no template of this config reads it",
+            message=f"the variable {name!r} is given, but no template of this config reads it",
             severity=Severity.WARNING,
-            hint=f"did you mean {close[0]!r}?" if close else "to change a value of the config, take --set path=value",
+            hint=f"did you mean {close[0]!r}?" if close else "to change a value of the config, use --set path=value",
             context=(environment.library.story(0),),
         )
 
@@ -55,12 +61,15 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
         if not (tables["fg_sets"] or tables["fg_set_fields"]) or not is_own(template, project):
             continue
         for name, line, kind, scope, is_read in tables["fg_sets"]:
+            # The `set` is inside a loop, block or macro, at whose end Jinja discards the name.
             if kind:
                 place = f"{kind} '{scope}'" if scope else kind
                 missed = is_read or _is_read(name, environment)
                 yield _forgotten(environment, template, name, line, place, missed=missed)
             elif not _is_read(name, environment) and not _is_imported(template, name, environment):
                 near = _near(name, _free_names(environment), tables["fg_written"])
+                # A template that several configs share may set a name for another of them: a file that contains the
+                # name may read it.
                 if near or not files.hold(name, template):
                     yield _unread(environment, template, name, line, near)
         for base, field, line in tables["fg_set_fields"]:
@@ -87,22 +96,29 @@ def _unread(
     parent = _extended_after(line, template, environment)
     hint = f"did you mean {near!r}?" if near else elsewhere or "remove the line, or read the name"
     if parent and not near and not elsewhere:
-        hint = (
-            f"what is set in front of `extends` is for {parent!r}, which does not read it: remove the line, or extend "
-        )
-        hint += "a template that does"
-    return Diagnostic(
-        code="FG134",
-        message=f"{name!r} is set, and nothing that this config loads reads it",
-        severity=Severity.WARNING if near or parent or elsewhere else Severity.LINT,
-        span=template.definition.span(line),
-        hint=hint,
-        context=(environment.library.story(template.use),),
-    )
+        hint = f"a variable set before `extends` is for {parent!r}, which does not read this one: "
+        hint += "remove the line, or extend a template that does"
+    severity = Severity.WARNING if near or parent or elsewhere else Severity.LINT
+    message = f"{name!r} is set, but no template of this config reads it"
+    return finding_in(template, environment, line, "FG134", message, severity, hint)
+
+
+def finding_in(
+    template: LoadedTemplate,
+    environment: RunEnvironment,
+    line: int,
+    code: str,
+    message: str,
+    severity: Severity,
+    hint: str | None,
+) -> Diagnostic:
+    """Returns a finding at a line of a template, with the chain of statements that loaded it."""
+    span, story = template.definition.span(line), environment.library.story(template.use)
+    return Diagnostic(code=code, message=message, severity=severity, span=span, hint=hint, context=(story,))
 
 
 def _extended_after(line: int, template: LoadedTemplate, environment: RunEnvironment) -> str | None:
-    """Returns the template that the config extends below a line: what is set above has no other purpose."""
+    """Returns the template that the config extends below a line; a `set` above it can only be meant for that one."""
     for use in environment.library.uses:
         if use.why == "extends" and use.parent == template.use == 0 and use.by is not None and use.by.line > line:
             return use.name
@@ -112,18 +128,14 @@ def _extended_after(line: int, template: LoadedTemplate, environment: RunEnviron
 def _forgotten(
     environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, place: str, *, missed: bool
 ) -> Diagnostic:
-    return Diagnostic(
-        code="FG134",
-        message=f"{name!r} is set inside the {place}, which does not read it and forgets it at its end",
-        severity=Severity.WARNING if missed else Severity.LINT,
-        span=template.definition.span(line),
-        hint=f"set it outside, or keep it in a namespace: `-- set ns.{name} = ...`",
-        context=(environment.library.story(template.use),),
-    )
+    message = f"{name!r} is set inside the {place}, which does not read it and discards it at its end"
+    hint = f"set it outside, or keep it in a namespace: `-- set ns.{name} = ...`"
+    severity = Severity.WARNING if missed else Severity.LINT
+    return finding_in(template, environment, line, "FG134", message, severity, hint)
 
 
 def is_own(template: LoadedTemplate, project: object) -> bool:
-    """Says whether a template is one of the project's; without a project all are."""
+    """Returns whether a template is a file of the project; without a project, all are."""
     return not isinstance(project, str) or template.definition.file.startswith(os.path.join(project, ""))
 
 
@@ -132,13 +144,14 @@ def _is_read(name: str, environment: RunEnvironment) -> bool:
 
 
 def _is_imported(template: LoadedTemplate, name: str, environment: RunEnvironment) -> bool:
-    """Says whether a name of an imported template is read as an attribute."""
+    """Returns whether a name of an imported template is read as an attribute of the import."""
     if environment.library.uses[template.use].why != "import":
         return False
     return any(name == field for other in environment.templates for _, field in other.namespace["fg_fields"])
 
 
 def is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
+    """Returns whether any template of the load may read an attribute of a name."""
     return any(
         base in template.namespace["fg_whole"] or any(field == known for _, known in template.namespace["fg_fields"])
         for template in environment.templates
@@ -146,7 +159,7 @@ def is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
 
 
 def _free_names(environment: RunEnvironment) -> set[str]:
-    """Returns the names that templates read and that a `set` or whoever renders gives them."""
+    """Returns the names that templates read and that are not global: a `set` or a variable must define them."""
     return set(reads(environment) - environment.globals.keys())
 
 
@@ -157,12 +170,12 @@ def _fields_of(base: str, environment: RunEnvironment) -> set[str]:
 
 
 def _near(name: str, known: set[str], own: Collection[str]) -> str | None:
-    """Returns the name that was meant; none where the template sets that one, too."""
+    """Returns the closest known name; None if there is none, or if the template sets that name as well."""
     return next(iter(close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
 
 
 class _ProjectFiles:
-    """The templates of a project, which are read once, and only where a question needs them."""
+    """The words of the template files of a project, which are read once, and only when they are needed."""
 
     def __init__(self, environment: RunEnvironment) -> None:
         self._library = environment.library
@@ -170,7 +183,7 @@ class _ProjectFiles:
         self._project = os.path.join(project, "") if isinstance(project, str) else None
 
     def hold(self, name: str, template: LoadedTemplate) -> bool:
-        """Says whether a file beside that of a template holds a name: one that several configs share sets for all."""
+        """Returns whether another file of the project contains a name: a shared template sets names for all configs."""
         file = template.definition.file
         return file != self._library.uses[0].file and any(
             name in words for path, words in self._words.items() if path != file
@@ -193,6 +206,7 @@ def _files(root: str) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         count += len(folders)
         for name in files:
+            # A search path may contain a data folder; the search is bounded, and a name is then taken as read.
             count += 1
             if count > _MAX_SEARCHED:
                 return

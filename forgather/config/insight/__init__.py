@@ -1,1 +1,1 @@
-"""Views of a loaded config: who wrote each value, how two configs differ, what stands at a path."""
+"""Views of a loaded config: the origin of each value, the differences of two configs, the value at a path."""

@@ -1,8 +1,7 @@
-"""Who wrote each value of a config, and what it replaced.
+"""The line that wrote each value of a config, and the values that it replaced.
 
-Takes a graph, gives a `Blame` for each value in it. Keeps true: a path stands for a place in the graph, so that a
-value which several places share is blamed at each of them; what was written earlier comes nearest first; nothing
-is imported or built.
+Takes a graph; gives a `Blame` for each path in it. Invariants: a shared value has a `Blame` at each of its paths;
+replaced values are ordered from the nearest to the earliest; nothing is imported or built.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ _STOPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One writing of a value.
+    """A value as one line wrote it.
 
     Args:
         node: the value.
         text: the value as YAML on one line; a long container as its kind and size.
-        origin: who wrote the value; None for one made in Python.
-        alias: name of the anchor by which the value got here, or `<<` for a merge key; None where it stands in place.
-        through: the lines of the aliases and merge keys that led to the value, nearest first.
+        origin: where the value was written; None for one made in Python.
+        alias: name of the anchor through which the path reaches the value, or `<<` for a merge key; None for a value
+            that is written at the path itself.
+        through: the lines of the aliases and merge keys that lead to the value, nearest first.
     """
 
     node: Node
@@ -42,14 +42,14 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A value, who wrote it, and what it replaced.
+    """A value, the line that wrote it, and the values that it replaced.
 
     Args:
-        path: where the value is in the graph.
+        path: the path of the value in the graph.
         node: the value.
-        now: the writing that counts.
+        now: the effective writing.
         was: the writings that it replaced, nearest first.
-        around: aliases that the path leads through before it comes to the value, as name and line, nearest first.
+        around: aliases on the path before the value, as name and line, nearest first.
     """
 
     path: GraphPath
@@ -66,14 +66,14 @@ def blame(
     aliases: bool = True,
     depth: int | None = None,
 ) -> Iterator[Blame]:
-    """Yields each value with who wrote it, parents before what is inside them.
+    """Yields the `Blame` of each value, parents before their contents.
 
     Args:
-        graph: where to look.
-        tops: paths and nodes to begin with, as they stand in `graph`; None means its targets and definitions.
-        aliases: whether what is inside a value that an alias leads to is given there, too; False gives it where the
-            value stands.
-        depth: how far to go into each of `tops`; None for all the way.
+        graph: the config.
+        tops: paths and nodes of `graph` to begin with; None for its targets and definitions.
+        aliases: whether the contents of an aliased value are also given at the alias; False gives them only at the
+            path where the value is written.
+        depth: the number of levels below each of `tops`; None for all.
     """
     elsewhere = frozenset() if aliases else frozenset(homes(graph))
     places = _roots(graph) if tops is None else (_top(graph, path, node) for path, node in tops)
@@ -91,7 +91,7 @@ def _is_alias(entry: Entry | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A value at a path, the key that leads to it, and the nodes that stood at that path before."""
+    """A value at a path, the key that leads to it, and the entries that it replaced at that path."""
 
     path: GraphPath
     node: Node
@@ -100,7 +100,7 @@ class _Place:
     around: tuple[tuple[str, Origin], ...] = ()
 
     def inside(self) -> Iterator[_Place]:
-        """Yields the places directly inside."""
+        """Yields the places directly below this one."""
         entry, around = self.entry, self.around
         if entry is not None and entry.alias is not None:
             around = (*((entry.alias, origin) for origin in entry.through), *around)
@@ -131,7 +131,7 @@ def _roots(graph: Graph) -> Iterator[_Place]:
 
 
 def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
-    """Returns the place of a path, with what stood there and above it before."""
+    """Returns the place of a path, with the entries that were replaced there and above it."""
     first, *rest = path
     name = first.name if isinstance(first, Key) else None
     tops = (*graph.targets.values(), *graph.definitions)
@@ -146,7 +146,7 @@ def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
 
 
 def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """What stood at a place before: its own earlier writings, then those inside of what stood above it before."""
+    """Returns the replaced entries of a place: its own, then those inside of replaced entries above it."""
     own = entry.replaced if entry is not None else ()
     if not above:
         return own
@@ -165,7 +165,7 @@ def _writing(node: Node, entry: Entry | None) -> Writing:
 
 
 def _origin(node: Node, entry: Entry) -> Origin | None:
-    """Returns who wrote a value: for a container below its key that is who wrote the key, not its first member."""
+    """Returns the origin of a value; for a block container, that of its key and not that of its first member."""
     own, key = node.origin, entry.origin
     if not isinstance(node, Container) or node.tagged or entry.alias is not None:
         return own

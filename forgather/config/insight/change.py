@@ -1,6 +1,6 @@
-"""One difference of two graphs.
+"""The record of one difference between two graphs.
 
-Takes nothing; `diff` makes these, and comparisons of runs add what only they know.
+`diff` makes these records; comparisons of runs add further ones, such as a difference in code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from forgather.source import Origin
 
 
 class Change(StrEnum):
-    """What differs at a path."""
+    """The kind of a difference at a path.
+
+    SHARED: two paths became one object. APART: one object became two. The others name the part that differs.
+    """
 
     ADDED = "added"
     REMOVED = "removed"
@@ -34,10 +37,10 @@ class Side:
     """One side of a difference.
 
     Args:
-        text: the value as YAML on one line; "" where there is none.
-        origin: the line that causes it; for a value that is not there, the line that removed it, where that is known.
-        path: where it is in the graph of this side.
-        node: the value; None where there is none.
+        text: the value as YAML on one line; "" if there is none.
+        origin: the line that wrote the value; for a missing value, the line that removed it, if that is known.
+        path: its path in the graph of this side.
+        node: the value; None if there is none.
     """
 
     text: str
@@ -51,11 +54,11 @@ class Difference:
     """One difference.
 
     Args:
-        change: what differs.
+        change: the kind of the difference.
         old: the side of the first graph.
         new: the side of the second graph.
         also: further paths of the same value in the second graph, at most ten.
-        partner: for `SHARED` and `APART`, the path of the value that it is, or was, one object with.
+        partner: for `SHARED` and `APART`, the path of the other value, with which it is or was one object.
     """
 
     change: Change
@@ -66,5 +69,5 @@ class Difference:
 
     @property
     def path(self) -> GraphPath:
-        """Where it is in the second graph, or where it was in the first."""
+        """The path in the second graph; for a removed value, the path in the first."""
         return self.old.path if self.change is Change.REMOVED else self.new.path

@@ -1,9 +1,9 @@
 """The differences of two graphs, by path.
 
-Takes two graphs, gives `Difference` records in the order of the graph. Keeps true: graphs that are the same have none;
-a difference inside a shared value is told once, with the other places; what stands below a difference is compared
-with what stood there, so that one change is not told again at every value inside; equal items of two sequences stay
-together in order, and what is equal but elsewhere has moved. Nothing recurses.
+Takes two graphs; gives `Difference` records in the order of the graph. Invariants: equal graphs have no difference; a
+difference inside a shared value is reported once, with its other paths; the contents below a difference are compared
+with the contents that were there, so one change is not repeated at every value inside; equal items of two sequences are
+paired in order, and an equal item at another position has moved. Nothing recurses.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ _CONTEXT = 20
 
 
 def diff(a: Graph, b: Graph) -> tuple[Difference, ...]:
-    """Returns what differs from `a` to `b`, in the order of the graphs.
+    """Returns the differences from `a` to `b`, in the order of the graphs.
 
-    `SHARED` and `APART` are told of values whose identity can be told: calls other than factories, and containers.
+    `SHARED` and `APART` are reported only for values with an identity: calls other than factories, and containers.
     """
     return tuple(_Walk().differences(a, b))
 
 
-# which item of one sequence is which item of another
+# alignment of the items of two sequences
 
 _MAX_COMPARED = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How two sequences lie beside one another.
+    """The counterparts of the items of two sequences.
 
     Args:
         pairs: positions in the first and the second sequence, in reading order; None on one side means that the item
             of the other side has no counterpart.
-        moved: True where an equal item stands at another place among the others.
+        moved: whether an equal item has another position relative to the others.
     """
 
     pairs: tuple[tuple[int | None, int | None], ...]
@@ -67,7 +67,7 @@ class Alignment:
 
 
 class Contents:
-    """Numbers for what nodes hold: two nodes have the same number when they mean the same, whatever is shared."""
+    """Numbers for the contents of nodes: two nodes have the same number if they are equal, sharing ignored."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -90,10 +90,15 @@ class Contents:
 
 
 def align(old: Items[Node], new: Items[Node], contents: Contents) -> Alignment:
-    """Returns which item of `new` is which item of `old`.
+    """Returns the counterparts of the items of two sequences.
 
     Equal items are paired first, then items of the same constructor between them, then, in a stretch of equal length,
-    those at the same place.
+    those at the same position.
+
+    Args:
+        old: the items of the first graph.
+        new: the items of the second graph.
+        contents: numbers of the contents of nodes.
     """
     pairs = list(_stretches(old, new, contents))
     gone = {contents(old[i]): position for position, (i, j) in enumerate(pairs) if i is not None and j is None}
@@ -110,7 +115,7 @@ def _stretches(old: Items[Node], new: Items[Node], contents: Contents) -> Iterat
     ours, theirs = [contents(item) for item in old], [contents(item) for item in new]
     opcodes = list(_opcodes(ours, theirs))
     if len(ours) == len(theirs):
-        # Of two equal neighbors either may be the one that changed: no item has moved, then, and each keeps its place.
+        # Of two equal neighbours either may be the one that changed; keeping all positions reports no false move.
         in_place = sum(a != b for a, b in zip(ours, theirs, strict=True))
         if in_place <= sum(max(i2 - i1, j2 - j1) for equal, i1, i2, j1, j2 in opcodes if not equal):
             yield from zip(range(len(ours)), range(len(theirs)), strict=True)
@@ -131,11 +136,12 @@ def _stretches(old: Items[Node], new: Items[Node], contents: Contents) -> Iterat
 
 
 def _alike(node: Node, own: int) -> Hashable:
-    """What tells that a changed item is still the same item; a plain value is never another one."""
+    """Returns a key that is equal for two versions of one item; a plain value has a key of its own."""
     return own if isinstance(node, Scalar) else label(node)[:2]
 
 
 def _opcodes(old: Items[Hashable], new: Items[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
+    # SequenceMatcher takes quadratic time in the worst case: long sequences are paired by position.
     if len(old) * len(new) > _MAX_COMPARED:
         shorter = min(len(old), len(new))
         yield False, 0, shorter, 0, shorter
@@ -243,10 +249,10 @@ class _Walk:
         yield from _members(place, edges(place.old), edges(place.new))
 
     def _items(self, place: _Place, old: Sequence, new: Sequence) -> Iterator[_Place | _Found]:
-        lying = align(old.items, new.items, self.contents)
-        if lying.moved:
+        alignment = align(old.items, new.items, self.contents)
+        if alignment.moved:
             yield _Found(Change.ORDER, place, *_sides(place, _listed(old.items), _listed(new.items)))
-        for i, j in lying.pairs:
+        for i, j in alignment.pairs:
             if i is not None and j is not None:
                 yield _Place(place, (Index(i), Index(j)), old.items[i], new.items[j], split=place.split)
             elif i is not None:
@@ -255,7 +261,7 @@ class _Walk:
                 yield _added(place, (Index(j), new.items[j], None))
 
     def _also(self, item: _Found) -> tuple[GraphPath, ...]:
-        """Returns the other paths of the place, all but the first, those of definitions left out."""
+        """Returns the other paths of the place, without the first and without those in definitions."""
         if item.place is None:
             return ()
         paths: list[GraphPath] = []
@@ -272,7 +278,7 @@ class _Walk:
         return tuple(path for path in paths if path != own)[:_PLACES]
 
 
-# what belongs together
+# counterparts
 
 _Edge = tuple[Step, Node, Entry | None]
 
@@ -283,7 +289,7 @@ def _roots(graph: Graph) -> Iterator[_Edge]:
 
 
 def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -> Iterator[_Place | _Found]:
-    """Yields what stands behind the same step on both sides, then what is new; a null in a `!dlist` is nothing."""
+    """Yields the values behind the same step on both sides, then new ones; a null in a `!dlist` counts as absent."""
     ours, theirs = _numbered(old), _numbered(new)
     nulls = above is not None and _is_dlist(above.new)
     split = above is not None and above.split
@@ -304,7 +310,7 @@ def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -
 
 
 def _numbered(members: Iterable[_Edge]) -> dict[Hashable, _Edge]:
-    """Definitions may repeat, and a call may have one keyword twice, early and late: the n-th is the n-th."""
+    """Returns the edges by step and number: definitions may repeat, and a call may have one keyword twice."""
     found: dict[Hashable, _Edge] = {}
     count = Counter[str]()
     for edge in members:
@@ -315,7 +321,7 @@ def _numbered(members: Iterable[_Edge]) -> dict[Hashable, _Edge]:
 
 
 def _comparable(old: Node, new: Node) -> bool:
-    """Whether what is inside of one can be compared with what is inside of the other."""
+    """Returns whether the contents of two nodes can be compared."""
     if type(old) is not type(new) or isinstance(old, Scalar):
         return False
     if isinstance(old, (Call, Container)):
@@ -335,11 +341,11 @@ def _has_identity(node: Node) -> bool:
     return isinstance(node, (Call, Container)) and is_one_object(node, is_aliased=True)
 
 
-# what is told of them
+# records of differences
 
 
 def _head(place: _Place) -> Iterator[_Found]:
-    """Yields what differs in the nodes themselves: constructor, kind, name, the time at which arguments are built."""
+    """Yields the differences of the nodes themselves: constructor, kind, name, and which arguments are latent."""
     old, new = place.old, place.new
     if isinstance(old, Call) and isinstance(new, Call):
         if old.constructor != new.constructor:
@@ -366,7 +372,7 @@ def _sides(place: _Place, old: str, new: str) -> tuple[Side, Side]:
 
 def _value(place: _Place) -> _Found:
     old, new = place.old_entry, place.new_entry
-    # Where one side has an alias and the other has not, the alias is what was changed.
+    # If only one side has an alias, the change is in the line of the alias.
     moved = (old.alias if old else None) != (new.alias if new else None)
     texts = _texts(place.old, place.new)
     sides = []
@@ -378,7 +384,7 @@ def _value(place: _Place) -> _Found:
 
 
 def _texts(old: Node, new: Node) -> tuple[str, str]:
-    """Returns both values on one line; of two long texts that begin alike, the part around what differs."""
+    """Returns both values on one line; for two long texts with an equal beginning, the part around the difference."""
     texts = value_text(old), value_text(new)
     if texts[0] != texts[1] or not isinstance(old, Scalar) or not isinstance(new, Scalar):
         return texts
@@ -390,7 +396,7 @@ def _texts(old: Node, new: Node) -> tuple[str, str]:
 
 
 def _sharing_change(change: Change, place: _Place, partner: _Place) -> _Found:
-    """A value that was one object with that of another path and is not any more, or the reverse."""
+    """Returns the difference of a value that is no longer one object with that of another path, or the reverse."""
     sides = [
         Side(value_text(node), entry.origin if entry is not None and entry.alias else node.origin, place.path(n), node)
         for n, (node, entry) in enumerate(((place.old, place.old_entry), (place.new, place.new_entry)))
@@ -439,9 +445,9 @@ def _written(node: Node, entry: Entry | None) -> str:
 
 
 def _remover(entry: Entry | None, above: _Place) -> Origin | None:
-    """Returns the line that took a key away: a value written anew around it, or a block that replaces the key's own.
+    """Returns the line that removed a key: a new value around it, or a block that replaces the block of the key.
 
-    Templates are told apart by name, so that two revisions of one template are the same template.
+    Templates are compared by name, so that two revisions of one template are the same template.
     """
     old, new = above.old.origin, above.new.origin
     if old is None or new is None:

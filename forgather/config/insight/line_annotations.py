@@ -1,7 +1,7 @@
-"""The lines of a rendered config, each with what became of the values on it.
+"""The lines of a rendered config, each annotated with the fate of its values.
 
-Takes a `RenderedText` and its graph, gives one `Line` for each line of the text. Keeps true: a line that a later one
-overrides names the place that won, and the winner names what it replaced; no line is left out.
+Takes a `RenderedText` and its graph; gives one `Line` for each line of the text. Invariants: an overridden line names
+the line that overrides it, and that line names what it replaced; no line is left out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LINES = "<rendered>"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What became of one value on a line.
+    """The annotation of one value on a line.
 
     Args:
-        path: where the value is in the graph.
-        writing: the value as the line says it.
-        winner: the writing that counts instead; None where this one does.
-        was: what this one replaced, nearest first; () where it does not count itself.
+        path: the path of the value in the graph.
+        writing: the value as the line writes it.
+        winner: the writing that overrides this one; None if this one is effective.
+        was: the writings that this one replaced, nearest first; () if it is overridden itself.
     """
 
     path: GraphPath
@@ -44,9 +44,9 @@ class Line:
 
     Args:
         text: the line.
-        origin: who wrote it; None for an empty line.
+        origin: where it was written; None for an empty line.
         notes: the values on it, in order.
-        counts: False where all of it is inside a value that was replaced.
+        counts: False if all of it is inside a value that was replaced.
     """
 
     text: str
@@ -56,15 +56,15 @@ class Line:
 
 
 def annotate(rendered: RenderedText, graph: Graph, assignments: Sequence[tuple[str, str]] = ()) -> list[Line]:
-    """Returns the lines of a config with what became of their values.
+    """Returns the annotated lines of a config.
 
     Args:
         rendered: the text.
-        graph: its graph, with the assignments made.
-        assignments: what `--set` changed after loading.
+        graph: its graph, after the assignments.
+        assignments: the paths and values of `--set`.
     """
     lines = [Line(text, origin) for text, origin in rendered.source_map.lines()]
-    # The same text once more, each line its own writer: the same graph, but its origins are lines of this text.
+    # Loading the same text with each line as its own origin gives the same graph with origins in the rendered text.
     placed = override(load(_by_line(rendered)), assignments)
     for real, here in zip(blame(graph, aliases=False), blame(placed, aliases=False), strict=True):
         _note(lines, real, here)
@@ -75,7 +75,7 @@ def _by_line(rendered: RenderedText) -> RenderedText:
     starts, origins, offset = [], [], 0
     for number, line in enumerate(rendered.text.split("\n"), start=1):
         starts.append(offset)
-        # Two lines of one block would be a repeated key; as templates of their own, the later overrides.
+        # Equal keys of one block would be an error; with a template per line, the later one is an override.
         origins.append(Origin((Site(Span(_LINES, number), str(number)),)))
         offset += len(line) + 1
     return replace(rendered, source_map=SourceMap(rendered.text, starts, origins), templates=())
@@ -96,7 +96,7 @@ def _note(lines: list[Line], real: Blame, here: Blame) -> None:
 
 
 def _line_of(writing: Writing) -> int | None:
-    """Returns the line that says a value; None for one that a merge key or the command line brought."""
+    """Returns the line that writes a value; None for a value from a merge key or from the command line."""
     place = writing.origin
     if writing.through:
         place = writing.through[0] if len(writing.through) == 1 and writing.alias != "<<" else None
@@ -104,7 +104,7 @@ def _line_of(writing: Writing) -> int | None:
 
 
 def _lines_in(node: Node) -> Iterator[int]:
-    """Yields the lines that a value stands on, without those that its aliases lead to."""
+    """Yields the lines of a value, without those of values that it only aliases."""
     stack = [node]
     while stack:
         inner = stack.pop()

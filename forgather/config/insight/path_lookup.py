@@ -1,7 +1,7 @@
-"""Paths of a graph, followed: what stands at a path, and what is near one that leads nowhere.
+"""Looks up paths in a graph, and suggests the nearest paths for one that does not exist.
 
-Takes a graph and the text of a path, gives the place or an error that names the nearest ones. Keeps true: what
-`--set` finds at a path is what every other command finds there.
+Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, `--set`
+included, find the same value at a path.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CUTOFF = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One step of the way to a value.
+    """One step on the path to a value.
 
     Args:
-        path: the way up to here.
-        node: what stands here.
-        entry: the key or mark that leads here, if there is one.
+        path: the path up to this step.
+        node: the value there.
+        entry: the key or mark that leads to it; None if there is none.
     """
 
     path: GraphPath
@@ -37,10 +37,10 @@ class Stop:
 
 
 def read_path(text: str) -> GraphPath:
-    """Reads a path; `.name` is the definition of that name.
+    """Returns the path of a text; `.name` is the definition of that name.
 
     Raises:
-        GraphError: the text is not a path.
+        GraphError: FG310, the text is not a path.
     """
     if not text.startswith("."):
         return parse_path(text)
@@ -49,7 +49,7 @@ def read_path(text: str) -> GraphPath:
 
 
 def path_text(path: GraphPath) -> str:
-    """Returns the text form of a path, as `read_path` takes it.
+    """Returns the text of a path, which `read_path` reads.
 
     Example:
         >>> path_text((Key(".base"), Key("lr")))
@@ -64,7 +64,7 @@ def path_text(path: GraphPath) -> str:
 
 
 def root_entry(graph: Graph, name: object) -> Entry | None:
-    """Returns the target or definition of a name; the last definition where there are several."""
+    """Returns the target or definition of a name; the last of several definitions; None if there is none."""
     if isinstance(name, str) and name in graph.targets:
         return graph.targets[name]
     matches = [entry for entry in graph.definitions if entry.key == name]
@@ -72,7 +72,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
 
 
 def edge(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
-    """Returns what stands behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
+    """Returns the value behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
     for other, child, entry in edges(node):
         if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
             return child, entry
@@ -80,7 +80,7 @@ def edge(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
 
 
 def follow(graph: Graph, path: GraphPath) -> list[Stop]:
-    """Returns the stops of the way along `path`: as many as exist, from the root on."""
+    """Returns one stop for each step of `path` that exists, from the root on."""
     first = path[0]
     entry = root_entry(graph, first.name if isinstance(first, Key) else first.position)
     if entry is None:
@@ -95,15 +95,15 @@ def follow(graph: Graph, path: GraphPath) -> list[Stop]:
 
 
 def matching(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -> list[Stop]:
-    """Returns the places that a path names: one, or all that a path with `*` fits.
+    """Returns the values at a path: one, or all that match a path with `*`.
 
     Args:
-        graph: where to look.
-        text: a path; `*` stands for any key or position, `**` for any number of them.
+        graph: the config.
+        text: a path; `*` matches any key or position, `**` any number of them.
         known: paths that exist, for `*` and for suggestions.
 
     Raises:
-        GraphError: there is no such place; the hint names the nearest ones.
+        GraphError: FG311 or, with `*`, FG445: there is no such value; the hint names the nearest paths.
     """
     if "*" in text:
         wanted = re.compile(_pattern(text))
@@ -148,13 +148,13 @@ def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) 
 
 
 def _near_inside(stop: Stop, step: Step, names: list[str]) -> list[str]:
-    """Returns the nearest of the keys at a stop, as a path."""
+    """Returns the path of the key at a stop that is nearest to a step; an empty list if none is near."""
     wanted = str(step.name) if isinstance(step, Key) else ""
     return [path_text((*stop.path, Key(name))) for name in close_matches(wanted, names, n=1)]
 
 
 def near_paths(text: str, known: Iterable[str]) -> list[str]:
-    """Returns paths that may have been meant: with the same end, or spelled nearly like it.
+    """Returns the paths that may have been meant: with the same end, or with a similar spelling.
 
     Example:
         >>> near_paths("learning_rat", ["optimizer.lr", "trainer_args.learning_rate"])

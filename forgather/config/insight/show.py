@@ -1,7 +1,7 @@
-"""A graph for people and for tools: text tree, JSON.
+"""Shows a graph as a text tree or as JSON.
 
-Takes a graph, gives text or plain data. Keeps true: nothing is imported or built, `!env` stays symbolic, and
-a node that is shared is written once.
+Takes a graph; gives text or plain data. Invariants: nothing is imported or built; `!env` stays symbolic; a shared node
+is written once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _WIDTH = 80
 
 
 def tree(graph: Graph, targets: Names[str] | None = None) -> str:
-    """Returns the targets as a text tree; `&name` marks a shared value, `*name` its further places.
+    """Returns the targets as a text tree; `&name` marks a shared value, `*name` its further occurrences.
 
     Args:
-        graph: what to show.
-        targets: names of targets; None shows all.
+        graph: the config.
+        targets: names of targets; None for all.
 
     Raises:
-        UnknownTargetError: a target that the graph does not have.
+        UnknownTargetError: the graph does not have a target of that name.
     """
     tops = [((Key(name),), graph.target(name).value) for name in (graph.targets if targets is None else targets)]
     drawing = _Drawing(anchor_names(graph, tops))
@@ -47,10 +47,10 @@ def tree(graph: Graph, targets: Names[str] | None = None) -> str:
 
 
 def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | None = None) -> dict[str, Any]:
-    """Returns the graph as plain data, as the language defines it.
+    """Returns the graph as plain data, in the JSON form of the language.
 
     Args:
-        graph: what to show.
+        graph: the config.
         label: shortens the absolute path of a file.
         config: name of the config.
     """
@@ -59,7 +59,7 @@ def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | No
 
 
 def value_facts(node: Node) -> Any:
-    """Returns a value as plain data by itself: itself where it is plain data, else what kind of thing it is.
+    """Returns a plain value as itself, and any other value as a description of its kind.
 
     Example:
         >>> from forgather.config.graph import ContainerKind

@@ -1,7 +1,8 @@
-"""Aliases that another template's anchor of the same name took away from the value that they were written for.
+"""Aliases that refer to another value than was meant, because a later anchor re-uses the name.
 
-Takes anchors and aliases in the order in which they stand, gives findings. Keeps true: an anchor that replaces, wraps
-or repeats the earlier value is none, nor is one that the template of the alias can know of and may have meant.
+Takes anchors and aliases in the order of the document; gives findings. Invariants: there is no finding for an anchor
+that replaces, wraps or repeats the earlier value, and none if the template of the alias knows the later anchor, because
+it may have meant that one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from forgather.errors import Diagnostic, Severity
 
 
 class Reuse:
-    """The anchor names that were used again, and the aliases that follow."""
+    """The re-used anchor names of a document, and the aliases after them."""
 
     def __init__(self) -> None:
         self.aliased: set[int] = set()
@@ -30,31 +31,45 @@ class Reuse:
         return name in self._values
 
     def note_anchor(self, event: Event, earlier: Node, later: Node) -> None:
-        """Takes an anchor whose name is in use."""
+        """Records an anchor whose name is already in use.
+
+        Args:
+            event: the anchor.
+            earlier: the value that the name referred to.
+            later: the value of this anchor.
+        """
         self._values.setdefault(event.anchor or "", [earlier]).append(later)
         self._anchors[id(later)] = event
+        # An anchor without any alias before its name is used again was perhaps forgotten.
         if id(earlier) not in self.aliased:
             self._idle.add(id(earlier))
 
     def note_alias(self, event: Event, node: Node) -> None:
-        """Takes an alias of a name that was used again, with what it means."""
+        """Records an alias of a re-used name, and the node to which it refers."""
         self._aliases.append((event, node))
 
     def findings(self, targets: list[Node], places: Places) -> Iterator[Diagnostic]:
-        """Yields a lint for each later anchor that took an alias from an earlier value, which is still there."""
+        """Yields a lint for each later anchor that captures an alias of an earlier value that is still in use.
+
+        Args:
+            targets: the values of the targets.
+            places: makes findings from positions.
+        """
         if not self._aliases:
             return
+        # An earlier value that is no longer in any target was replaced on purpose.
         held = {id(node) for _, node in walk([((), node) for node in targets])}
-        told: set[int] = set()
+        reported: set[int] = set()
         for alias, node in self._aliases:
-            if id(node) in told or id(node) not in self._anchors:
+            if id(node) in reported or id(node) not in self._anchors:
                 continue
+            # `x: &x [*x, more]` wraps the earlier value, which is then still meant.
             inside = {id(part) for _, part in walk([((), node)])}
             for earlier in self._earlier(alias.value, node):
                 if id(earlier) not in held - inside or same_value(earlier, node):
                     continue
-                if self._took(alias, earlier, node, places):
-                    told.add(id(node))
+                if self._was_meant(alias, earlier, node, places):
+                    reported.add(id(node))
                     yield _finding(self._anchors[id(node)], alias, earlier, places)
                     break
 
@@ -64,11 +79,11 @@ class Reuse:
                 return
             yield value
 
-    def _took(self, alias: Event, earlier: Node, later: Node, places: Places) -> bool:
-        """Says whether an alias was written for the earlier of two values.
+    def _was_meant(self, alias: Event, earlier: Node, later: Node, places: Places) -> bool:
+        """Returns whether an alias was meant for the earlier of two values.
 
-        It was where its template can know of that one only; and where one template writes all three, and nothing used
-        the earlier anchor before its name was used again.
+        That is so if its template knows only the earlier one; or if one template writes all three, and nothing used the
+        earlier anchor before its name was re-used.
         """
         origin = places.at(alias.line, alias.column)
         writers = {template_of(site) for site in origin.sites} if origin else set()
@@ -81,8 +96,8 @@ class Reuse:
 
 def _finding(anchor: Event, alias: Event, earlier: Node, places: Places) -> Diagnostic:
     message = (
-        f"&{anchor.anchor} names the value at {earlier.span} already, and *{anchor.anchor} at "
-        f"{places.span(alias.line, alias.column)} now means this one"
+        f"&{anchor.anchor} is already the anchor of the value at {earlier.span}; *{anchor.anchor} at "
+        f"{places.span(alias.line, alias.column)} now refers to this one"
     )
     hint = "give this anchor another name"
     return places.finding(anchor, message, code="FG224", severity=Severity.LINT, hint=hint)
@@ -93,6 +108,6 @@ def _writers(node: Node) -> set[Template]:
 
 
 def _known(node: Node, writers: set[Template], places: Places) -> bool:
-    """Says whether one of the templates, or one that it extends, has a part in writing a value."""
+    """Returns whether one of the templates, or one that it extends, wrote a part of a value."""
     theirs = _writers(node)
     return bool(theirs & writers) or any((ours, other) in places.descents for ours in writers for other in theirs)

@@ -1,8 +1,8 @@
-"""Do the calls of a graph fit what they call? Judged without importing anything.
+"""Checks the calls of a graph against the signatures of their constructors, without importing anything.
 
-Takes a graph and a reader of signatures, gives findings, what could not be checked, and the calls that are understood.
-Keeps true: an error is said only where construction would fail by the same rule, or where a literal is of another
-simple type than the annotation; what is not known is listed as unchecked and never guessed.
+Takes a graph and a reader of signatures; gives findings, unchecked calls, and the calls that are known. Invariants: an
+error is reported only if construction would fail by the same rule, or if a literal is of another simple type than the
+annotation; an unknown signature makes a call unchecked and is never guessed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from forgather.aliases import keyword_for
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
-from forgather.config.lint.signature_match import Mismatch, binds, mismatches
-from forgather.config.lint.type_check import Given, Misfit, asks_for_text, given_by, list_for_tensor, misfit
+from forgather.config.lint.argument_check import (
+    Given,
+    Misfit,
+    Mismatch,
+    asks_for_text,
+    binds,
+    given_by,
+    list_for_tensor,
+    misfit,
+    mismatches,
+)
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import all_nodes, roots, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -29,21 +38,21 @@ if TYPE_CHECKING:
 
 
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-# So alike are two names of five letters or more that differ by one.
+# The similarity of two names of five letters or more that differ by one letter.
 _A_SLIP = 0.89
-# Whoever has mistaken so many has made one mistake many times; reading each takes a millisecond.
+# So many errors are usually one mistake that was made many times, and reading each constructor takes a millisecond.
 MOST_UNKNOWN = 500
 _AFTER_MANY = f"{MOST_UNKNOWN} calls before it have errors already"
 _GIVEN_UNBUILT = "it is an argument of !meta, which decides whether and how it is built"
 
 
 class Unchecked(NamedTuple):
-    """Something that could not be checked without running code.
+    """A call that could not be checked without running code.
 
     Args:
-        path: where in the graph.
-        constructor: what is called there.
-        reason: why it is not known.
+        path: its path in the graph.
+        constructor: its constructor.
+        reason: why the signature is not known.
         span: where it is written.
     """
 
@@ -54,7 +63,7 @@ class Unchecked(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A call, with what it calls; None where that is not known."""
+    """A call and its callee, which is None if it is not known."""
 
     path: GraphPath
     node: Call
@@ -62,13 +71,13 @@ class Called(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What was found out about the calls of a graph.
+    """The result of checking the calls of a graph.
 
     Args:
-        findings: what is wrong, in the order of the graph.
-        unchecked: calls that are not known.
-        calls: every call that does not fail for sure, by `id(node)`.
-        texts: texts that parameters ask for, whatever they look like.
+        findings: the errors and warnings, in the order of the graph.
+        unchecked: calls whose signature is not known.
+        calls: every call that is not certain to fail, by `id(node)`.
+        texts: scalars for parameters that take strings, so that a number-like text is right there.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -78,11 +87,17 @@ class Judgement(NamedTuple):
 
 
 def judge(graph: Graph, reader: Reader) -> Judgement:
-    """Returns what can be said about every call that targets and definitions reach, each once."""
+    """Checks every call in targets and definitions once, and returns the result.
+
+    Args:
+        graph: the config.
+        reader: reads signatures from source.
+    """
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
     calls: dict[int, Called] = {}
     texts: list[Scalar] = []
+    # A node that is an argument of !meta and also used elsewhere is built, so it is checked.
     built = {id(node) for _, node in walk(roots(graph), unbuilt=False)}
     for path, node in all_nodes(graph):
         if not isinstance(node, Call):
@@ -99,6 +114,7 @@ def judge(graph: Graph, reader: Reader) -> Judgement:
             unchecked.append(
                 Unchecked(path=format_path(path), constructor=node.constructor, reason=callee.reason, span=node.span)
             )
+        # All calls first: an argument may be a call that comes later in the graph.
         calls[id(node)] = Called(path, node, callee if isinstance(callee, Callee) else None)
     for called in calls.values():
         if called.callee is not None and called.callee.signatures:
@@ -116,7 +132,7 @@ def _read(reader: Reader, node: Call) -> Callee | Unknown:
 
 
 def _folders(node: Node | None) -> tuple[str, ...] | None:
-    """Returns the folders that are written out; None where they are not."""
+    """Returns the folders of a search path; None if they are not all literal."""
     if node is None:
         return ()
     items = node.items if isinstance(node, SequenceNode) else (node,)
@@ -130,7 +146,7 @@ def _at_call(error: ForgatherError, node: Call, path: GraphPath) -> Diagnostic:
 
 
 class _Judge:
-    """One call: its arguments against the signatures of its constructor."""
+    """Checks the arguments of one call against the signatures of its constructor."""
 
     def __init__(self, called: Called, callee: Callee, calls: dict[int, Called], reader: Reader) -> None:
         self._path, self._node, self._callee = called.path, called.node, callee
@@ -140,9 +156,9 @@ class _Judge:
         self._entries = {str(entry.key): entry for entry in (*self._node.kwargs, *self._node.named_latent_args)}
 
     def findings(self) -> Iterator[Diagnostic]:
-        """Yields what keeps the call from working."""
+        """Yields the errors and warnings of the call."""
         values = {name: entry.value for name, entry in self._entries.items()}
-        # What a variable adds is not known.
+        # `latent_args: !var` adds keywords that are known only at construction, so none can be missing before.
         partial = self._node.kind is CallKind.PARTIAL or self._node.spread is not None
         signatures = self._callee.signatures
         found = mismatches(signatures, self._callee.name, self._node.args, values, partial=partial)
@@ -153,7 +169,7 @@ class _Judge:
             yield from self._of_known_keywords(signatures)
             return
         fitting = [bound for s in signatures if (bound := binds(s, self._node.args, values, partial=partial))]
-        # Overloads are a union: a value is wrong where every way to call it says so.
+        # With overloads, a value is wrong only if every overload that accepts the names rejects its type.
         reports = [list(self._of_types(bound)) for bound in fitting]
         if all(reports):
             yield from reports[0]
@@ -162,17 +178,18 @@ class _Judge:
             yield from misspelt[0]
 
     def _swallowed(self, bound: BoundArguments) -> Iterator[Diagnostic]:
-        """Yields keywords that end among the further ones (`**options`) because of a slip in their names."""
+        """Yields a warning for each keyword that `**options` accepts but that is a near miss of a parameter."""
         parameters = bound.signature.parameters.values()
         further = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
         named = [p.name for p in parameters if p.kind in _NAMED]
         for keyword in bound.arguments.get(further, ()) if further else ():
+            # `other_names` are keywords that a class accepts by **options on purpose, such as those of its base class.
             known = keyword_for(keyword, named) if keyword not in self._callee.other_names else keyword
             close = [known] if known else close_matches(keyword, named, n=1, cutoff=_A_SLIP)
             if close and close != [keyword]:
                 yield Diagnostic(
                     code="FG204",
-                    message=f"{self._callee.name} has no parameter {keyword!r}, and takes it for a keyword of its own",
+                    message=f"{self._callee.name} has no parameter {keyword!r} and accepts it as a further keyword",
                     severity=Severity.WARNING,
                     span=self._entries[keyword].span or self._node.span,
                     path=format_path(self._path),
@@ -180,7 +197,7 @@ class _Judge:
                 )
 
     def _of_known_keywords(self, signatures: Sequence[Signature]) -> Iterator[Diagnostic]:
-        """Yields wrong values of keywords that are there, in a call that has other faults too."""
+        """Yields errors of type for the keywords that exist, in a call that also has unknown or missing ones."""
         if len(signatures) > 1:
             return
         for name, entry in self._entries.items():
@@ -208,12 +225,14 @@ class _Judge:
                 entry = self._entries[name]
                 yield from self._value(parameter, name, value, Key(entry.key), entry)
             else:
+                # By identity, because nodes do not compare by value.
                 position = next(at for at, arg in enumerate(self._node.args) if arg is value)
                 yield from self._value(parameter, name, value, Index(position), None)
 
     def _value(
         self, parameter: Parameter, name: str, node: Node, step: Key | Index, entry: Entry | None
     ) -> Iterator[Diagnostic]:
+        # `name: no` is right for a parameter that takes strings; the lint FG222 is dropped for these.
         if isinstance(node, Scalar) and isinstance(node.value, str) and asks_for_text(parameter):
             self.texts.append(node)
         annotation = parameter.annotation
@@ -223,14 +242,14 @@ class _Judge:
         if given is None:
             return
         if annotation.accepts is not None:
-            # `lr: float = None` means an optional one, whatever it says.
+            # `lr: float = None` means an optional parameter, although the annotation does not say so.
             more = {"none"} if getattr(parameter.default, "value", ...) is None else set[str]()
             found = misfit(given, annotation.accepts | more, self._is_callable)
         else:
-            # Bases of a tensor are not written in Python, so that nothing is known of what its annotation accepts.
+            # The bases of torch.Tensor are not written in Python, so the reader cannot tell what `Tensor` accepts.
             found = list_for_tensor(node, annotation.text) if self._node.constructor.startswith("torch.") else None
         if found is not None:
-            # What an alias names was written elsewhere: that is the place to mend.
+            # The value of an alias is written in another place, where it has to be fixed.
             written = node.span if entry is None or entry.alias else entry.span
             yield Diagnostic(
                 code=found.code,
@@ -245,7 +264,7 @@ class _Judge:
         return known.callee if known else None
 
     def _is_callable(self, instance: str) -> bool | None:
-        """Returns whether instances of a class can be called; None where that is unknown."""
+        """Returns whether instances of a class can be called; None if that is unknown."""
         try:
             callee = self._reader.read(instance)
         except ForgatherError:

@@ -1,6 +1,6 @@
-"""What can be said about a graph without building it.
+"""Checks of a graph that need no constructor: names of nodes, `!calc` expressions, unused definitions.
 
-Takes a graph, gives findings, all of them. Keeps true: nothing is imported.
+Takes a graph; gives all findings. Invariant: nothing is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forgather.errors import Diagnostic, Severity, nearest
 
 
 def check(graph: Graph) -> list[Diagnostic]:
-    """Returns the findings about a graph: repeated `@name`s, names and circles of `!calc`, idle definitions."""
+    """Returns the findings about a graph: duplicate `@name`s, names and cycles of `!calc`, unused definitions."""
     nodes = all_nodes(graph)
     return [
         *_repeated_names(nodes),
@@ -55,13 +55,14 @@ def _calc_names(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iter
             continue
         for name in names:
             if name not in variables and name not in graph.targets:
-                message = f"!calc reads {name!r}, which is no target and no !var of this config"
+                message = f"!calc reads {name!r}, which is neither a target nor a !var of this config"
                 hint = nearest(name, [*variables, *graph.targets]) or f"pass {name}=... when it is built"
                 yield _finding(node, path, "FG232", message, Severity.WARNING, hint)
 
 
 def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
-    """Yields an error for each circle of targets that are computed from one another."""
+    """Yields an error for each cycle of targets that are computed from one another."""
+    # Most configs have no !calc, and the tables below cost a walk per target.
     if not any(isinstance(node, Calc) for _, node in nodes):
         return
     variables = {node.variable for _, node in nodes if isinstance(node, Var)}
@@ -69,12 +70,12 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
         name: {read: calc for calc in _calcs(entry.value) for read in _calc_reads(calc) if read not in variables}
         for name, entry in graph.targets.items()
     }
-    told: set[str] = set()
+    reported: set[str] = set()
     for name in _on_circles(reads):
-        circle = None if name in told else _shortest_circle(name, reads)
-        if circle is None or told.intersection(circle):
+        circle = None if name in reported else _shortest_circle(name, reads)
+        if circle is None or reported.intersection(circle):
             continue
-        told.update(circle)
+        reported.update(circle)
         calc = reads[name][circle[1]]
         way = f" ({' -> '.join(circle)})" if len(circle) > 2 else ""
         message = f"!calc reads {circle[1]!r}, which is computed from it{way}"
@@ -83,7 +84,7 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
 
 
 def _calcs(node: Node) -> Iterator[Calc]:
-    """Yields the expressions that building a node always evaluates."""
+    """Yields the expressions that are always evaluated when a node is built; those inside a partial are not."""
     stack, met = [node], set()
     while stack:
         current = stack.pop()
@@ -92,18 +93,20 @@ def _calcs(node: Node) -> Iterator[Calc]:
         met.add(id(current))
         if isinstance(current, Calc):
             yield current
+        # A default may never be needed, and a partial is called later, when the target exists.
         elif not isinstance(current, Lookup) and not (isinstance(current, Call) and not current.kind.gives_result):
             stack.extend(child for _, child in children(current))
 
 
 def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns the targets that lie on a circle of reading, or lead to one."""
+    """Returns the targets that are on a cycle of reads, or read one: a topological sort without them ends early."""
     waits = {name: len([read for read in read_names if read in reads]) for name, read_names in reads.items()}
     readers: dict[str, list[str]] = {name: [] for name in reads}
     for name, read_names in reads.items():
         for read in read_names:
             if read in reads:
                 readers[read].append(name)
+    # Kahn's algorithm: targets whose reads are all known are removed until only cycles are left.
     known = [name for name, count in waits.items() if not count]
     for name in known:
         for reader in readers[name]:
@@ -114,7 +117,7 @@ def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def _shortest_circle(start: str, reads: Mapping[str, Collection[str]]) -> list[str] | None:
-    """Returns the shortest way of reading from a target back to itself, both ends included."""
+    """Returns the shortest cycle of reads from a target back to itself, both ends included; None if there is none."""
     came_from: dict[str, str] = {}
     waiting = [start]
     for name in waiting:
@@ -143,7 +146,7 @@ def _finding(node: Node, path: GraphPath, code: str, message: str, severity: Sev
 
 
 def _reached(graph: Graph) -> set[int]:
-    """Returns the ids of the nodes that targets hold, and of aliased or merged ones that another key replaced."""
+    """Returns the ids of all nodes in targets, and of aliased or merged ones that another key replaced."""
     tops = list(graph.targets.values())
     held = [entry for _, node in walk([((), top.value) for top in tops]) for entry in entries(node)]
     named = [old for entry in (*tops, *held) for old in entry.replaced if old.alias is not None]
@@ -154,6 +157,7 @@ def _unused_definitions(graph: Graph) -> Iterator[Diagnostic]:
     reached = _reached(graph)
     for entry in graph.definitions:
         inside = [node for _, node in walk([((), entry.value)])]
+        # A null has no part that anything could use.
         if is_null(entry.value):
             continue
         if not any(id(node) in reached for node in inside):

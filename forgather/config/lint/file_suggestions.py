@@ -1,6 +1,6 @@
-"""Files that are near to one that a constructor names and that does not exist.
+"""Suggestions for a file, module or symbol that a constructor names and that does not exist.
 
-Takes a path, gives a hint. Keeps true: looks at names of files only, and opens none.
+Takes a name; gives a hint. Invariant: only names of files are read, never their contents.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _NOT_SOURCES = ("output_models", "node_modules", "venv")
 
 
 def own_module(module: str, symbol: str, project_dir: str) -> str | None:
-    """Returns how a file of the project is named, where a config names it like a module of Python's path."""
+    """Returns a hint if a config names a file of the project like a module on Python's path; else None."""
     path = module.replace(".", "/")
+    # `project_code.model:Net` would need the project on `sys.path`, which is never changed.
     for file, inside in ((f"{path}.py", symbol), (f"{path}/__init__.py", symbol)):
         if os.path.isfile(os.path.join(project_dir, file)):
             named = f"{file}:{inside}" if inside else file
@@ -28,35 +29,36 @@ def own_module(module: str, symbol: str, project_dir: str) -> str | None:
 
 
 def near_module(module: str, symbol: str, missing: str, known: Sequence[str]) -> str | None:
-    """Returns what was meant by a module that cannot be found.
+    """Returns a hint for a module that cannot be found.
 
     Args:
         module: its dotted name.
-        symbol: what was looked for in it.
-        missing: the part of the name that is not there, itself or a package around it.
-        known: what there is beside it.
+        symbol: the symbol in it.
+        missing: the part of the name that does not exist: the module, or a package around it.
+        known: modules that exist next to the missing one.
     """
     parent, _, leaf = missing.rpartition(".")
     prefix = f"{parent}." if parent else ""
-    told = suggest_module(module, symbol)
-    slip = closest(leaf, known, cutoff=_A_SLIP) if told is None else None
+    hint = suggest_module(module, symbol)
+    slip = closest(leaf, known, cutoff=_A_SLIP) if hint is None else None
     if slip:
         return f"did you mean {prefix + slip!r}?"
-    told = told or suggest_symbol(module, symbol)
-    if told is None and parent:
+    hint = hint or suggest_symbol(module, symbol)
+    if hint is None and parent:
         return nearest(leaf, known, prefix=prefix)
-    return told or "install it, or check the name before the ':'"
+    return hint or "install it, or check the name before the ':'"
 
 
 def near_symbol(module: str, symbol: str, known: Sequence[str], own: Sequence[str] = ()) -> str | None:
-    """Returns what was meant by a symbol that a module does not have.
+    """Returns a hint for a symbol that a module does not have.
 
     Args:
-        module: the module, or the class inside of it.
-        symbol: what was looked for.
-        known: symbols that it has.
-        own: those that it defines itself.
+        module: the module, or a class in it.
+        symbol: the symbol that does not exist.
+        known: symbols that exist.
+        own: those that the module defines itself, which are preferred to imported ones.
     """
+    # A module has hundreds of imported names; a near one among its own definitions is the better guess.
     slip = same_letters(symbol, known) or closest(symbol, own, cutoff=_A_SLIP)
     if slip:
         return f"did you mean {slip!r}?"
@@ -64,19 +66,19 @@ def near_symbol(module: str, symbol: str, known: Sequence[str], own: Sequence[st
 
 
 def near_file(name: str, file: str, project_dir: str = "") -> str | None:
-    """Returns what was meant by a file that does not exist.
+    """Returns a hint for a file that does not exist or is not a Python file.
 
     Args:
         name: the file as the config names it.
         file: its absolute path.
-        project_dir: folder to look for a file of that name in, where it is none of those near by.
+        project_dir: folder in which a file of the same name is searched; "" for none.
     """
     elsewhere = _of_that_name(os.path.basename(name), project_dir) if project_dir else None
     if elsewhere is not None and not os.path.exists(file):
         return f"did you mean {elsewhere!r}?"
     folder, base = os.path.split(file)
     if os.path.exists(file):
-        return "it is a folder; name a .py file" if os.path.isdir(file) else "it is no plain file; name a .py file"
+        return "it is a folder; name a .py file" if os.path.isdir(file) else "it is not a regular file; name a .py file"
     if os.path.isdir(folder):
         found = _python_files(folder)
         close = close_matches(base, found, n=1, cutoff=0.6)
@@ -92,10 +94,11 @@ def near_file(name: str, file: str, project_dir: str = "") -> str | None:
 
 
 def _of_that_name(base: str, project_dir: str) -> str | None:
-    """Returns the one file of that name in the project, relative to it."""
+    """Returns the only file of that name in the project, relative to it; None if there is none or more than one."""
     found, seen = [], 0
     for folder, folders, files in os.walk(project_dir):
         folders[:] = [one for one in folders if not one.startswith((".", "__")) and one not in _NOT_SOURCES]
+        # A project may contain a data set of many files; then there is no suggestion.
         seen += len(files)
         if seen > _MAX_LISTED:
             return None

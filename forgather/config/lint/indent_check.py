@@ -1,7 +1,7 @@
-"""Keys that landed elsewhere than they were meant to, because of their indent.
+"""Keys and list items whose indent puts them into another value than was meant.
 
-Takes pairs of a key and the first key of the block mapping under it, texts that hold dashes, and the root keys; gives
-findings. Keeps true: a document that indents by one space throughout has none.
+Takes pairs of a key and the first key of the block mapping under it, texts that contain dashes, and the root keys;
+gives findings. Invariant: a document that indents by one space throughout has none.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ _FOLDED_LINES = 10
 
 
 class Indents:
-    """The steps from keys to the keys under them, and texts that may hold items."""
+    """The indents of keys below keys in one document, and texts that may contain list items."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Event, Event]] = []
         self._texts: list[Event] = []
 
     def note(self, key: Event, child: Event) -> None:
-        """Takes a key and the first key of the mapping under it."""
+        """Records a key and the first key of the mapping under it."""
         self._steps.append((key, child))
 
     def note_text(self, text: Event) -> None:
-        """Takes a plain text that holds a dash and a blank."""
+        """Records a plain text that contains a dash and a space."""
         self._texts.append(text)
 
     def findings(self, places: Places) -> Iterator[Diagnostic]:
-        """Yields a warning for each line that a little indent too much, or too little, put inside its neighbour."""
+        """Yields a warning for each line that is inside its neighbour because their indents differ by a little."""
         for text in self._texts:
             yield from _folded(text, places)
         widths = Counter(child.column - key.column for key, child in self._steps)
+        # A document that mostly indents by one space has no unusual step to report.
         if not widths or max(widths) <= 1 or 2 * widths[1] > widths.total():
             return
+        # The most frequent step, and the larger one of two equally frequent.
         usual = max((count, step) for step, count in widths.items() if step > 1)[1]
         for key, child in self._steps:
             step = child.column - key.column
             if child.line == key.line or step >= usual or step < 1:
                 continue
+            # One space is never meant in such a document; a larger step only if the key came from `super()`.
             if step == 1 or _is_inherited(key, child, places):
                 yield _inside(key, child, places)
 
@@ -51,14 +54,14 @@ class Indents:
 def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
     where = places.span(key.line, key.column)
     message = (
-        f"{child.value!r}, indented by {child.column - 1}, lands inside {key.value!r} ({where}), "
+        f"{child.value!r}, indented by {child.column - 1}, becomes a child of {key.value!r} ({where}), "
         f"indented by {key.column - 1}"
     )
     hint = "give both the same indent, or indent the inner one by more"
     own = key if places.builds_on(places.at(key.line, key.column), places.at(child.line, child.column)) else child
     if own is key:
         message = (
-            f"{key.value!r}, indented by {key.column - 1}, takes in {child.value!r} "
+            f"{key.value!r}, indented by {key.column - 1}, becomes the parent of {child.value!r} "
             f"({places.span(child.line, child.column)}), indented by {child.column - 1}"
         )
         hint = "give both the same indent, or a value to the key"
@@ -66,13 +69,13 @@ def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
 
 
 def _is_inherited(key: Event, child: Event, places: Places) -> bool:
-    """Says whether `super()` printed the key, and the line after it in the same block became its child."""
+    """Returns whether `super()` printed the key, and a line of the same block in the child became its child."""
     above, below = places.at(key.line, key.column), places.at(child.line, child.column)
     return bool(above and below and above.site.block == below.site.block and places.builds_on(below, above))
 
 
 def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
-    """Yields a warning for the first line of a text, after its first, that looks like an item of a sequence."""
+    """Yields a warning if a text continues on a line that looks like an item of a sequence."""
     first = places.rendered_line(text.line)
     for number in range(text.line + 1, text.line + _FOLDED_LINES):
         line = places.rendered_line(number)
@@ -80,17 +83,18 @@ def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
         if not item:
             continue
         indent = len(line) - len(line.lstrip(" "))
+        # YAML folds the lines of a plain text, so a line counts only if the text really contains it.
         if not item.startswith("- ") or item not in text.value or item in first:
             return
         before = len(first) - len(first.lstrip(" "))
         at = text._replace(line=number, column=indent + 1, end=None)
         message = (
-            f"{item[:40]!r}, indented by {indent}, became a part of the text above it "
+            f"{item[:40]!r}, indented by {indent}, is part of the text above it "
             f"({places.span(text.line, before + 1)}), indented by {before}"
         )
         if places.builds_on(places.at(text.line, text.column), places.at(at.line, at.column)):
             message = (
-                f"{first.strip()[:40]!r}, indented by {before}, takes in {item[:40]!r} "
+                f"{first.strip()[:40]!r}, indented by {before}, continues with {item[:40]!r} "
                 f"({places.span(number, indent + 1)}), indented by {indent}"
             )
             at = text
@@ -100,16 +104,16 @@ def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
 
 
 def fallen_out(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
-    """Yields a warning for each root key of one file that repeats a setting of the target above it, of another file.
+    """Yields a warning for each root key that repeats a setting of the target above it, which is from another file.
 
-    A block of a child that is written without indent makes targets in place of the settings that it should change.
+    A child's block that is written without indent makes new targets instead of changing the settings.
     """
     holder: Entry | None = None
     for entry in targets:
         if holder and _file(entry) != _file(holder) and entry.key in _settings(holder):
             yield Diagnostic(
                 code="FG221",
-                message=f"{entry.key!r} stands at column 0: it is a target of its own, and changes nothing in "
+                message=f"{entry.key!r} is at column 0: it is a target of its own and changes nothing in "
                 f"{holder.key!r}, which has a setting of that name",
                 severity=Severity.WARNING,
                 span=entry.span,

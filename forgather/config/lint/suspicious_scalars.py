@@ -1,7 +1,7 @@
-"""Strings that look like something else.
+"""Plain scalars that are strings but look like numbers, booleans or null.
 
-Takes the text of a plain scalar that is a string, gives what to write instead. Keeps true: nothing is said of a text
-that YAML readers and people alike read as words; versions, ranges, sizes in bytes and times are such texts.
+Takes the text of a plain scalar that is a string; gives a hint. Invariant: there is no hint for a text that both YAML
+and people read as words, such as versions, ranges, sizes in bytes and times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORDS = {
     "infinity": ".inf",
 }
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d", "-"))
-# A text is looked at closely only where it begins with one of these, or is one of these.
+# The composer tests each string for these two sets first, because `lookalike` is too slow for every string.
 FIRST = frozenset("0123456789+-.\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d")
 WORDS = frozenset(
     spelled + mark
@@ -44,7 +44,7 @@ _BROKEN = r"[-+]?(?:\d*\.\d+\.|\d+\.\d*[eE][-+]?\d*\.\d*|\d+[eE][-+]?\d*\.\d*|\d
 
 @lru_cache(maxsize=512)
 def lookalike(text: str) -> str | None:
-    """Returns what to do about a plain scalar that is a string and looks like a number, boolean or null.
+    """Returns a hint for a plain scalar that is a string and looks like a number, boolean or null; else None.
 
     Example:
         >>> lookalike("1,000"), lookalike("no"), lookalike("cosine")
@@ -59,11 +59,13 @@ def lookalike(text: str) -> str | None:
 
 
 def _meant(text: str) -> str | None:
-    """Returns what was meant; "" where that is not clear; None where the text is a text."""
+    """Returns the value that was probably meant; "" if that is not clear; None for a proper string."""
     if len(text) > _LONGEST:
         return None
+    # `lr: 0.1,` is a habit from Python and JSON.
     if text[-1] in ",;" and _is_value(text[:-1]):
         return text[:-1]
+    # Text processors replace a minus by a dash, which looks the same.
     plain = text.translate(_DASHES)
     word = plain.lstrip("+-").rstrip(",;").casefold()
     if word in _WORDS and (plain[0] not in "+-" or word in ("inf", "infinity", "nan")):
@@ -86,6 +88,7 @@ def _number(text: str) -> str | None:
     if re.fullmatch(_BASE, text):
         return text.lower() if _is_value(text.lower()) else ""
     try:
+        # Python reads more forms of numbers than YAML, such as digits of other scripts.
         float(text.replace(" ", ""))
     except ValueError:
         return "" if re.fullmatch(_BROKEN, text) or re.fullmatch(_SPACED, text) else None
@@ -102,5 +105,5 @@ def _scaled(digits: str, suffix: str) -> str:
 
 
 def _is_value(text: str) -> bool:
-    """Says whether a text is a number, boolean or null to this language."""
+    """Returns whether a text is a number, boolean or null in this language."""
     return bool(text) and (text[0] in "-+.0123456789tTfFnN~") and not isinstance(resolve_scalar(text), str)

@@ -1,1 +1,1 @@
-"""From YAML text to nodes: events, composition, scalars, merges, and errors at the user's line."""
+"""The YAML front end: events, composition into nodes, scalars, merge keys, and errors at the user's line."""

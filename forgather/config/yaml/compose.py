@@ -1,8 +1,8 @@
-"""Events to nodes, without recursion.
+"""Composes YAML events into nodes, without recursion.
 
-Takes `Event` records one by one, gives the root node (or, for a config, the root's entries). Keeps true:
-an alias is the very node that its anchor names; nothing is built for a document that passes its budget;
-no event can make it recurse; the first mistake that reading can go on after is the error, the others go with it.
+Takes `Event` records one by one; gives the root node and, for a config, the entries of the root. Invariants: an alias
+is the same object as the node of its anchor; a document over its budget is refused before it is built; no document can
+cause recursion; reading continues after a mistake where it can, and all mistakes are reported as one error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from forgather.source import Origin
 
 _ODD_BLANKS = tuple("\u00a0\u1680\u2000\u2002\u2003\u2007\u2009\u200b\u202f\u205f\u3000\ufeff")
 
-# What stands where a template's statement was meant; after a `- ` the dashes are read already.
+# Texts that were probably meant as statements of the template language. YAML has consumed the dash of `- include`.
 _STATEMENT = re.compile(
     r"--?(include|extends|import|from)\s+(?:['\"]|[\w-]+[./])|--(set)\s+\w+\s*=|--(block|if|for|end\w+)\b"
     r"|(super)(?:\(\))?$|(set)\s+\w+\.\w+\s*="
@@ -48,7 +48,7 @@ _LISTED_STATEMENT = re.compile(r"(include|extends|import|from)\s+(['\"])[\w.-]+[
 
 @dataclass(slots=True)
 class _Frame:
-    """A sequence or mapping that is still open."""
+    """A sequence or mapping whose end has not been read."""
 
     event: Event
     nodes: list[Node] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Composer:
     """Builds the nodes of one document.
 
     Args:
-        places: origins and errors.
-        budget: limits.
-        anchors: nodes that aliases may name although the document does not define them.
+        places: makes origins and errors from positions.
+        budget: limits of the document.
+        anchors: nodes that aliases may name in addition to the anchors of the document.
         is_config: whether the root is a config, in which keys that begin with a dot are definitions.
     """
 
@@ -89,11 +89,11 @@ class Composer:
         self._merged = 0
 
     def feed(self, event: Event) -> None:
-        """Takes the next event.
+        """Adds the next event.
 
         Raises:
-            LoadError: the event has no meaning in the language, at its place.
-            BudgetError: the document passes a limit.
+            LoadError: the event has no meaning in the language; at its place.
+            BudgetError: FG220, the document passes a limit.
         """
         kind = event.kind
         if kind is END:
@@ -120,8 +120,10 @@ class Composer:
         frame = self._frames.pop()
         event = frame.event
         node = self._guarded(event, lambda: self._sequence(frame) if event.kind is SEQUENCE else self._mapping(frame))
+        # Weighed when it closes, with all that its aliases add: a document that would explode is refused here.
         self._weigh(frame, node)
         if event.kind is MAPPING and not event.flow and frame.events and self._frames:
+            # An odd number of events in a mapping means that the last one is a key, whose value this mapping is.
             above = self._frames[-1]
             if above.event.kind is MAPPING and len(above.events) % 2:
                 self.indents.note(above.events[-1], frame.events[0])
@@ -140,6 +142,7 @@ class Composer:
             if event.anchor in self.anchors:
                 self.reuse.note_anchor(event, self.anchors[event.anchor], node)
             self.anchors[event.anchor] = node
+            # The first anchor of a node is the name that printing uses.
             self.names.setdefault(id(node), event.anchor)
             self.anchored.append(node)
         return node
@@ -147,16 +150,17 @@ class Composer:
     def _alias(self, event: Event) -> Node:
         name = event.value
         for frame in self._frames:
+            # The anchor of an open container is not yet in `anchors`, so the cycle is found by the frames.
             if frame.event.anchor == name:
                 where = f"which begins at {self._places.span(frame.event.line, frame.event.column)}"
-                message = f"*{name} stands inside &{name}, {where}: a value cannot hold itself"
-                raise self._fault(event, message, "FG205", "point at a part of it, or build the link in Python")
+                message = f"*{name} is inside &{name}, {where}: a value cannot contain itself"
+                raise self._fault(event, message, "FG205", "refer to a part of it, or make the reference in Python")
         node = self.anchors.get(name)
         if node is None:
             below = self._places.anchor_below(name, event.line)
-            hint = f"&{name} stands below, at {below}; move it above this line" if below else None
+            hint = f"&{name} is defined below, at {below}; move it above this line" if below else None
             hint = hint or nearest(name, list(self.anchors)) or f"define it above with &{name}"
-            fault = self._fault(event, f"*{name} names no anchor defined above it", "FG203", hint)
+            fault = self._fault(event, f"*{name} refers to an anchor that is not defined above it", "FG203", hint)
             return self._placeholder(fault, event)
         self.reuse.aliased.add(id(node))
         if name in self.reuse:
@@ -165,9 +169,11 @@ class Composer:
 
     def _scalar(self, event: Event) -> Node:
         origin = self._places.origin(event)
+        # A quoted or block scalar without a tag is a string, whatever it looks like.
         if event.tag is None and not event.plain:
             return Scalar(origin=origin, value=event.value)
         digits = self._budget.max_integer_digits
+        # `! call:torch` is YAML's non-specific tag before a text, never what was meant.
         if event.tag == "!" and event.value.split(":")[0] in TAGS:
             message = f"a space after '!': the tag ends before {event.value[:60]!r}"
             raise self._fault(event, message, "FG211", "write the tag without spaces: !" + event.value.split()[0])
@@ -179,6 +185,7 @@ class Composer:
                 value = resolve_scalar(event.value, digits)
             except Refusal as refusal:
                 raise self._refused(event, refusal) from None
+            # Cheap tests first: this runs for every plain string of a document.
             if value is event.value and (value in WORDS or value[0] in FIRST or "- " in value):
                 self._note_odd(event)
             return Scalar(origin=origin, value=value, written=None if value is event.value else event.value)
@@ -187,13 +194,13 @@ class Composer:
         return self._guarded(event, lambda: self._tagged_scalar(event, origin))
 
     def _note_odd(self, event: Event) -> None:
-        """Notes a text that was perhaps not meant as one: a number, or items that were folded into it."""
+        """Records a string that was perhaps meant as a number, or that has list items folded into it."""
         if not self._is_config or self._at_key():
             return
         if "- " in event.value:
             self.indents.note_text(event)
         if hint := lookalike(event.value):
-            message = f"{event.value!r} is a string here, and looks like something else"
+            message = f"{event.value!r} is a string here, but looks like another type"
             finding = self._places.finding(event, message, code="FG222", severity=Severity.LINT, hint=hint)
             self.diagnostics.append(finding)
 
@@ -205,6 +212,7 @@ class Composer:
         found = (_LISTED_STATEMENT if listed else _STATEMENT).match(event.value)
         if found is None or not (listed or self._places.opens_line(event)):
             return
+        # The alternatives of the pattern have one group each, of which the matching one is not None.
         word = next(group for group in found.groups() if group)
         raise self._fault(
             event,
@@ -220,9 +228,9 @@ class Composer:
             if event.plain and ":" in event.value:
                 behind = event.value.split()[0]
                 message = f"a space inside the tag: {event.tag!r} ends at the space before {behind[:60]!r}"
-                hint = "a tag holds no spaces; rename what it points at"
+                hint = "a tag cannot contain spaces; rename what it refers to"
                 if event.tag in _CALLS and _CONSTRUCTOR.fullmatch(behind):
-                    hint = f"write ':' for the space: {event.tag}:{behind}"
+                    hint = f"write ':' in place of the space: {event.tag}:{behind}"
                 raise Refusal("FG211", message, hint) from None
             raise refusal from None
         return tagged_scalar(tag, event, origin, self._budget.max_integer_digits)
@@ -232,6 +240,7 @@ class Composer:
     def _sequence(self, frame: _Frame) -> Node:
         event, items = frame.event, tuple(frame.nodes)
         origin = self._places.origin(event)
+        # Items have no key, so an alias among them is kept as an entry of its position.
         marks = tuple(
             Entry(position, items[position], place := self._places.origin(item), (), item.value, _line(place))
             for position, item in enumerate(frame.events)
@@ -271,6 +280,7 @@ class Composer:
             if events[at + 1].kind is ALIAS:
                 alias = events[at + 1].value, _line(self._places.origin(events[at + 1]))
             entry = Entry(self._key(key, key_event), value, key.origin, (), *alias)
+            # Definitions may repeat freely; each keeps its own value.
             if is_root and isinstance(entry.key, str) and entry.key.startswith("."):
                 definitions.append(entry)
             else:
@@ -278,6 +288,7 @@ class Composer:
                 lines[id(entry)] = key_event
         if is_root:
             self.definitions = tuple(definitions)
+        # The common case, without copies.
         if not merges and len({entry.key for entry in explicit}) == len(explicit):
             return tuple(explicit)
         return with_merges(explicit, merges, self._places.descents, lambda repeat: self._repeated(repeat, lines))
@@ -285,7 +296,7 @@ class Composer:
     def _key(self, node: Node, event: Event) -> PlainKey:
         if isinstance(node, Scalar):
             if event.plain and event.value[:1] in _ODD_BLANKS:
-                message = f"U+{ord(event.value[0]):04X} before a key looks like a space, and is a part of the key"
+                message = f"U+{ord(event.value[0]):04X} before a key looks like a space, but is part of the key"
                 raise self._fault(event, message, "FG219", "indent with plain spaces")
             return node.value
         if isinstance(node, Sequence) and not node.tagged and all(isinstance(item, Scalar) for item in node.items):
@@ -300,6 +311,8 @@ class Composer:
         sources = value.items if isinstance(value, Sequence) and plain_sequence else (value,)
         found: list[tuple[Entry, ...]] = []
         for source in sources:
+            # `_entries` also has the keys of tagged mappings, such as the arguments of a call, which `<<` may merge. A
+            # value that could not be read was reported already, and merges nothing.
             entries = () if source in self.faults else self._entries.get(id(source))
             if entries is None:
                 entries = source.entries if isinstance(source, Mapped) else None
@@ -308,6 +321,7 @@ class Composer:
                 raise self._fault(
                     event, message, "FG218", "write <<: *name of a mapping, or <<: [*a, *b]; quote '<<' if it is a key"
                 )
+            # Merging a large mapping into thousands of others costs no nodes, so the copies are counted apart.
             self._merged += len(entries)
             if self._merged > self._budget.max_nodes:
                 raise self._over(event, f"merge keys copy more than {self._budget.max_nodes} entries", "merge less")
@@ -336,6 +350,7 @@ class Composer:
             message = f"nested deeper than {self._budget.max_depth} once its aliases are followed"
             raise self._over(frame.event, message, "flatten it")
         self._weights[id(node)] = (size, depth + 1)
+        # The ids in the tables stay unique only while the nodes exist.
         self._kept.append(node)
         self._kept.extend(frame.nodes)
 
@@ -374,35 +389,46 @@ _MAX_FAULTS = 10
 
 
 class Faults:
-    """The faults of one document, and what stands where values are missing."""
+    """The errors of one document, and the placeholders of values that could not be read."""
 
     def __init__(self) -> None:
         self._found: list[LoadError] = []
         self._holes: dict[int, Node] = {}
 
     def __contains__(self, node: Node) -> bool:
-        """Says whether a node stands for a value that could not be read."""
+        """Returns whether a node is the placeholder of a value that could not be read."""
         return id(node) in self._holes
 
     def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
-        """Keeps a fault for the end, or raises it where nothing that follows can be trusted."""
-        # What follows a key or a tag that was read wrongly is not what was meant.
+        """Records an error for the end of the document, or raises it if reading cannot continue after it.
+
+        Args:
+            fault: the error.
+            is_key: whether a key could not be read.
+        """
+        # After a key or a tag that was misread, further errors would be consequences of the first.
         if isinstance(fault, BudgetError) or is_key or fault.code == "FG211" or len(self._found) >= _MAX_FAULTS:
             raise fault
         self._found.append(fault)
 
     def placeholder(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
-        """Keeps a fault, and returns what stands for the value until the end."""
+        """Records an error, and returns a placeholder for the value.
+
+        Args:
+            fault: the error.
+            origin: the place of the value.
+            is_key: whether the value is a key.
+        """
         self.note(fault, is_key=is_key)
         node = Scalar(origin=origin, value=None)
         self._holes[id(node)] = node
         return node
 
     def joined(self, last: LoadError | None = None) -> LoadError | None:
-        """Returns one error for all faults; None where there are none.
+        """Returns the first error, with all others attached; None if there are none.
 
         Args:
-            last: the fault that ended the reading.
+            last: the error that ended the reading.
         """
         faults = [*self._found, *([last] if last else [])]
         if not faults:

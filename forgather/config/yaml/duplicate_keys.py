@@ -1,9 +1,9 @@
-"""Repeated keys: is the second an override, a slip, or a mistake?
+"""Duplicate keys of a mapping: an override, a redundant line, or an error.
 
-Takes two entries of one key and which template extends which, gives a verdict. Keeps true: the rule of the
-language on repeated keys. A key's writer chain is its origin's sites; two chains are compared from the
-outermost site, and the first difference of template or block makes the later key an override. Sub-templates
-of one name in two files are two templates.
+Takes two entries of one key, and which template extends which; gives a verdict and findings. Invariant: the rule of the
+language on repeated keys. The writer chain of a key is the sites of its origin; two chains are compared from the
+outermost site, and the first difference of template or block makes the later key an override. Sub-templates of one name
+in two files are two templates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from forgather.source import Origin
 
 
 class Verdict(StrEnum):
-    """What a repeated key is."""
+    """The relation of the later of two equal keys to the earlier one.
+
+    OVERRIDE: a child's line replaces a parent's. BURIED: a child's line comes before the parent's, and loses. SAME: one
+    block gives the same value twice. UNSURE: an origin is approximate. CONFLICT: one block gives two values.
+    """
 
     OVERRIDE = "override"
     BURIED = "buried"
@@ -33,7 +37,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A key that stands twice, with what that means."""
+    """Two entries of one key, and the verdict on them."""
 
     earlier: Entry
     later: Entry
@@ -41,14 +45,15 @@ class Repeat:
 
 
 def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Verdict:
-    """Returns what the later of two entries of one key is to the earlier one.
+    """Returns the verdict on two entries of one key.
 
     Args:
-        earlier: the entry met first.
-        later: the entry met second.
+        earlier: the first entry of the document.
+        later: the second one.
         descents: pairs of a template and one that it extends, directly or not; a template is its file and name.
     """
     a, b = earlier.origin, later.origin
+    # Nodes without an origin are made in Python and have no writer chain.
     difference = _first_difference(a, b) if a and b else None
     if difference is not None:
         return Verdict.BURIED if difference in descents else Verdict.OVERRIDE
@@ -58,10 +63,10 @@ def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Te
 
 
 def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
-    """Returns the two templates at the first site that differs by template or block; None without one.
+    """Returns the templates of both chains at the first site that differs by template or block; None if none does.
 
-    A chain that ends goes on with its last line: text printed by a macro of the same block of the same
-    template is that block's text.
+    The shorter chain is extended by its last site: text printed by a macro of the same block of the same template
+    counts as text of that block.
     """
     for position in range(max(len(a.sites), len(b.sites))):
         ours, theirs = a.sites[min(position, len(a.sites) - 1)], b.sites[min(position, len(b.sites) - 1)]
@@ -71,12 +76,12 @@ def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
 
 
 def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:
-    """Returns what there is to say about a repeated key.
+    """Returns the findings about a duplicate key.
 
     Args:
         repeat: the two entries.
         event: the later key.
-        places: origins and errors.
+        places: makes origins and errors from positions.
         is_root: whether the key is a target.
 
     Raises:
@@ -87,41 +92,46 @@ def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool)
     if repeat.verdict is Verdict.CONFLICT:
         raise places.fault_at(
             event,
-            f"the key {later.key!r} stands twice in one block with different values; the first is at {first}",
+            f"the key {later.key!r} appears twice in one block with different values; the first is at {first}",
             code="FG206",
             hint="remove one of them; to override a parent's line, put it in a child's block",
         )
     if is_root and (meant := _meant_block(repeat, event, places)):
         return [meant]
     if repeat.verdict is Verdict.OVERRIDE:
+        # An override is what a child is for: there is nothing to report unless it changes nothing.
         return list(_idle(earlier, later, event, places))
     notes = {
-        Verdict.SAME: f"the key {later.key!r} stands twice with the same value; the first is at {first}",
-        Verdict.UNSURE: f"the key {later.key!r} stands twice, and a filter hides who wrote it; the later one wins",
+        Verdict.SAME: f"the key {later.key!r} appears twice with the same value; the first is at {first}",
+        Verdict.UNSURE: f"the key {later.key!r} appears twice, and a filter hides its template; the later one wins",
         Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
     }
     buried = repeat.verdict is Verdict.BURIED
+    # An option of the command line beats the line of the config on purpose.
     if buried and _is_given(later):
         return []
     hint = "put the line below super()" if buried else "remove one of them"
     finding = places.finding(event, notes[repeat.verdict], code="FG207", severity=Severity.LINT, hint=hint)
+    # For a buried line the child's line is the earlier one.
     return [replace(finding, span=earlier.span) if buried else finding]
 
 
 def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | None:
-    """Returns what to say of a target that a template writes where a block of its parents was meant."""
+    """Returns the finding about a target that repeats one of a parent where its block was probably meant."""
     earlier, later = repeat.earlier, repeat.later
     buried = repeat.verdict is Verdict.BURIED
     ours, theirs = (earlier, later) if buried else (later, earlier)
     if later.key not in places.blocks or not places.extends(ours.origin, theirs.origin):
         return None
-    effect = "has no effect beside" if buried else "does not change, for whatever uses it,"
+    subject, place = f"the target {later.key!r} of this template", f"that of its parent, at {theirs.span}"
     finding = places.finding(
         event,
-        f"the target {later.key!r} of this template {effect} that of its parent, at {theirs.span}",
+        f"{subject} is overridden by {place}"
+        if buried
+        else f"{subject} does not change {place}, in the values that use it",
         code="FG225",
         severity=Severity.ERROR if buried else Severity.WARNING,
-        hint=f"write the block [{later.key}], with `== super()` as its first line to keep what the parent says",
+        hint=f"write the block [{later.key}], with `== super()` as its first line to keep the parent's text",
     )
     return replace(finding, span=ours.span)
 
@@ -132,19 +142,20 @@ def _idle(earlier: Entry, later: Entry, event: Event, places: Places) -> Iterato
     if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):
         return
     if not places.is_verbatim(event):
-        return  # a value that is computed may be another one the next time
-    message = f"{later.key!r} overrides the line at {a.span} with the value that it has there"
+        return  # a computed value may differ in the next load
+    message = f"{later.key!r} overrides the line at {a.span} with the same value"
     hint = "remove the line; or keep it, if the value must stay when that line changes"
     yield places.finding(event, message, code="FG233", severity=Severity.LINT, hint=hint)
 
 
 def _is_given(entry: Entry) -> bool:
-    """Says whether a value was given from outside, as an option of the command line is."""
+    """Returns whether a value was given from outside, such as an option of the command line."""
     sets = entry.value.origin.sets if entry.value.origin else ()
     return any(site.span.file.startswith("<") for site in sets)
 
 
 def _same(a: Node, b: Node) -> bool:
     if isinstance(a, Scalar) and isinstance(b, Scalar):
+        # By repr, 1 and 1.0 and True differ: an override may change the type only.
         return repr(a.value) == repr(b.value)
     return same_value(a, b)

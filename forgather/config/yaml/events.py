@@ -1,7 +1,7 @@
-"""The events of a YAML document, as plain records.
+"""The events of a YAML document as plain records, and the errors of reading it.
 
-Takes nothing; `_yaml` makes these, `compose` reads them. Keeps true: lines and columns are 1-based, and
-nothing here knows which YAML library is in use.
+`parser` makes the events, `compose` reads them. Invariants: lines and columns count from 1; nothing here depends on the
+YAML library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping"
 
 
 class End(Protocol):
-    """The place behind a piece of text, counted from 0 as parsers do."""
+    """The place after a piece of text, counted from 0 as parsers do."""
 
     @property
     def line(self) -> int:
@@ -27,7 +27,7 @@ class End(Protocol):
 
 
 class Place(NamedTuple):
-    """A place that no parser made."""
+    """An `End` that was computed instead of read from the parser."""
 
     line: int
     column: int
@@ -41,11 +41,11 @@ class Event(NamedTuple):
         line: line of the rendered text.
         column: column of the rendered text.
         value: text of a scalar, name of an alias.
-        tag: tag as written, escapes decoded; None without one.
-        anchor: anchor name; None without one.
+        tag: tag as written, with escapes decoded; None if there is none.
+        anchor: name of the anchor; None if there is none.
         plain: True for a scalar without quotes or block style.
         flow: True for a container in brackets.
-        end: where the scalar or the tag ends; None where there is neither.
+        end: where the scalar or the tag ends; None if there is neither.
     """
 
     kind: str
@@ -60,13 +60,13 @@ class Event(NamedTuple):
 
 
 class Refusal(ValueError):
-    """A value or tag that the language refuses; whoever knows the place makes an error of it.
+    """A value or tag that the language refuses; the caller that knows the place turns it into an error.
 
     Args:
         code: stable code.
         message: what was found.
         hint: what can be done.
-        span: the place, where it is known better than by whoever catches this.
+        span: a more exact place than that of the caller; None if there is none.
     """
 
     def __init__(self, code: str, message: str, hint: str | None = None, *, span: Span | None = None) -> None:
@@ -74,23 +74,24 @@ class Refusal(ValueError):
         self.code, self.message, self.hint, self.span = code, message, hint, span
 
     def located(self, span: Span | None, path: str) -> GraphError:
-        """Returns the error of a value that is refused when it is built.
+        """Returns the error for a value that is refused during construction.
 
         Args:
             span: where the value is written.
-            path: where it is in the graph.
+            path: its path in the graph.
         """
+        # A refusal during construction is not an error of loading, although the message is the same.
         return GraphError(self.message, code=self.code, span=span, path=path, hint=self.hint)
 
 
 class YamlProblem(Exception):
-    """The text is not one YAML document; `yaml_errors` turns it into an error for the user.
+    """The text is not one YAML document; `yaml_errors` turns this into an error for the user.
 
     Args:
-        problem: what the parser met, in the parser's words.
+        problem: the parser's message.
         line: line of the rendered text.
         column: column of the rendered text.
-        start: line on which the construct begins, where the parser tells.
+        start: line on which the construct begins; None if the parser does not report it.
     """
 
     def __init__(self, problem: str, line: int, column: int, start: int | None = None) -> None:

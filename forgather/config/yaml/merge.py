@@ -1,8 +1,8 @@
-"""The keys of one mapping: repeats and merge keys settled.
+"""Merge keys and duplicate keys of one mapping.
 
-Takes the entries of a mapping in the order in which they stand, and the mappings under its `<<` keys;
-gives the entries that count. Keeps true: explicit keys beat merged ones, a later `<<` line beats an earlier
-one, within one `<<: [*a, *b]` the earlier wins; whatever is overridden is remembered in `Entry.replaced`.
+Takes the entries of a mapping in the order of the document, and the mappings under its `<<` keys; gives the effective
+entries. Invariants: explicit keys override merged ones, a later `<<` line overrides an earlier one, and within one
+`<<: [*a, *b]` the earlier mapping wins; overridden entries are kept in `Entry.replaced`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ def with_merges(
     descents: AbstractSet[tuple[Template, Template]],
     report: Callable[[Repeat], None],
 ) -> tuple[Entry, ...]:
-    """Returns the entries that count, merged keys first, each in the place where it was first met.
+    """Returns the effective entries, merged keys first, each at the position of its first occurrence.
 
     Args:
         explicit: entries written in the mapping itself.
         merges: for each `<<` line, its place and the entries of each mapping named there.
         descents: pairs of a template and one that it extends.
-        report: called for each repeated explicit key.
+        report: called for each duplicate explicit key.
     """
     merged: dict[object, Entry] = {}
     for origin, sources in merges:
         line: dict[object, Entry] = {}
         for entries in sources:
             for entry in entries:
+                # Within one `<<: [*a, *b]`, the earlier mapping wins.
                 if entry.key not in line:
                     line[entry.key] = reached(entry, MERGE_KEY, () if origin is None else (origin,))
         _put_all(merged, line.values())
@@ -52,12 +53,14 @@ def with_merges(
             own[entry.key] = overriding(entry, earlier)
     if not merged:
         return tuple(own.values())
+    # Own keys last, so that they override merged ones but keep the position of the first.
     _put_all(merged, own.values())
     return tuple(merged.values())
 
 
 def overriding(entry: Entry, earlier: Entry) -> Entry:
-    """Returns `entry` as the override of `earlier`, which it remembers."""
+    """Returns `entry` as the override of `earlier`, which is kept in `replaced`."""
+    # Each override copies the history of the one before, so its length is bounded.
     return replace(entry, replaced=(*entry.replaced, earlier, *earlier.replaced)[:_REMEMBERED])
 
 
@@ -69,10 +72,12 @@ def reached(entry: Entry, alias: str | None, through: tuple[Origin, ...]) -> Ent
 def _put_all(into: dict[object, Entry], entries: Iterable[Entry]) -> None:
     for entry in entries:
         earlier = into.get(entry.key)
+        # Two merge lines may bring the same entry, which then overrides nothing.
         into[entry.key] = entry if earlier is None or earlier is entry else overriding(entry, earlier)
 
 
 def _repeat(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Repeat:
+    # A mistake within one block must be found even if a line of the parent is between the two.
     for other in earlier.replaced:
         if judge(other, later, descents) is Verdict.CONFLICT:
             return Repeat(other, later, Verdict.CONFLICT)

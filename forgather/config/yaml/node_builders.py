@@ -1,7 +1,7 @@
-"""A tag and what stands behind it, made into a node.
+"""Builds the node of a tag and the value after it.
 
-Takes a `Tag` and a payload (a scalar, a sequence or the entries of a mapping), gives a node. Keeps true:
-the argument forms of the language are decided here and nowhere else; nothing is imported.
+Takes a `Tag` and a scalar, a sequence or the entries of a mapping; gives a node. Invariants: the argument forms of the
+language (`args`, `kwargs`, `arg0`, ...) are interpreted here only; nothing is imported.
 """
 
 from __future__ import annotations
@@ -37,13 +37,23 @@ _EXPLICIT = frozenset(("args", "kwargs"))
 
 
 def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int) -> Node:
-    """Returns the node of a tag in front of a scalar, or of nothing."""
+    """Returns the node of a tag before a scalar or before nothing.
+
+    Args:
+        tag: the tag.
+        event: the scalar.
+        origin: its place.
+        max_digits: the most digits of an integer.
+
+    Raises:
+        Refusal: FG212, the tag takes no scalar.
+    """
     nothing = event.plain and not event.value
     if isinstance(tag.kind, type):
         return _value_node(tag.kind, event.value, None, origin)
     if isinstance(tag.kind, ContainerKind):
         if not nothing:
-            raise Refusal("FG212", f"!{tag.kind} stands before {event.value[:80]!r}", _container_hint(tag.kind))
+            raise Refusal("FG212", f"!{tag.kind} is followed by {event.value[:80]!r}", _container_hint(tag.kind))
         return tagged_mapping(tag, (), origin) if _is_mapped(tag.kind) else tagged_sequence(tag, (), origin)
     value = resolve_scalar(event.value, max_digits) if event.plain else event.value
     written = None if value is event.value else event.value
@@ -52,36 +62,60 @@ def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int
 
 
 def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None, marks: tuple[Entry, ...] = ()) -> Node:
-    """Returns the node of a tag in front of a sequence."""
+    """Returns the node of a tag before a sequence.
+
+    Args:
+        tag: the tag.
+        items: the items.
+        origin: the place of the sequence.
+        marks: entries of the items that are aliases.
+
+    Raises:
+        Refusal: FG212, the tag takes no sequence.
+    """
     if isinstance(tag.kind, CallKind):
         return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name, marks=marks)
     if isinstance(tag.kind, type):
-        raise Refusal("FG212", f"!{tag.kind.tag} stands before a sequence", _value_hint(tag.kind))
+        raise Refusal("FG212", f"!{tag.kind.tag} is followed by a sequence", _value_hint(tag.kind))
     if _is_mapped(tag.kind):
-        raise Refusal("FG212", f"!{tag.kind} stands before a sequence", _container_hint(tag.kind))
+        raise Refusal("FG212", f"!{tag.kind} is followed by a sequence", _container_hint(tag.kind))
     return Sequence(origin=origin, kind=tag.kind, items=items, name=tag.name, tagged=True, marks=marks)
 
 
 def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
-    """Returns the node of a tag in front of a mapping."""
+    """Returns the node of a tag before a mapping.
+
+    Args:
+        tag: the tag.
+        entries: the entries of the mapping.
+        origin: its place.
+
+    Raises:
+        Refusal: FG212, the tag takes no mapping; FG213, the arguments have a wrong form.
+    """
     if isinstance(tag.kind, CallKind):
         return _call(tag.kind, tag, entries, origin)
     if isinstance(tag.kind, type):
         return _value_from_mapping(tag.kind, entries, origin)
     if not _is_mapped(tag.kind):
-        raise Refusal("FG212", f"!{tag.kind} stands before a mapping", _container_hint(tag.kind))
+        raise Refusal("FG212", f"!{tag.kind} is followed by a mapping", _container_hint(tag.kind))
     return Mapped(origin=origin, kind=tag.kind, entries=entries, name=tag.name, tagged=True)
 
 
 def standard_scalar(tag: str, event: Event, origin: Origin | None, max_digits: int) -> Node:
-    """Returns the node of `!`, `!!str`, `!!int`, `!!float`, `!!bool` or `!!null` in front of a scalar."""
+    """Returns the node of `!`, `!!str`, `!!int`, `!!float`, `!!bool` or `!!null` before a scalar.
+
+    Raises:
+        Refusal: FG212, the scalar is of another type.
+    """
     word = tag.removeprefix(STANDARD)
     if word in ("!", "str"):
         return Scalar(origin=origin, value=event.value)
     value = resolve_scalar(event.value, max_digits)
     wanted = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}[word]
     if not isinstance(value, wanted) or (isinstance(value, bool) and word != "bool"):  # type: ignore[arg-type]
-        raise Refusal("FG212", f"!!{word} stands before {event.value[:80]!r}", "leave the tag out")
+        raise Refusal("FG212", f"!!{word} is followed by {event.value[:80]!r}", "leave the tag out")
+    # `!!float 1` is the float 1.0; every other standard tag leaves the value as it is.
     return Scalar(origin=origin, value=float(value) if word == "float" else value)  # type: ignore[arg-type]
 
 
@@ -107,7 +141,7 @@ def _value_hint(kind: type[Lookup]) -> str:
 
 def _value_node(kind: type[Lookup], text: str, default: Node | None, origin: Origin | None) -> Node:
     if not text.strip():
-        raise Refusal("FG212", f"!{kind.tag} stands before nothing", _value_hint(kind))
+        raise Refusal("FG212", f"!{kind.tag} is followed by nothing", _value_hint(kind))
     if any(char in text for char in kind.excluded):
         raise Refusal("FG212", f"{text!r} cannot be the name of an environment variable", _value_hint(kind))
     return kind(origin=origin, text=text, default=default)
@@ -119,7 +153,7 @@ def _value_from_mapping(kind: type[Lookup], entries: tuple[Entry, ...], origin: 
     default = parts.pop("default", None)
     if kind.is_expression or parts or not isinstance(name, Scalar) or not isinstance(name.value, str):
         found = ", ".join(repr(entry.key) for entry in entries) or "nothing"
-        raise Refusal("FG212", f"!{kind.tag} stands before a mapping of {found}", _value_hint(kind))
+        raise Refusal("FG212", f"!{kind.tag} is followed by a mapping of {found}", _value_hint(kind))
     return _value_node(kind, name.value, default, origin)
 
 
@@ -135,10 +169,13 @@ def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin |
         name=tag.name,
     )
     marks = _remembered([reserved[SEARCH_PATH]]) if SEARCH_PATH in reserved else ()
+    # Only `args` and `kwargs` and nothing else make the explicit form, so a constructor may have parameters of these
+    # names.
     if plain and all(entry.key in _EXPLICIT for entry in plain):
         forms = {entry.key: entry for entry in plain}
         args, kwargs = _sequence_under(forms.get("args")), _mapping_under(forms.get("kwargs"))
         return replace(node, args=args, kwargs=kwargs, marks=(*marks, *_marks_under(forms.get("args"))))
+    # `arg10` sorts after `arg9`, so the order is by number and not by text.
     numbered = [(int(match[1]), entry) for entry in plain if (match := _positional(entry))]
     ordered = [entry for _, entry in sorted(numbered, key=lambda pair: pair[0])]
     marks += _remembered([replace(entry, key=position) for position, entry in enumerate(ordered)])
@@ -147,19 +184,20 @@ def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin |
 
 
 def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
-    """Returns keywords that are merged last; those that a `!var` gives stand under the key `latent_args` itself."""
+    """Returns the keywords that are merged last; a `!var` that gives them is kept under the key `latent_args`."""
+    # A `!meta` gets its arguments unconstructed, so a `!var` there is a value like any other.
     if entry is not None and isinstance(entry.value, Var) and kind is not CallKind.META:
         return (entry,)
     entries = _mapping_under(entry)
     for inner in entries:
         if inner.key == SPREAD and isinstance(inner.value, Var):
             hint = f"for a keyword argument of that name write kwargs: {{{SPREAD}: ...}}"
-            raise Refusal("FG213", f"{SPREAD!r} stands inside {SPREAD!r}", hint, span=inner.span)
+            raise Refusal("FG213", f"{SPREAD!r} is inside {SPREAD!r}", hint, span=inner.span)
     return entries
 
 
 def _remembered(entries: list[Entry]) -> tuple[Entry, ...]:
-    """Returns the entries that say more than their value does."""
+    """Returns the entries with information besides their value: an alias, or entries that they replaced."""
     return tuple(entry for entry in entries if entry.alias or entry.replaced)
 
 
@@ -168,7 +206,7 @@ def _positional(entry: Entry) -> re.Match[str] | None:
 
 
 def is_positional(key: str) -> bool:
-    """Returns whether a key of a call's mapping is read as a positional argument."""
+    """Returns whether a key in the mapping of a call (`arg0`, `arg1`, ...) is a positional argument."""
     return _POSITIONAL.fullmatch(key) is not None
 
 
@@ -188,14 +226,14 @@ def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
         return entry.value.items
     raise Refusal(
         "FG213",
-        f"'args' of the explicit form is {describe(entry.value)}; it is a sequence of positional arguments",
+        f"'args' of the explicit form is {describe(entry.value)}; it must be a sequence of positional arguments",
         "for a keyword argument named args write kwargs: {args: ...}",
         span=entry.span,
     )
 
 
 def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
-    """What is remembered of the items of `args:`, and of the items of the lists that this `args:` replaced."""
+    """Returns the aliases and replaced entries of the items of `args:`, those of replaced `args:` lists included."""
     if entry is None or not isinstance(entry.value, Sequence):
         return ()
     marks = {mark.key: mark for mark in entry.value.marks}
@@ -204,7 +242,7 @@ def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
 
 
 def _seen_in(form: Entry, entry: Entry) -> Entry:
-    """Returns an entry of `args:`, `kwargs:` or `latent_args:` with what is remembered of the form around it."""
+    """Returns an entry of `args:`, `kwargs:` or `latent_args:` with the alias and replaced entries of that key."""
     if not form.alias and not form.replaced:
         return entry
     seen = reached(entry, form.alias, form.through)
@@ -222,7 +260,7 @@ def _mapping_under(entry: Entry | None) -> tuple[Entry, ...]:
         return _keywords(tuple(_seen_in(entry, inner) for inner in entry.value.entries))
     raise Refusal(
         "FG213",
-        f"{entry.key!r} is {describe(entry.value)}; it is a mapping of keyword arguments",
+        f"{entry.key!r} is {describe(entry.value)}; it must be a mapping of keyword arguments",
         f"for a keyword argument of that name write kwargs: {{{entry.key}: ...}}",
         span=entry.span,
     )

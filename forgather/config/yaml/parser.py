@@ -1,9 +1,9 @@
-"""Text to YAML events; the only importer of ruamel.yaml.
+"""Parses YAML text into events; the only importer of ruamel.yaml.
 
-Takes a text, gives `Event` records one by one. Keeps true: events only, never composed or constructed nodes; libyaml
-reads, and the pure parser where libyaml takes a text such as `[12:30]` for a mistake; one document without directives;
-every failure is a `YamlProblem` with a place; a value stands where its tag or text begins, also when its anchor stands
-on a line before.
+Takes a text; gives `Event` records one by one. Invariants: it reads events only, because ruamel's composer refuses
+re-used anchors and recurses; libyaml parses, and the pure Python parser takes over where libyaml wrongly reports a text
+such as `[12:30]`; there is one document without directives; every failure is a `YamlProblem` with a place; the place of
+a value is that of its tag or text, even if its anchor is on a line before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, 
 # The pure parser reads some 50,000 characters in a second.
 _MAX_PURE_CHARS = 60_000
 SECOND_DOCUMENT = "a second document begins here"
-DIRECTIVE = "a directive stands before the document"
+DIRECTIVE = "a directive before the document"
 
 
 def read_events(text: str) -> Iterator[Event]:
@@ -32,6 +32,7 @@ def read_events(text: str) -> Iterator[Event]:
     count = 0
     try:
         for event in _parsed(text, pure=False):
+            # The pure parser starts from the beginning again, and its first `count` events were already given.
             count += 1
             yield event
     except YamlProblem as problem:
@@ -41,7 +42,13 @@ def read_events(text: str) -> Iterator[Event]:
 
 
 def _from_the_pure_parser(text: str, count: int, problem: YamlProblem) -> Iterator[Event]:
-    """Yields the events behind those that libyaml gave before it met what it takes for a mistake."""
+    """Yields the events after those that libyaml gave before it failed.
+
+    Args:
+        text: the document.
+        count: number of events from libyaml.
+        problem: the failure of libyaml, which is raised again if the pure parser does not get further.
+    """
     before: Event | None = None
     try:
         for number, event in enumerate(_parsed(text, pure=True)):
@@ -51,18 +58,19 @@ def _from_the_pure_parser(text: str, count: int, problem: YamlProblem) -> Iterat
             if number >= count:
                 yield event
     except YamlProblem as other:
+        # Both parsers failed: the one that got further is about the real mistake.
         raise (other if (other.line, other.column) > (problem.line, problem.column) else problem) from None
 
 
 def _is_odd(scalar: Event, behind: Event) -> bool:
-    """Says whether a text with a ':' was rather meant as a key and its value: `{lr:3}`, `[lr:]`."""
+    """Returns whether a text with a ':' was probably meant as a key and its value: `{lr:3}`, `[lr:]`."""
     return re.search(r"[^:]:$", scalar.value) is not None or (
         behind.kind is SCALAR and behind.plain and not behind.value
     )
 
 
 def _may_be_plain(text: str, problem: YamlProblem) -> bool:
-    """Says whether libyaml met a ':' or '?' that may be a part of a text, which it cannot read inside brackets."""
+    """Returns whether libyaml failed at a ':' or '?' that may be part of a text: it reads none inside brackets."""
     lines = text.split("\n")
     line = lines[problem.line - 1] if problem.line <= len(lines) else ""
     return len(text) <= _MAX_PURE_CHARS and any(
@@ -74,6 +82,7 @@ def _parsed(text: str, *, pure: bool) -> Iterator[Event]:
     documents = 0
     lines = text.split("\n")
     try:
+        # `parse` and never `compose`: composing refuses re-used anchors, crashes on deep nesting and accepts cycles.
         for event in YAML(typ="safe", pure=pure).parse(text):
             kind = _KINDS.get(type(event))
             if kind is not None:
@@ -112,6 +121,7 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
         return Event(kind, line, column, event.anchor)
     if kind is END:
         return Event(kind, line, column)
+    # The null of `key: &x` is at its anchor; there is no text below that could be its place.
     empty = kind is SCALAR and not (event.value or event.style or event.tag)
     if event.anchor is not None and not empty and _ANCHOR_ALONE.match(lines[line - 1], column - 1):
         line, column = _behind_anchor(lines, line, column)
@@ -126,7 +136,7 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
 
 
 def _behind_anchor(lines: list[str], line: int, column: int) -> tuple[int, int]:
-    """Returns where the value begins whose anchor stands alone at (`line`, `column`)."""
+    """Returns the line and column of the value whose anchor is alone on its line."""
     for number in range(line, len(lines)):
         if not _NO_CONTENT.match(lines[number]):
             return number + 1, len(lines[number]) - len(lines[number].lstrip()) + 1
@@ -134,6 +144,7 @@ def _behind_anchor(lines: list[str], line: int, column: int) -> tuple[int, int]:
 
 
 def _problem(error: MarkedYAMLError) -> YamlProblem:
+    # Some errors of ruamel have only one of the two marks.
     mark = error.problem_mark or error.context_mark
     start = error.context_mark.line + 1 if error.context_mark else None
     words = ": ".join(part for part in (error.context, error.problem) if part)

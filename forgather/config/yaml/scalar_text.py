@@ -1,6 +1,6 @@
-"""Plain values as YAML text on one line.
+"""Writes plain values as YAML text on one line.
 
-Takes a string, number, boolean, null or tuple of these; gives text that reads back as that very value.
+Takes a string, number, boolean, null or tuple of these; gives text that reads back as the same value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def scalar_text(value: PlainScalar) -> str:
     """Returns the YAML text of a plain value.
 
     Raises:
-        GraphError: a string with half a character, which YAML cannot hold.
+        GraphError: FG330, a string with half of a surrogate pair, which YAML cannot represent.
 
     Example:
         >>> [scalar_text(value) for value in (None, True, 1e-05, "a b", "1", "no")]
@@ -48,14 +48,16 @@ def key_text(key: PlainKey) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a string in double quotes, with escapes for what YAML or an editor would trip over."""
+    """Returns a string in double quotes, with escapes for characters that YAML or an editor would not preserve."""
     return f'"{_ESCAPED.sub(_escape, text)}"'
 
 
 def _is_plain(text: str) -> bool:
+    # A text that only looks like a number is quoted as well, so that its reader need not know the rules of YAML.
     if len(text) > 1_000 or not _PLAIN.fullmatch(text) or lookalike(text) is not None:
         return False
     try:
+        # The resolver decides, because a plain text must read back as a string.
         return resolve_scalar(text) == text
     except Refusal:
         return False
@@ -64,6 +66,6 @@ def _is_plain(text: str) -> bool:
 def _escape(match: re.Match[str]) -> str:
     char = match[0]
     if "\ud800" <= char <= "\udfff":
-        message = f"a string holds U+{ord(char):04X}, half a character"
+        message = f"a string contains U+{ord(char):04X}, half of a surrogate pair"
         raise GraphError(message, code="FG330", hint="repair the string")
     return _SHORT.get(char) or f"\\u{ord(char):04x}"

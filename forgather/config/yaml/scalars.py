@@ -1,8 +1,8 @@
-"""Plain YAML 1.2 scalars: text to string, number, boolean or null.
+"""Resolves plain YAML 1.2 scalars to strings, numbers, booleans and null.
 
-Takes the text of an untagged plain scalar, gives its value. Keeps true: the same value as ruamel.yaml's
-safe loader for YAML 1.2 (a property test says so), except for what the language refuses: timestamps,
-a lone `=`, and integers with more digits than the budget allows.
+Takes the text of an untagged plain scalar; gives its value. Invariant: the value equals that of ruamel.yaml's safe
+loader for YAML 1.2 (a property test compares them), except for what the language refuses: timestamps, a lone `=`, and
+integers with more digits than the budget allows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resolve_scalar(text: str, max_digits: int = 4_300) -> PlainScalar:
     """Returns the value of a plain scalar.
 
     Raises:
-        Refusal: a timestamp, a lone `=`, or an integer of more than `max_digits` digits.
+        Refusal: FG214, a timestamp or a lone `=`; FG220, an integer of more than `max_digits` digits.
 
     Example:
         >>> [resolve_scalar(text) for text in ("1e-3", "017", "0o17", "yes", "~")]
@@ -45,6 +45,7 @@ def resolve_scalar(text: str, max_digits: int = 4_300) -> PlainScalar:
     """
     if text in _WORDS:
         return _WORDS[text]
+    # Most scalars are words; this test spares them the patterns.
     if text[0] not in _NUMBER_STARTS:
         if text == "=":
             raise Refusal("FG214", "a lone '=' is a YAML value key, which has no meaning here", "quote it: '='")
@@ -69,6 +70,7 @@ def _float(text: str) -> PlainScalar:
     if digits == ".nan":
         return nan
     try:
+        # The pattern is that of YAML and allows `._`, which Python refuses.
         return float(digits)
     except ValueError:
         return text
@@ -84,6 +86,7 @@ def _int(text: str, max_digits: int) -> PlainScalar:
             f"an integer of {len(digits)} digits; the limit is {max_digits}",
             "quote it if it is a string",
         )
+    # `017` is 17 in YAML 1.2; only `0o17` is octal.
     base = _BASES.get(digits[:2], 10)
     try:
         return sign * int(digits[2:] if base != 10 else digits, base)

@@ -1,8 +1,8 @@
-"""From rendered places to the user's files.
+"""Maps positions of the rendered text to places in the user's files.
 
-Takes a `RenderedText`, gives origins for events and errors that carry a span and the chain that led there.
-Keeps true: no error of loading names a line of rendered text alone, and a column is given only where the
-rendered line is the line of the file.
+Takes a `RenderedText`; gives the origins of events, and errors with a span and the chain of templates. Invariants: no
+error of loading names only a line of rendered text; a column is given only if the rendered line equals the line of the
+file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ Fault = TypeVar("Fault", bound=ForgatherError)
 
 
 class Places:
-    """Origins and errors for one rendered text."""
+    """The origins of one rendered text, and errors located by them.
+
+    Args:
+        rendered: the text with its source map.
+    """
 
     def __init__(self, rendered: RenderedText) -> None:
         self._rendered = rendered
+        # Bound once, because it is called for each event.
         self.at = rendered.source_map.at
         self._between = rendered.source_map.between
 
@@ -43,10 +48,11 @@ class Places:
         return frozenset(pairs)
 
     def origin(self, event: Event) -> Origin | None:
-        """Returns who wrote the text of `event`; of a container, who wrote its tag, or where it begins."""
+        """Returns the origin of the text of `event`; for a container, that of its tag or of its first character."""
         end = event.end
         if end is None:
             return self.at(event.line, event.column)
+        # A value that several lines wrote (`"{{ a }}{{ b }}"`) has all of them as its parts.
         return self._between(event.line, event.column, end.line + 1, end.column + 1)
 
     @cached_property
@@ -56,14 +62,15 @@ class Places:
         return frozenset(site.block for origin in origins for site in origin.sites if site.block)
 
     def builds_on(self, ours: Origin | None, theirs: Origin | None) -> bool:
-        """Says whether `ours` was written by a template that extends or includes the one that wrote `theirs`."""
+        """Returns whether the template of `ours` extends or includes that of `theirs`."""
         if ours is None or theirs is None:
             return False
         own, others = template_of(ours.site), [template_of(site) for site in theirs.sites]
+        # The sites before the last one are the includes that led to the text.
         return own in others[:-1] or (own, others[-1]) in self.descents
 
     def extends(self, ours: Origin | None, theirs: Origin | None) -> bool:
-        """Says whether the template that wrote `ours` extends the one that wrote `theirs`."""
+        """Returns whether the template of `ours` extends that of `theirs`."""
         if ours is None or theirs is None:
             return False
         return (template_of(ours.site), template_of(theirs.site)) in self.descents
@@ -73,10 +80,11 @@ class Places:
         origin = self.at(line, column)
         if origin is None:
             return Span(self._rendered.file, 1)
+        # A column of rendered text would point at the wrong character of a line with expressions.
         return replace(origin.span, column=column) if self._is_verbatim(origin, line) else origin.span
 
     def is_verbatim(self, event: Event) -> bool:
-        """Says whether the line of `event` stands in a file as it was rendered."""
+        """Returns whether the rendered line of `event` equals the line of its file."""
         origin = self.at(event.line, event.column)
         return origin is not None and self._is_verbatim(origin, event.line)
 
@@ -95,7 +103,7 @@ class Places:
         return self._rendered.text.split("\n")
 
     def moved_by(self, line: int) -> str | None:
-        """Returns the statement whose blanks moved a line to the right, where that is so."""
+        """Returns the indented statement whose spaces were printed before a line and indented it; None if none did."""
         text = self.rendered_line(line)
         indent = len(text) - len(text.lstrip(" "))
         origin = self.at(line, indent + 1)
@@ -109,7 +117,7 @@ class Places:
         return statement if is_moved and statement.startswith("{%") and statement.endswith("%}") else None
 
     def opens_line(self, event: Event) -> bool:
-        """Says whether nothing stands before `event` on its line."""
+        """Returns whether `event` is the first text on its line."""
         return not self.rendered_line(event.line)[: event.column - 1].strip()
 
     def fault(
@@ -122,18 +130,27 @@ class Places:
         hint: str | None = None,
         kind: type[Fault] = LoadError,  # type: ignore[assignment]
     ) -> Fault:
-        """Returns an error for a rendered place."""
+        """Returns an error located at a position of the rendered text.
+
+        Args:
+            message: what was found.
+            line: line of the rendered text.
+            column: column of the rendered text.
+            code: stable code.
+            hint: what can be done.
+            kind: the class of the error.
+        """
         span, context = self.span(line, column), self.context(line, column)
         return kind(message, code=code, span=span, hint=hint, context=context)
 
     def fault_at(self, event: Event, message: str, *, code: str, hint: str | None = None) -> LoadError:
-        """Returns a `LoadError` for the place of `event`."""
+        """Returns a `LoadError` located at `event`."""
         return self.fault(message, event.line, event.column, code=code, hint=hint)
 
     def finding(
         self, event: Event, message: str, *, code: str, severity: Severity, hint: str | None = None
     ) -> Diagnostic:
-        """Returns a diagnostic for the place of `event`."""
+        """Returns a diagnostic located at `event`."""
         return Diagnostic(
             code=code,
             message=message,
@@ -144,18 +161,19 @@ class Places:
         )
 
     def context(self, line: int, column: int) -> tuple[str, ...]:
-        """Returns the lines that say how a rendered place was reached."""
+        """Returns the chain of templates and lines that led to a position of the rendered text, one per line."""
         rendered = self._rendered
         config = rendered.templates[0].name if rendered.templates else rendered.name
         lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
         origin = self.at(line, column)
         if origin is not None:
+            # The last site is the place of the error itself; the others are shown from the inside out.
             lines.extend(f"printed at {_shown(site)}" for site in origin.sites[-2::-1])
             lines.extend(f"set at {_shown(site)}" for site in dict.fromkeys(origin.sets))
         return tuple(lines)
 
     def anchor_below(self, name: str, line: int) -> Span | None:
-        """Returns the place of the first `&name` below a rendered line; None without one."""
+        """Returns the place of the first `&name` below a rendered line; None if there is none."""
         for number, text in enumerate(self._rendered.text.split("\n")[line:], start=line + 1):
             if re.search(rf"(?:^|[\s\[{{,])&{re.escape(name)}(?=[\s\]}},]|$)", text):
                 return self.span(number)
@@ -163,7 +181,7 @@ class Places:
 
 
 def _shown(site: Site) -> str:
-    """Names a line by its template, or by its file where the template is a part of that."""
+    """Returns a line as `template:line`, or as `file:line` if the template is an inline one of that file."""
     if variable_of(site) is not None:
         return site.span.file
     name = site.template if site.span.file.endswith(site.template) else site.span.file
@@ -171,5 +189,5 @@ def _shown(site: Site) -> str:
 
 
 def template_of(site: Site) -> Template:
-    """Returns the template that a line is written in."""
+    """Returns the file and the name of the template that contains a line."""
     return site.span.file, site.template

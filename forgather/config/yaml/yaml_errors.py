@@ -1,7 +1,7 @@
-"""A parser's complaint, said so that the user can mend it.
+"""Translates errors of the YAML parser into errors with the cause, the place and a fix.
 
-Takes a `YamlProblem` and the rendered text, gives code, message, hint and the place to point at. Keeps
-true: the message speaks of what stands in the text (indents, tags, quotes), not of parser states.
+Takes a `YamlProblem` and the rendered text; gives a located `LoadError`. Invariant: the message is about the text
+(indents, tags, quotes) and not about states of the parser.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ class _Finding:
 
 
 def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
-    """Returns the error to raise for a text that is not a document of the language."""
+    """Returns the error to raise for a text that is not a document of the language.
+
+    Args:
+        problem: the failure of the parser.
+        text: the rendered text.
+        places: maps its lines to the user's files.
+    """
     lines = text.split("\n")
+    # The order matters: a later check would give a less exact answer for what an earlier one recognises.
     finding = (
         _document(problem, lines)
         or _character(problem)
@@ -73,10 +80,11 @@ def _character(problem: YamlProblem) -> _Finding | None:
     name = f"U+{number[1].upper()}" if number else "a control character"
     escape = f"\\x{int(number[1], 16):02x}" if number else "\\x1b"
     hint = f'remove it, or write it as an escape in double quotes: "{escape}"'
-    return _Finding("FG216", f"the character {name} cannot stand in a document", hint, problem.line, problem.column)
+    return _Finding("FG216", f"the character {name} is not allowed in a document", hint, problem.line, problem.column)
 
 
 def _mark(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    # The parser reports some state after the mark, which is invisible in an editor.
     column = _line(lines, problem.line).find("\ufeff")
     if column < 0:
         return None
@@ -85,6 +93,7 @@ def _mark(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 def _tab(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    # The parser may notice a tab only at the next token.
     for number in (problem.line, problem.start or problem.line):
         line = _line(lines, number)
         blank = line[: len(line) - len(line.lstrip())]
@@ -103,7 +112,11 @@ def _tag(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     met = line[problem.column - 1 : problem.column]
     if not tag.isascii():
         return _Finding(
-            "FG211", f"the tag {tag!r} holds a non-ASCII character", "rename what it points at", problem.line, begin + 1
+            "FG211",
+            f"the tag {tag!r} contains a non-ASCII character",
+            "rename what it refers to",
+            problem.line,
+            begin + 1,
         )
     if "tag handle" in problem.problem:
         return _Finding(
@@ -114,43 +127,48 @@ def _tag(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 def _column_zero(problem: YamlProblem, lines: list[str]) -> _Finding | None:
+    # A tag at column 0 ends the mapping above, so the parser fails at one of the lines after it.
     for number in (problem.line, problem.line - 1, problem.start or problem.line):
         line = _line(lines, number)
         if number > 1 and line.startswith("!"):
             tag = line.split()[0]
-            message = f"the tag {tag!r} stands at column 0, outside the key that it should belong to"
+            message = f"the tag {tag!r} is at column 0, outside the key that it should belong to"
             return _Finding("FG211", message, "indent it under its key, or put it on the line of the key", number)
     return None
 
 
 def _stray(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """A bracket that closes nothing, or an alias behind a tag."""
+    """Returns the finding for a closing bracket without an opening one, or for an alias after a tag."""
     line, place = _line(lines, problem.line), (problem.line, problem.column)
     char = line[problem.column - 1 : problem.column]
     if "expected key" not in problem.problem and "'-' indicator" not in problem.problem:
         return None
     if char in ("]", "}"):
-        return _Finding("FG200", f"a {char!r} that closes nothing", "remove it, or open it before", *place)
+        return _Finding(
+            "FG200", f"a {char!r} without an opening bracket", "remove it, or write the opening bracket", *place
+        )
+    # YAML forbids a tag on an alias, and the parser reports it as a missing key.
     if char == "*" and re.search(r"![^\s]+\s+$", line[: problem.column - 1]):
-        hint = "an alias is the value as it stands at its anchor: tag it there, or merge its keys with <<: *name"
+        hint = "an alias is the value of its anchor: put the tag there, or merge its keys with <<: *name"
         return _Finding("FG200", "a tag before an alias", hint, *place)
     return None
 
 
 def _open_quote(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """A quote that runs on to the next one, some lines below."""
+    """Returns the finding for a quote that is closed only by the next quote, some lines below."""
     quote = _line(lines, problem.line)[: problem.column - 1].rstrip()[-1:]
     if quote not in ("'", '"') or not any(words in problem.problem for words in ("expected key", "'-' indicator")):
         return None
+    # A quoted text of more than a hundred lines is unlikely, and the search must be bounded.
     for number in range(problem.line - 1, max(problem.line - 100, 0), -1):
         if _line(lines, number).count(quote) % 2:
-            message = f"a quote that opens here is closed only on the line of {_name(_line(lines, problem.line))}"
+            message = f"a quote that opens here is not closed before the line of {_name(_line(lines, problem.line))}"
             return _Finding("FG200", message, "close the quote", number, _line(lines, number).rfind(quote) + 1)
     return None
 
 
 def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """A line that is no `key: value`, which YAML notices only at a line below; or a second `: ` in one line."""
+    """Returns the finding for a line without `key: value`, reported by YAML some lines below, or for a second `: `."""
     if "mapping values" in problem.problem:
         before = _line(lines, problem.line)[: problem.column - 1]
         if re.search(r"[^\s:]:\s+[^\s'\"{\[#]", before):
@@ -181,14 +199,14 @@ _NO_KEY_HINTS = (
     (r"(==|=>|<<|>>)(\S.*)", "the mark needs one space after it: {0} {1}"),
     (r"=\s*(.*\(.*)", "to print a value write: == {0}"),
     (r"\[\s*(\w+)\s*\]", "a block header is alone on its line, without spaces inside or anything after it: [{0}]"),
-    (r"[\w.-]+：", "this colon is no ASCII colon: write ':'"),
+    (r"[\w.-]+：", "this is not an ASCII colon: write ':'"),
     (r"([\w.-]+)\s*=", "write ':' in place of '='"),
     (r"([A-Za-z_][\w.-]*):(\S.*)", "put a space after the ':', as in `{0}: {1}`"),
 )
 
 
 def no_key_hint(line: str) -> str:
-    """Returns what to do about a line that is no `key: value`."""
+    """Returns a hint for a line that is not a `key: value`."""
     for pattern, hint in _NO_KEY_HINTS:
         if match := re.match(pattern, line.strip()):
             return hint.format(*match.groups())
@@ -208,11 +226,12 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     neighbour = _neighbour(lines, number, indent)
     if neighbour is None:
         return None
+    # The parser fails at the first line that does not fit, which may be right while the one before it is wrong.
     number, neighbour = _out_of_line(lines, number, neighbour, places)
     line = _line(lines, number)
     indent, other = _width(line), _width(_line(lines, neighbour))
     if places.builds_on(places.at(neighbour, other + 1), places.at(number, indent + 1)):
-        # The line that the user's own template adds is the one to mend, not the inherited one that follows it.
+        # The user can fix the line of the own template, and not the inherited line after it.
         number, neighbour, indent, other = neighbour, number, other, indent
         line = _line(lines, number)
     message = (
@@ -221,7 +240,7 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     )
     hint = "give both lines the same indent"
     if statement := places.moved_by(number):
-        hint = f"the blanks before {statement!r} move the line behind it: begin {statement!r} at column 0"
+        hint = f"the spaces before {statement!r} indent the text after it: begin {statement!r} at column 0"
     elif symbol := re.search(r":\s+([\w./-]+:[A-Za-z_][\w.]*)\s*$", _line(lines, neighbour)):
         hint = f"is a tag missing, as in `!singleton:{symbol[1]}`?"
     elif indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
@@ -230,7 +249,7 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
 
 
 def _out_of_line(lines: list[str], number: int, neighbour: int, places: Places) -> tuple[int, int]:
-    """Returns the line that its neighbours on both sides do not stand in line with, where they are of one file."""
+    """Returns the line that is indented less than both its neighbours of the same file, and the line above it."""
     before = _written_above(lines, number)
     for odd, above, below in (
         (before, _written_above(lines, before), number),
@@ -274,14 +293,14 @@ def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
 
 
 def _item(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """An item of a list among the keys of a mapping."""
+    """Returns the finding for an item of a list among the keys of a mapping."""
     line = _line(lines, problem.line)
     item = re.match(r"\s*- +(.*?)\s*$", line)
     if item is None or "expected key" not in problem.problem:
         return None
     symbol = re.search(r":(?:[\w.]+\.)?([A-Za-z_]\w*)(?:@\w+)?\s*$", item[1]) if item[1].startswith("!") else None
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", symbol[1]).lower() if symbol else "name"
-    hint = f"what it stands in is a mapping: write `{name}: {item[1]}`"
+    hint = f"the value around it is a mapping: write `{name}: {item[1]}`"
     return _Finding(
         "FG200", "a '- item' among the 'key: value' lines of a mapping", hint, problem.line, _width(line) + 1
     )
@@ -300,11 +319,11 @@ _WORDS = (
     ("flow sequence", "a '[' that is not closed, or a missing ','", "close it with ']'"),
     ("flow mapping", "a '{{' that is not closed, or a missing ','", "close it with '}}'"),
     ("could not find expected ':'", "a line that is neither 'key: value' nor '- item'", "add the ':' after its key"),
-    ("'-' indicator", "a line that is no '- item' of the sequence above", "give it the indent of what it belongs to"),
-    ("expected key", "a line that is no 'key: value' of the mapping above", "give it the indent of its neighbours"),
-    ("block sequence entries", "'- ' where no item can begin", "put it on a line of its own"),
+    ("'-' indicator", "a line that is not a '- item' of the sequence above", "give it the indent of the items above"),
+    ("expected key", "a line that is not a 'key: value' of the mapping above", "give it the indent of its neighbours"),
+    ("block sequence entries", "'- ' in a place where no item can begin", "put it on a line of its own"),
     ("flow node", "the text ends inside a '[' or '{{'", "close it"),
-    ("node content", "nothing where a value should stand", "write the value"),
+    ("node content", "a value is missing", "write the value"),
 )
 
 
@@ -313,10 +332,13 @@ def _known(problem: YamlProblem, lines: list[str]) -> _Finding:
     for words, message, hint in _WORDS:
         if words in problem.problem:
             opened = ("quote", "'['", "'{", "neither")
+            # For something that was opened and not closed, the opening is the place to fix.
             at_start = problem.start is not None and any(word in message for word in opened)
             line, column = (problem.start or 1, 1) if at_start else (problem.line, problem.column)
             return _Finding("FG200", message.format(char=char), hint.format(), line, column)
-    return _Finding("FG200", f"not YAML: {problem.problem}", "see the line above, too", problem.line, problem.column)
+    return _Finding(
+        "FG200", f"not YAML: {problem.problem}", "check the line above as well", problem.line, problem.column
+    )
 
 
 def _line(lines: list[str], number: int) -> str:

@@ -164,7 +164,7 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
     if not isinstance(model, nn.Module):
         found = "there is no model" if model is None else f"the model is a {type(model).__name__}"
         raise TrainingError(
-            found, code="FG801", hint="give the trainer a torch.nn.Module, or model_init that gives one"
+            found, code="FG801", hint="give the trainer a torch.nn.Module, or a model_init that returns one"
         )
     return model
 

@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
+from forgather.config.lint.argument_check import binds
 from forgather.config.lint.call_check import Called, Judgement, Unchecked
-from forgather.config.lint.signature_match import binds
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.setting_precedence import Precedence
