@@ -26,6 +26,7 @@ from forgather.cli.output import (
     print_error,
     print_note,
     silence_output,
+    without_library_bars,
 )
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
@@ -94,10 +95,14 @@ def _run(arguments: list[str]) -> int:
             gc.enable()
             atexit.unregister(gc.freeze)
             open_closed_streams()
-            interrupt = _signals()
+            # Of several processes one prints, and a signal to all of them may come twice.
+            is_one = not is_worker(os.environ)
+            speaks = is_one or process_facts(os.environ).rank == 0
+            same_within = SAME_SECONDS if is_one else SAME_OF_SEVERAL_SECONDS
+            interrupt = Interrupt(same_within=same_within, insists=True, speaks=speaks)
             # What a run has computed is worth more than a console that somebody closed.
             lasting = outlasting_readers() if getattr(command, "TRAINS", False) else nullcontext()
-            with handle_signals(interrupt), lasting:
+            with handle_signals(interrupt), without_library_bars(speaks=speaks), lasting:
                 return int(command.run(invocation))
         return int(command.run(invocation))
     except ForgatherError as error:
@@ -123,13 +128,6 @@ def _run(arguments: list[str]) -> int:
         print_crash(error, project_dir)
         _tell_tools(error, arguments, project_dir)
         return trouble
-
-
-def _signals() -> Interrupt:
-    # Of several processes one speaks, and a signal to all of them may come twice.
-    is_one = not is_worker(os.environ)
-    speaks = is_one or process_facts(os.environ).rank == 0
-    return Interrupt(same_within=SAME_SECONDS if is_one else SAME_OF_SEVERAL_SECONDS, insists=True, speaks=speaks)
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:

@@ -262,6 +262,25 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
+def without_library_bars(*, speaks: bool) -> Iterator[None]:
+    """Within, `datasets` draws no progress bars unless they go to a terminal: a log would get a line for each update.
+
+    Args:
+        speaks: whether this process is the one of several that prints.
+    """
+    name = "HF_DATASETS_DISABLE_PROGRESS_BARS"
+    if name in os.environ or (speaks and sys.stderr.isatty()):
+        yield
+        return
+    # The variable, because `datasets` is not imported yet, and processes that a command starts inherit it.
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+@contextmanager
 def outlasting_readers() -> Iterator[None]:
     """Within, a reader that leaves (`fgcli train | head`), or a full disk, ends the printing and not the run."""
     before = sys.stdout

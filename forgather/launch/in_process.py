@@ -7,6 +7,7 @@ folder is complete before anything is constructed, and an exception of the run r
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from forgather.errors import ProjectError, UnknownTargetError
 from forgather.interrupt import current_handler, status_of
 from forgather.launcher_env import compared_by_launcher
 from forgather.project.project import Project
-from forgather.project.run_writer import make_run_folder, run_folder_name, write_record
+from forgather.project.run_writer import make_run_folder, remove_unused_record, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
 
 MAIN = "main"
@@ -137,12 +138,20 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
         command: the words of the command line.
     """
     folder = make_run_folder(plan.output_dir, plan.project.config_name, plan.started)
-    write_record(folder, plan.project, command=command, started=plan.started)
+    try:
+        write_record(folder, plan.project, command=command, started=plan.started)
+    except BaseException:
+        # A half-written record cannot be read again. Nothing but this function has written into the folder yet.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
     """Constructs `main` and runs it: calls `train()` of a trainer, or calls a callable.
+
+    An error before the first training step removes the run folder, unless something was written into it since its
+    start.
 
     Args:
         plan: the run.
@@ -165,19 +174,32 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
                 main.train()
                 saved = _save(main)
                 return Outcome(status=0, run_dir=run_dir, model_dir=saved, checkpoint=_newest_checkpoint(plan, main))
-            if callable(main) and not _is_module(main):
+            if _can_run(main):
                 return Outcome(status=_call_status(main), run_dir=run_dir)
+        raise _not_runnable(f"of type {type(main).__name__}", plan.project)
     except KeyboardInterrupt as stop:
-        heard = current_handler()
         return Outcome(
             status=status_of(stop),
             run_dir=run_dir,
             checkpoint=_newest_checkpoint(plan, main),
             interrupted=True,
-            # A trainer that never announced its `begin`, such as transformers', may have trained already.
-            nothing_trained=heard is not None and not heard.began and (main is None or heard.has_trainer),
+            nothing_trained=_nothing_was_trained(main),
         )
-    raise _not_runnable(f"of type {type(main).__name__}", plan.project)
+    except BaseException:
+        # Each process removes it: the main process may be ended while it waits for one that failed.
+        if not _can_run(main) or _nothing_was_trained(main):
+            remove_unused_record(run_dir)
+        raise
+
+
+def _nothing_was_trained(main: object) -> bool:
+    handler = current_handler()
+    # A trainer that never announced its `begin`, such as transformers', may have trained already.
+    return handler is not None and not handler.began and (main is None or handler.has_trainer)
+
+
+def _can_run(main: object) -> bool:
+    return _is_trainer(main) or (callable(main) and not _is_module(main))
 
 
 def _construct(plan: RunPlan, run_dir: str) -> Any:

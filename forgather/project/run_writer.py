@@ -143,6 +143,43 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
         raise unwritable(folder, error) from error
 
 
+def remove_unused_record(folder: str) -> None:
+    """Removes the folder of a run that did not start, if it contains the record of the start and nothing else.
+
+    A file that was added or changed belongs to the run or to the user; then everything is kept.
+
+    Args:
+        folder: the run folder.
+    """
+    try:
+        with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
+            written = json.load(stream)["files"]
+        folders, files = [], []
+        for parent, subfolders, names in os.walk(folder):
+            folders.append(parent)
+            files += [os.path.join(parent, name) for name in names]
+            # `os.walk` counts a link to a folder as a folder, although the record contains no link.
+            files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
+        if {os.path.relpath(file, folder) for file in files} != {FACTS, *written}:
+            return
+        for file in files:
+            name = os.path.relpath(file, folder)
+            if os.path.islink(file) or (name != FACTS and _digest_of_file(file) != written[name]):
+                return
+        for file in files:
+            os.remove(file)
+        for parent in reversed(folders):
+            os.rmdir(parent)
+    except (OSError, ValueError, LookupError, TypeError):
+        # The error that ended the start is the one to report.
+        return
+
+
+def _digest_of_file(file: str) -> str:
+    with open(file, "rb") as stream:
+        return digest_of(stream.read())
+
+
 def _digest(text: str) -> str:
     # Undecodable bytes of file names are surrogates in Python texts.
     return digest_of(text.encode("utf-8", "surrogatepass"))

@@ -131,11 +131,16 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
         run_dir = prepare_run(plan, ["fgcli", *invocation.arguments])
         complete_record(run_dir, past, plan.project)
         print_note(f"first run   {shlex.quote(near_path(past.folder))}")
-        print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
         if member is not None:
             member.share("run", {"run_dir": run_dir})
             member.begins(run_dir)
-        outcome = run_plan(plan, run_dir, built=member and (lambda _: member.built()))
+
+        def built(_: object) -> None:
+            print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
+            if member is not None:
+                member.built()
+
+        outcome = run_plan(plan, run_dir, built=built)
     losses = compare_losses(past.folder, outcome.run_dir)
     if as_json:
         write_json({**_verified(past, output_dir, rows), **_ending(outcome, losses)})

@@ -157,8 +157,7 @@ def run(invocation: Invocation) -> int:
         return ending.status
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
-        print_note(f"run folder {near_path(run_dir)}")
-        outcome = _ran(plan, run_dir, command)
+        outcome = _ran(plan, run_dir, command, lambda _: _print_run_folder(run_dir))
     return _told(outcome, plan, command, as_json=options.json)
 
 
@@ -196,9 +195,13 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
-        print_note(f"run folder {near_path(run_dir)}")
         member.begins(run_dir)
-        outcome = _ran(plan, run_dir, command, lambda _: member.built())
+
+        def built(_: object) -> None:
+            _print_run_folder(run_dir)
+            member.built()
+
+        outcome = _ran(plan, run_dir, command, built)
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
     return _told(outcome, plan, command, as_json=options.json)
@@ -257,6 +260,11 @@ def _print_what_accelerate_adds() -> None:
             f"accelerate launch sets {', '.join(settings)} (from {source}); "
             "Trainer, AccelTrainer and PipelineTrainer go by the config alone"
         )
+
+
+def _print_run_folder(run_dir: str) -> None:
+    # Printed after construction, because a construction that fails leaves no run folder.
+    print_note(f"run folder {near_path(run_dir)}")
 
 
 def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], built: Callable[[Any], None] | None = None) -> Outcome:

@@ -27,6 +27,7 @@ from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import collectives
+from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm, logits_of, loss_rule, num_rows, smoothing_without_token_loss
@@ -180,7 +181,8 @@ class HFTrainer(Trainer):
         self._num_rows = 0
         self._inputs: ModelInputs | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
-        super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
+        with device_for_deepspeed_imports():
+            super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
         made = cast(nn.Module, self.model)  # transformers has called model_init by now
         self._loss: OutputLoss | None = None
         if loss_fn is not None:
@@ -239,7 +241,8 @@ class HFTrainer(Trainer):
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
             self.add_callback(stop)
             try:
-                result = super().train(folder, *others, **named)
+                with device_for_deepspeed_imports():
+                    result = super().train(folder, *others, **named)
             except BaseException as error:
                 if stop.began:
                     self._close(error)

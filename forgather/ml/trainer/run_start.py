@@ -19,6 +19,7 @@ import torch
 
 from forgather import launcher_env
 from forgather.errors import DistributedError
+from forgather.interrupt import current_handler
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
@@ -115,6 +116,8 @@ class RunStart:
             DistributedError: FG776 if a config that asks for several processes was built in a single one without a
                 launcher.
         """
+        if (handler := current_handler()) is not None:
+            handler.has_trainer = True
         self._refuse_alone(world_size)
         on = device if world_size == 1 else device.type
         # Logged as a warning: without logging configuration, Python shows warnings only.

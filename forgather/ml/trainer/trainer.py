@@ -221,9 +221,9 @@ class Trainer(WithOwnLoss):
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; immediately if no step was
                 begun.
         """
-        refuse_unused_hooks(self)
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
+        refuse_unused_hooks(self)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))
         if folder is not None:
