@@ -246,6 +246,25 @@ def paint_page(line: str) -> str:
     return re.sub(r"`([^`]+)`", lambda code: styled("key", code[1]), line)
 
 
+_FACT = re.compile(r" {0,2}(?:\[\w+\]|[a-z][a-z ]*?)  +(?=\S)")
+
+
+def paint_reference(line: str) -> str:
+    """Returns a line of the page of a setting or a template with its colors: heading, rows of facts, and source."""
+    if line.startswith("    "):
+        return paint_yaml(line)
+    if fact := _FACT.match(line):
+        return styled("key", fact[0]) + line[fact.end() :]
+    is_heading = re.fullmatch(r"trainer_args\.\w+: .*|\S+\.yaml|[a-z]+:", line) is not None
+    return styled("strong", line) if is_heading else paint_page(line)
+
+
+def hang_of_reference(line: str) -> int:
+    """Returns the columns before the further parts of a line of such a page: those of a fact's text."""
+    fact = _FACT.match(line)
+    return len(fact[0]) if fact else hang_of_page(line)
+
+
 def reflowed(text: str) -> str:
     """Returns a page with each paragraph on one line, to be broken where the terminal ends; code and lists stay.
 

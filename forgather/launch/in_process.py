@@ -6,6 +6,7 @@ folder is complete before anything is constructed, and an exception of the run r
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -275,3 +276,20 @@ def _status(result: object) -> int:
         return 0
     # The operating system keeps eight bits of a status: 256 would read as success.
     return result if 0 <= result <= 255 else 1
+
+
+def read_summary(run_dir: str) -> dict[str, Any]:
+    """Returns what a callback has written about the end of a run, with the paths of its results under `places`.
+
+    Args:
+        run_dir: the run's folder.
+
+    Returns:
+        `{"places": {}}` if there is no summary.
+    """
+    try:
+        with open(os.path.join(run_dir, "summary.json"), encoding="utf-8") as stream:
+            summary = json.load(stream)
+    except (OSError, ValueError):
+        summary = None
+    return summary if isinstance(summary, dict) and isinstance(summary.get("places"), dict) else {"places": {}}

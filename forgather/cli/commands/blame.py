@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
@@ -58,6 +58,7 @@ def _steps(text: str) -> int:
 def run(invocation: Invocation) -> int:
     """Prints the places and returns the exit status."""
     from forgather.cli.origin_labels import Labels
+    from forgather.project.path_display import Display
 
     options = invocation.options
     project = invocation.open_project()
@@ -68,10 +69,13 @@ def run(invocation: Invocation) -> int:
         write_json({"config": project.config_name, "values": facts}, options.output)
         return 0
     sources = project.rendered.sources if options.verbose else None
-    drawing = _Drawing(labels, sources)
+    width = None if options.output else columns()
+    display = Display(project.meta.project_dir, project.meta.workspace_root)
+    # Only a terminal gets short paths: a value that another program reads is the one of the config.
+    drawing = _Drawing(labels, sources, str if width is None else display.shorten)
     for blamed in _without_repeats(found):
         drawing.add(blamed)
-    write_lines(drawing.lines(None if options.output else columns()), options.output, files=labels.named)
+    write_lines(drawing.lines(width), options.output, files=labels.named)
     return 0
 
 
@@ -108,10 +112,11 @@ class _Drawing:
     Args:
         labels: names the places.
         sources: the files, to show their lines; None leaves them out.
+        shorten: returns the text of a value with shorter paths.
     """
 
-    def __init__(self, labels: Labels, sources: Mapping[str, SourceFile] | None) -> None:
-        self._labels, self._sources = labels, sources
+    def __init__(self, labels: Labels, sources: Mapping[str, SourceFile] | None, shorten: Callable[[str], str]) -> None:
+        self._labels, self._sources, self._shorten = labels, sources, shorten
         self._via: dict[GraphPath, tuple[Site, ...]] = {}
         self._rows: list[tuple[str, str, bool]] = []
 
@@ -138,7 +143,7 @@ class _Drawing:
 
     def _writing(self, text: str, writing: Writing, indent: str, known_way: bool) -> None:
         span = writing.origin.span if writing.origin is not None else None
-        self._row(indent + text, self._labels.origin(writing.origin), span, bool(indent))
+        self._row(indent + self._shorten(text), self._labels.origin(writing.origin), span, bool(indent))
         for word, place, span in self._labels.ways(writing):
             if word == "via" and known_way:
                 continue

@@ -8,7 +8,7 @@ from forgather.cli.diff_output import difference_facts, difference_lines, hang, 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
 from forgather.cli.origin_labels import Labels
-from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.output import columns, print_findings, write_json, write_text
 from forgather.cli.palette import Look
 from forgather.project.comparison import compare
 from forgather.project.comparison_sides import open_sides
@@ -49,7 +49,11 @@ def run(invocation: Invocation) -> int:
         head = [f"--- {old.title}", f"+++ {new.title}", ""]
         lines = [*head, *difference_lines(differences, places), "", summary(differences)]
         # Those of a revision are no files that a click could open.
-        known = [side.place.named for side in (old, new) if isinstance(side.place, Display)]
-        look = Look(paint, hang, {name: file for names in known for name, file in names.items()})
-        write_text("\n".join(lines if differences else [summary(differences)]), options.output, look=look)
+        displays = [side.place for side in (old, new) if isinstance(side.place, Display)]
+        text = "\n".join(lines if differences else [summary(differences)])
+        if columns() is not None and not options.output:
+            for display in displays:
+                text = display.shorten(text)
+        files = {name: file for display in displays for name, file in display.named.items()}
+        write_text(text, options.output, look=Look(paint, hang, files))
     return int(bool(differences))

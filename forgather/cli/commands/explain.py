@@ -11,7 +11,16 @@ from forgather.aliases import Alias, aliases_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import columns, write_json, write_text
-from forgather.cli.palette import Look, hang_of_page, hang_of_row, paint_page, paint_row, reflowed
+from forgather.cli.palette import (
+    Look,
+    hang_of_page,
+    hang_of_reference,
+    hang_of_row,
+    paint_page,
+    paint_reference,
+    paint_row,
+    reflowed,
+)
 from forgather.errors import ProjectError, nearest
 from forgather.project.locations import error_pages_dir
 from forgather.project.reference import setting_page, settings, template_page, templates
@@ -69,7 +78,7 @@ def run(invocation: Invocation) -> int:
         if options.json:
             write_json([alias._asdict() for alias in words])
         else:
-            write_text("\n".join(_line(alias) for alias in words))
+            write_text("\n".join(_line(alias) for alias in words), look=Look(paint_page, hang_of_page))
         return 0
     code = options.code.upper().strip("[]")
     code = code if code.startswith("FG") else f"FG{code}"
@@ -96,7 +105,7 @@ def _print_reference(word: str, *, as_json: bool) -> bool:
     if as_json:
         write_json(facts)
     else:
-        write_text(text)
+        write_text(text, look=Look(paint_reference, hang_of_reference))
     return True
 
 

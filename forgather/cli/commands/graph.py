@@ -9,7 +9,7 @@ import sys
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import print_findings, print_note, write_text
+from forgather.cli.output import columns, print_findings, print_note, write_text
 from forgather.cli.palette import Look, indent_of, paint_tree, paint_yaml
 from forgather.errors import ProjectError, nearest
 from forgather.project.path_display import Display
@@ -49,7 +49,8 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     form = _form(options)
     project = invocation.open_project()
-    write_text(_text(project, form), options.output, look=_LOOKS.get(form))
+    width = None if options.output else columns()
+    write_text(_text(project, form, width), options.output, look=_LOOKS.get(form))
     if options.open:
         _show(options.output)
     return int(print_findings(project.diagnostics, project.meta.project_dir))
@@ -103,7 +104,8 @@ def _show(file: str) -> None:
         print_note(f"note: no browser was found; the page is {file}")
 
 
-def _text(project: Project, form: str) -> str:
+def _text(project: Project, form: str, width: int | None) -> str:
+    """Returns the graph in a format; the tree on a terminal uses its width, and has short paths."""
     if form == "html":
         return config_page(project)
     if form == "mermaid":
@@ -124,7 +126,8 @@ def _text(project: Project, form: str) -> str:
     from forgather.config.insight.show import to_json, tree
 
     if form == "tree":
-        return tree(project.graph)
+        text = tree(project.graph, width=width or 0)
+        return Display(project.meta.project_dir, project.meta.workspace_root).shorten(text) if width else text
     facts = to_json(project.graph, label=_display(project), config=project.config_name)
     return json.dumps(facts, indent=2, ensure_ascii=False)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from functools import partial
@@ -25,6 +24,7 @@ from forgather.launch import run as run_plan
 from forgather.launch.batch_scripts import KINDS as SCRIPTS
 from forgather.launch.batch_scripts import batch_script, job_name
 from forgather.launch.dry_run import dry_run_layout, layout_text
+from forgather.launch.in_process import read_summary
 from forgather.launch.multi_process import (
     CHECKED,
     launched_nodes,
@@ -157,7 +157,7 @@ def run(invocation: Invocation) -> int:
         return ending.status
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
-        outcome = _ran(plan, run_dir, command, lambda _: _print_run_folder(run_dir))
+        outcome = _ran(plan, run_dir, command)
     return _told(outcome, plan, command, as_json=options.json)
 
 
@@ -189,19 +189,14 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     if not member.is_main:
         member.begins(run_dir := member.share("run")["run_dir"])
         with aside:
-            return _ran(plan, run_dir, command, lambda _: member.built()).status
+            return _ran(plan, run_dir, command, member).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         member.begins(run_dir)
-
-        def built(_: object) -> None:
-            _print_run_folder(run_dir)
-            member.built()
-
-        outcome = _ran(plan, run_dir, command, built)
+        outcome = _ran(plan, run_dir, command, member)
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
     return _told(outcome, plan, command, as_json=options.json)
@@ -262,17 +257,26 @@ def _print_what_accelerate_adds() -> None:
         )
 
 
-def _print_run_folder(run_dir: str) -> None:
-    # Printed after construction, because a construction that fails leaves no run folder.
-    print_note(f"run folder {near_path(run_dir)}")
+def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None) -> Outcome:
+    """Runs `main`. The hint of an error that a run can resume from gets the command that resumes.
 
-
-def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], built: Callable[[Any], None] | None = None) -> Outcome:
-    """Runs `main`; an error that a run can go on from after it tells how.
+    Args:
+        plan: the run.
+        run_dir: the run's folder.
+        command: the words of the command line.
+        member: this process among others; None if it is the only one.
 
     Raises:
-        Exception: whatever construction or the run itself raises.
+        Exception: any error of the construction or of the run.
     """
+
+    def built(_: object) -> None:
+        # Printed after construction, because a construction that fails leaves no run folder.
+        if member is None or member.is_main:
+            print_note(f"run folder {near_path(run_dir)}")
+        if member is not None:
+            member.built()
+
     try:
         return run_plan(plan, run_dir, built=built)
     except ForgatherError as error:
@@ -368,7 +372,7 @@ def _processes(asked: ProcessRequest) -> str:
 
 
 def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> None:
-    ending = _told_ending(outcome.run_dir)
+    ending = read_summary(outcome.run_dir)
     if as_json:
         write_json(
             {
@@ -392,14 +396,3 @@ def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> N
         print_note(told)
     if outcome.model_dir and "model" not in ending["places"]:
         print_note(f"model      {near_path(outcome.model_dir)}")
-
-
-def _told_ending(run_dir: str) -> dict[str, Any]:
-    """Returns what a callback has told of the end of the run, with its list of places; both empty where none has."""
-    nothing: dict[str, Any] = {"places": {}}
-    try:
-        with open(os.path.join(run_dir, "summary.json"), encoding="utf-8") as stream:
-            told = json.load(stream)
-    except (OSError, ValueError):
-        return nothing
-    return told if isinstance(told, dict) and isinstance(told.get("places"), dict) else nothing

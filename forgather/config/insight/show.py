@@ -31,18 +31,19 @@ from forgather.config.traverse import Step, children, entries, shared_nodes
 _WIDTH = 80
 
 
-def tree(graph: Graph, targets: Names[str] | None = None) -> str:
+def tree(graph: Graph, targets: Names[str] | None = None, *, width: int = 0) -> str:
     """Returns the targets as a text tree; `&name` marks a shared value, `*name` its further occurrences.
 
     Args:
         graph: the config.
         targets: names of targets; None for all.
+        width: columns that a line may have; a value is cut if it does not fit, but never below 80 characters.
 
     Raises:
         UnknownTargetError: the graph does not have a target of that name.
     """
     tops = [((Key(name),), graph.target(name).value) for name in (graph.targets if targets is None else targets)]
-    drawing = _Drawing(anchor_names(graph, tops))
+    drawing = _Drawing(anchor_names(graph, tops), width)
     return "".join(f"{line}\n" for path, node in tops for line in drawing.lines(path[-1], node, "", ""))
 
 
@@ -83,8 +84,9 @@ def _looked_up(node: Lookup) -> dict[str, str]:
 
 
 class _Drawing:
-    def __init__(self, anchors: dict[int, str]) -> None:
+    def __init__(self, anchors: dict[int, str], width: int) -> None:
         self._anchors = anchors
+        self._width = width
         self._drawn: set[int] = set()
 
     def lines(self, step: Step, node: Node, first: str, rest: str) -> Iterator[str]:
@@ -94,7 +96,8 @@ class _Drawing:
             yield f"{first}{label}: *{anchor}"
             return
         self._drawn.add(id(node))
-        yield f"{first}{label}: {f'&{anchor} ' if anchor else ''}{_headline(node)}"
+        start = f"{first}{label}: {f'&{anchor} ' if anchor else ''}"
+        yield f"{start}{_headline(node, max(self._width - len(start), _WIDTH))}"
         members = list(children(node))
         for number, (inner, child) in enumerate(members, start=1):
             last = number == len(members)
@@ -106,10 +109,10 @@ def _label(step: Step) -> str:
     return f"[{step.position}]" if isinstance(step, Index) else format_path(path)
 
 
-def _headline(node: Node) -> str:
+def _headline(node: Node, width: int) -> str:
     if isinstance(node, Scalar):
         text = repr(node.value)
-        return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+        return text if len(text) <= width else f"{text[: width - 3]}..."
     if isinstance(node, Lookup):
         return f"{describe(node)} {repr(node.text) if node.is_expression else node.text}"
     name = f"@{node.name}" if node.name else ""

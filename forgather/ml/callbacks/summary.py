@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.effective_settings import effective_settings
@@ -30,6 +31,7 @@ from forgather.redaction import hidden
 _UNITS = ("tokens", "samples")
 """Units of speeds; the first one that a run has is shown."""
 
+_STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
@@ -174,7 +176,12 @@ class RunSummaryCallback(TrainerCallback):
     def _print(self) -> None:
         console = self.console or shared_console()
         console.print()
-        for line in summary_lines(self._summary):
+        head, *lines = summary_lines(self._summary)
+        status = self._summary["status"]
+        shown = Text(head)
+        shown.stylize(_STATUS_STYLES.get(status, "bold yellow"), 0, len(f"run {status}"))
+        console.print(shown, soft_wrap=True)
+        for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
