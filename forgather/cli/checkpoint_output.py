@@ -1,6 +1,6 @@
-"""Checkpoints in words: tables and paragraphs for people, facts for tools.
+"""Tables and text about checkpoints for the terminal, and the same facts as plain data for JSON.
 
-Takes what `forgather.ml.checkpoint.inspect` found; gives text and plain data. Keeps true: nothing is read here.
+Takes the results of `forgather.ml.checkpoint.inspect`; gives text or plain data. No file is read here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def survey_text(survey: Any) -> str:
     elif newest.is_model_alone:
         parts = ",".join(import_module("forgather.ml.checkpoint.files").BESIDE_A_MODEL)
         lines.append(
-            f"* {newest.folder.name} holds the model alone: '--resume auto' ends with an error, and takes it with "
-            f"--allow-missing {parts}, which begin anew"
+            f"* {newest.folder.name} contains the model only: '--resume auto' ends with an error, unless "
+            f"--allow-missing {parts} is given, which start from the beginning then"
         )
     else:
         lines.append(f"* '--resume auto' takes {newest.folder.name}, once it has read every byte of it ('ckpt verify')")
@@ -57,7 +57,7 @@ def survey_text(survey: Any) -> str:
 
 
 def paint(line: str) -> str:
-    """Returns a line about checkpoints with its colors: what is not complete is red, what a resume takes stands out."""
+    """Returns a line about checkpoints with colors: incomplete ones are red, the one that a resume takes is bold."""
     if line.startswith("!"):
         return styled("error", line)
     if line.startswith("*"):
@@ -79,7 +79,9 @@ def _loss(found: Any) -> str:
 
 
 def _notes(survey: Any, found: Any) -> list[str]:
-    """Returns which of the best ones it is, of those that the run keeps, and whether no run can go on from it."""
+    """Returns notes on a checkpoint: its position among the best ones that the run keeps, and whether it has the model
+    only.
+    """
     best = survey.best_steps
     notes = []
     if found.problem is None and found.step in best:
@@ -89,7 +91,7 @@ def _notes(survey: Any, found: Any) -> list[str]:
 
 
 def surveyed_fact(found: Any) -> dict[str, Any]:
-    """Returns one row of the table as facts."""
+    """Returns one row of the table as plain data."""
     progress = found.progress
     return {
         "folder": str(found.folder),
@@ -108,18 +110,24 @@ def surveyed_fact(found: Any) -> dict[str, Any]:
 
 
 def fact_of(error: ForgatherError) -> dict[str, Any]:
-    """Returns an error as facts."""
+    """Returns code, message and hint of an error as plain data."""
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
-    """Returns which checkpoints go and which stay, and why."""
+    """Returns the lines that list which checkpoints are removed and which are kept, and why.
+
+    Args:
+        survey: the checkpoints of an output folder.
+        gone: those to remove.
+        kept: the others.
+    """
     newest = survey.newest
     lines = [near_path(str(survey.folder))]
     for found in survey.checkpoints:
         reasons = [*(["newest"] if found is newest else []), *_notes(survey, found)]
         if found.problem:
-            reasons = [f"not complete, and left alone: {found.problem.message}"]
+            reasons = [f"not complete, not touched: {found.problem.message}"]
         word = "goes" if found in gone else "stays"
         lines.append(f"  {word:<5}  {found.folder.name}  {', '.join(reasons)}".rstrip())
     size = _size(sum(found.size for found in gone))
@@ -130,7 +138,12 @@ def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
-    """Returns rows as lines, each column as wide as its widest cell."""
+    """Returns rows as aligned lines.
+
+    Args:
+        rows: the cells.
+        right: columns that are aligned to the right.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -142,7 +155,7 @@ def _table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
 
 
 def _moment(seconds: float) -> str:
-    """Returns a moment in local time; "-" where it is not known."""
+    """Returns a time of day in local time; "-" if it is not known."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
 
 
@@ -152,7 +165,12 @@ def _size(num_bytes: int) -> str:
 
 
 def contents_text(folder: Path, found: Any) -> str:
-    """Returns what is in a checkpoint, in words."""
+    """Returns a description of a checkpoint.
+
+    Args:
+        folder: the folder of the checkpoint.
+        found: its contents.
+    """
     progress, facts = found.progress, found.manifest.facts
     rows = {
         "checkpoint": near_path(str(folder)),
@@ -213,7 +231,12 @@ def _tensors(name: str, tensors: Sequence[Any]) -> list[str]:
 
 
 def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
-    """Returns how two checkpoints differ, in words."""
+    """Returns a table of the differences between two checkpoints.
+
+    Args:
+        folders: the folders of both.
+        found: the contents of both, in the same order.
+    """
     left, right = (_flat(it) for it in found)
     rows = [
         (name, left.get(name, "-"), right.get(name, "-"))

@@ -1,7 +1,7 @@
 """Shell completion: `eval "$(register-python-argcomplete fgcli)"`.
 
-Takes the shell's half-written line, gives words. Keeps true: reads configs, never runs what they name, and starts no
-process (argcomplete's own completer of file names would).
+Takes the incomplete command line of the shell; gives words. Configs are read, but nothing that they name is run. No
+process is started, which argcomplete's own completer of file names would do at each press of the key.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from forgather.project.workspace import find_project
 
 
 def complete() -> None:
-    """Answers the shell and ends the process."""
+    """Prints the completions for the shell and ends the process."""
     words = _words(os.environ.get("COMP_LINE", ""), os.environ.get("COMP_POINT", ""))
     at = split_command(words)
     parser, chosen, module = build_parser(words[at] if at is not None and words[at] != "" else None)
     before = _before(words if at is None else words[:at])
     if chosen is not None and getattr(module, "CONFIG_OPTIONS", False):
-        # A broken config has no options to offer; the command itself will say what is wrong.
+        # A config with errors has no options to offer; the command itself reports the errors.
         with suppress(ForgatherError):
             add_declared_options(chosen, Invocation(options=before))
     _attach(parser, before)

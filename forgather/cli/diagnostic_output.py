@@ -1,8 +1,7 @@
-"""All findings of a config together, short: by file, each with a head line that names its place.
+"""All findings of a check, grouped by file, and errors as JSON.
 
-Takes findings, gives lines for the terminal or facts for JSON; an error that ends a command, as JSON. Keeps true:
-nothing is left out, files with errors come first, and a finding reads the same as in the report of a single error, cut
-to what fits on three lines.
+Takes findings; gives lines for the terminal or plain data. No finding is left out, and files with errors come first. A
+finding has the wording of a single error's report, with at most four lines of its message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,12 @@ _SOURCE_WIDTH = 110
 
 
 def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
-    """Returns the lines that show findings, by file; the order of the findings decides which file comes first."""
+    """Returns the lines of findings, grouped by file.
+
+    Args:
+        findings: the findings; the file of the first one comes first.
+        display: shortens the names of files.
+    """
     files: dict[str, list[Diagnostic]] = {}
     for finding in findings:
         files.setdefault(finding.span.file if finding.span else "", []).append(finding)
@@ -44,7 +48,7 @@ def _entry(finding: Diagnostic, display: Display) -> list[str]:
     ]
     if finding.path:
         lines.append(f"    in {in_brief(finding.path, _SOURCE_WIDTH)}")
-    # A value that a template prints was perhaps set somewhere else.
+    # A value that a template prints may have been set in another file, which is where the user has to change it.
     lines += [f"    {in_brief(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
     if finding.hint:
         lines.append(f"    help: {in_brief(display.shorten(finding.hint))}".replace("\n", " "))
@@ -56,7 +60,12 @@ def _place(span: Span, display: Display) -> str:
 
 
 def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:
-    """Returns the lines that say what was not checked, and why."""
+    """Returns a line for each call that could not be checked, with the reason.
+
+    Args:
+        unchecked: the calls.
+        display: shortens the names of files.
+    """
     lines = []
     for one in unchecked:
         place = f"  ({display(one.span.file)}:{one.span.line})" if one.span else ""
@@ -65,7 +74,12 @@ def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:
 
 
 def write_error(error: BaseException, project_dir: str | None = None) -> None:
-    """Writes what ended a command as JSON: an error of ours with its further findings, or any other exception."""
+    """Writes the exception that ended a command as JSON: an error of ours with its further findings, or any other one.
+
+    Args:
+        error: the exception.
+        project_dir: the folder that file names are relative to; None outside any project.
+    """
     display = Display(project_dir)
     if isinstance(error, ForgatherError):
         first, *others = [finding_facts(finding, display) for finding in findings_of(error)]
@@ -82,7 +96,13 @@ def write_error(error: BaseException, project_dir: str | None = None) -> None:
 
 
 def finding_facts(finding: Diagnostic, display: Display, config: str | None = None) -> dict[str, Any]:
-    """Returns a finding as plain data; `config` is the config that it belongs to."""
+    """Returns a finding as plain data.
+
+    Args:
+        finding: the finding.
+        display: shortens the names of files.
+        config: the config that it belongs to; None leaves it out.
+    """
     span = finding.span
     facts = {
         "code": finding.code,
@@ -98,7 +118,13 @@ def finding_facts(finding: Diagnostic, display: Display, config: str | None = No
 
 
 def unchecked_facts(one: Unchecked, display: Display, config: str) -> dict[str, Any]:
-    """Returns what was not checked as plain data."""
+    """Returns a call that could not be checked as plain data.
+
+    Args:
+        one: the call.
+        display: shortens the names of files.
+        config: the config that it belongs to.
+    """
     return {
         "path": one.path,
         "constructor": one.constructor,

@@ -1,7 +1,7 @@
-"""Differences as lines for people, and as facts for tools.
+"""Differences between two graphs as lines for the terminal, and as plain data for JSON.
 
-Takes differences and the names of places on both sides, gives lines or plain data. Keeps true: one line a difference
-where it fits; a value that is shared is told once, with its other places.
+Takes differences and the labels of places on both sides. A difference takes one line if it fits. A value that is used
+in several places is listed once, with its other paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _ROLES = {"+ ": "added", "- ": "removed", "~ ": "changed"}
 
 
 def difference_lines(differences: Sequence[Difference], places: Places) -> list[str]:
-    """Returns the lines that show differences, grouped by target."""
+    """Returns the lines of differences, grouped by target.
+
+    Args:
+        differences: the differences.
+        places: the labels of the old and of the new side.
+    """
     groups: dict[str, list[Difference]] = {}
     for item in differences:
         groups.setdefault(format_path(item.path[:1]), []).append(item)
@@ -45,7 +50,7 @@ def difference_lines(differences: Sequence[Difference], places: Places) -> list[
 
 
 def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath], places: Places) -> Iterator[str]:
-    """Yields the lines of a difference that does not fit on one: each value with its own place."""
+    """Yields the lines of a difference that does not fit on one line: each value with its own place."""
     if item.change not in _TWO_VALUES:
         yield left
         if where:
@@ -65,7 +70,7 @@ def summary(differences: Sequence[Difference]) -> str:
 
 
 def paint(line: str) -> str:
-    """Returns a line with the colors of a terminal."""
+    """Returns a line of a difference with colors for added, removed and changed values."""
     role = _ROLES.get(line[2:4] if line.startswith("  ") else "")
     if line == "no difference":
         return styled("good", line)
@@ -73,12 +78,17 @@ def paint(line: str) -> str:
 
 
 def hang(line: str) -> int:
-    """Returns the columns before the further parts of a line that is broken: below the key, behind the mark."""
+    """Returns the column of the continuation lines of a line: below the key, after the mark."""
     return indent_of(line) + 2
 
 
 def difference_facts(differences: Sequence[Difference], places: Places) -> list[dict[str, Any]]:
-    """Returns differences as plain data."""
+    """Returns differences as plain data.
+
+    Args:
+        differences: the differences.
+        places: the labels of the old and of the new side.
+    """
     return [_fact(item, places) for item in differences]
 
 
@@ -112,7 +122,7 @@ def _row(item: Difference, elsewhere: Sequence[GraphPath]) -> str:
 
 
 def _own_places(item: Difference, elsewhere: Sequence[GraphPath]) -> list[GraphPath]:
-    """Returns the other paths that those of the target do not explain."""
+    """Returns the other paths of a difference, without those that follow from the other paths of its target."""
     return [path for path in item.also if not any(path == (*head, *item.path[1:]) for head in elsewhere)]
 
 
@@ -137,8 +147,10 @@ def _where(item: Difference, places: Places) -> str:
 
 
 def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
-    """Returns what causes a side: an option that this side alone was given; the line that holds the value; where both
-    are printed by one line, the `set` that is another one, or the option that both were given.
+    """Returns the place that causes the value of one side.
+
+    An option that only this side was given comes first. Otherwise it is the line of the value, unless both sides are
+    printed by the same line: then it is the `set` that differs, or the option that both were given.
     """
     if origin is None:
         return None
@@ -154,7 +166,7 @@ def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
 
 
 def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:
-    """Returns the other paths of the target, as far as they hold for the whole group."""
+    """Returns the other paths of the target that all differences of the group have in common."""
     heads: list[GraphPath] | None = None
     for item in group:
         inside = item.path[1:]

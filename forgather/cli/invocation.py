@@ -1,6 +1,7 @@
-"""What one `fgcli` command was asked to do.
+"""The parsed arguments of one `fgcli` command.
 
-Takes parsed arguments, gives the project they mean. Keeps true: the stages are imported when a project is opened.
+Takes the namespace of argparse; gives the project and config that it names. The stages are imported only when a project
+is opened.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_lost_folder() -> None:
-    """Raises when the working folder has been removed: every relative path would fail in its own way.
+    """Raises if the working folder was removed, because each relative path would then fail with a different error.
 
     Raises:
-        ProjectError: there is no working folder.
+        ProjectError: FG400, the working folder does not exist.
     """
     try:
         os.getcwd()
@@ -35,10 +36,10 @@ class Invocation:
     """Arguments of one command.
 
     Args:
-        options: what argparse read.
-        arguments: the command line as it was given, program name left out.
-        variables: values of the config's own options, by Jinja variable.
-        handed: words after `--`, for the program that the command starts.
+        options: the namespace of argparse.
+        arguments: the command line as it was typed, without the program's name.
+        variables: values of the options that the config declares, by Jinja variable.
+        handed: the words after `--`, which are passed to the program that the command starts.
     """
 
     options: argparse.Namespace
@@ -60,7 +61,7 @@ class Invocation:
 
     @property
     def check_command(self) -> str:
-        """The command that shows everything that is wrong with the same config."""
+        """The command that lists all errors of the same config."""
         import shlex
 
         words = ["fgcli"]
@@ -71,7 +72,7 @@ class Invocation:
 
     @property
     def project_hint(self) -> str | None:
-        """The folder that file names in errors are relative to, as far as it is known without reading anything."""
+        """The folder that file names in errors are relative to; None if no project is found. Reads no file."""
         from forgather.errors import ProjectError
         from forgather.project.workspace import find_project
 
@@ -81,10 +82,14 @@ class Invocation:
             return None
 
     def open_project(self, config: str | None = None) -> Project:
-        """Returns the project and config that the arguments mean, with options and overrides applied.
+        """Returns the project for the config that the arguments name, with options and overrides applied.
 
         Args:
-            config: another config than that of `-t`.
+            config: a config to use instead of the one that `-t` names.
+
+        Raises:
+            ForgatherError: the project cannot be read.
+            ProjectError: FG418, `-o` names a file that the project is made of.
         """
         from forgather.project.project import Project
 
@@ -95,15 +100,15 @@ class Invocation:
         return project
 
     def undeclared(self) -> Project:
-        """Returns the same project without options and overrides, to read what the config declares."""
+        """Returns the same project without options and overrides, which is enough to read the options it declares."""
         from forgather.project.project import Project
 
         return Project(self.config, self._folder_of(self.config))
 
     def _folder_of(self, config: str | None) -> str:
-        """Returns the project's folder: that of `-p`, else that of a config that is named by its file."""
+        """Returns the folder of the project: from `-p`, or from a config that is given as a file name."""
         if self.project_dir is not None:
-            # Project(".") means "the nearest above"; -p . means this very folder.
+            # Project(".") searches upwards for a project, while `-p .` means exactly this folder.
             return self.project_dir and os.path.join(self.project_dir, "")
         if config and config.endswith(".yaml") and os.sep in config and os.path.isfile(config):
             from forgather.project.workspace import project_above
@@ -113,7 +118,7 @@ class Invocation:
 
 
 def _refuse_overwriting(project: Project, output: str | None) -> None:
-    """Raises when `-o` names a file that the project consists of."""
+    """Raises if `-o` names a file that the project is made of."""
     if not output or not os.path.isfile(output):
         return
     file = os.path.realpath(output)
@@ -122,5 +127,5 @@ def _refuse_overwriting(project: Project, output: str | None) -> None:
     if file == meta or file.startswith(tuple(folders)):
         from forgather.errors import ProjectError
 
-        message = f"{output!r} is a file that configs are made from, and would be overwritten"
+        message = f"{output!r} is a file of the project, and would be overwritten"
         raise ProjectError(message, code="FG418", hint="name another file with -o")

@@ -1,9 +1,9 @@
-"""`fgcli`: reads the command line, runs one command, and turns whatever happens into an exit status.
+"""`fgcli`: parses the command line, runs one command, and returns the exit status.
 
-Takes arguments, gives 0 for success, 1 for a failure (a command's own `TROUBLE` where it has one), 2 for wrong usage,
-130 for Ctrl-C, 143 where a scheduler's signal ended a command that runs a config. Keeps true: no command's module, and
-none of the stages, is imported before it is chosen; every error is drawn here, once, and with `--json` written as
-facts, too.
+The status is 0 for success, 1 for a failure (or the command's own `TROUBLE`), 2 for wrong usage, 130 after Ctrl-C, and
+143 if a signal of a scheduler ended a command that runs a config. The module of a command, and the stages that it
+needs, are imported only when the command is chosen. Every error is printed here, once; with `--json` it is also written as
+JSON.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         complete()
     collecting = gc.isenabled()
-    # A static command is over before a collection could pay: without the collector it takes a tenth less.
+    # A static command ends before a garbage collection would pay off: without the collector it takes a tenth less.
     gc.disable()
-    # Nor could the collection that the interpreter makes when it ends, which takes as long again.
+    # The collection at the end of the interpreter costs as much again, and frozen objects are left out of it.
     atexit.register(gc.freeze)
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _run(words)
         flush_output()
     except BrokenPipeError:
-        # The reader of our output left (`fgcli pp | head`): nothing more can be said, not even by the interpreter.
+        # The reader of the pipe is gone (`fgcli pp | head`). The interpreter must not try to flush the rest either.
         silence_output()
         return 141
     except ProjectError as error:
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush_reports()
         if collecting:
             if not gc.isenabled() and not gc.get_freeze_count():
-                # All that a static command made counts as new: to look at it takes a twentieth of a check's time.
+                # Otherwise the next collection would visit all objects of the static command, because they are new:
+                # that takes a twentieth of the time of a check.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -100,7 +101,7 @@ def _run(arguments: list[str]) -> int:
             speaks = is_one or process_facts(os.environ).rank == 0
             same_within = SAME_SECONDS if is_one else SAME_OF_SEVERAL_SECONDS
             interrupt = Interrupt(same_within=same_within, insists=True, speaks=speaks)
-            # What a run has computed is worth more than a console that somebody closed.
+            # A closed console must not end a run: what it has computed would be lost.
             lasting = outlasting_readers() if getattr(command, "TRAINS", False) else nullcontext()
             with handle_signals(interrupt), without_library_bars(speaks=speaks), lasting:
                 return int(command.run(invocation))
@@ -118,23 +119,23 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as ended:
         if not any(isinstance(note, BuildNote) for note in getattr(ended, "__notes__", ())):
             raise
-        # A constructor that ends the process has built nothing: no success, whatever status it asked for.
+        # A constructor that calls sys.exit(0) has built nothing, so its status is not a success.
         print_crash(ended, project_dir)
         _tell_tools(ended, arguments, project_dir)
         return ended.code if isinstance(ended.code, int) and ended.code else 1
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - the top: whatever a constructor or a run raised is drawn for its user
+    except Exception as error:  # noqa: BLE001 - the top: any exception of a constructor or a run is printed
         print_crash(error, project_dir)
         _tell_tools(error, arguments, project_dir)
         return trouble
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:
-    """Writes the error as JSON, too, where facts were asked for; the report is for people, on the error stream."""
+    """Writes the error to standard output as JSON if `--json` was given, in addition to the report."""
     if "--json" in arguments:
         from forgather.cli.diagnostic_output import write_error
 
-        # Where the standard output cannot be written, that is the error, and has been drawn.
+        # If the standard output cannot be written, that is the error, and it has been printed already.
         with suppress(ProjectError):
             write_error(error, project_dir)

@@ -1,7 +1,7 @@
-"""What to type next where a training has ended before its end.
+"""The command that resumes a training run that was interrupted or failed.
 
-Takes a config, the command that was typed, and how the run ended; gives a command. Keeps true: where it would only meet
-the same end again, there is none.
+Takes a config, the command that was typed, and the error that ended the run; gives a command line. There is none if the
+resumed run would fail in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
 
 
 def resuming_words(project: Project) -> tuple[str, ...]:
-    """Returns the option that resumes; nothing where the config has none, and no trainer either."""
+    """Returns the option that makes a run resume; empty if the config has neither a trainer nor such an option."""
     if has_trainer_arguments(project.graph):
         return ("--resume", "auto")
     declared = any(RESUME_OPTION in option.names for option in read_options(project.graph).options)
@@ -30,12 +30,12 @@ def resuming_words(project: Project) -> tuple[str, ...]:
 
 
 def command_to_go_on(project: Project, command: Sequence[str], *also: str) -> str | None:
-    """Returns the command that resumes from the newest checkpoint; None where the config cannot.
+    """Returns the command that resumes from the newest checkpoint; None if the config has no option for it.
 
     Args:
         project: the config.
-        command: that was typed.
-        also: further words of it.
+        command: the words that were typed.
+        also: further words to add.
     """
     words = resuming_words(project)
     if not words:
@@ -59,13 +59,18 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
 
 
 def newest_checkpoint(output_dir: str) -> Path | None:
-    """Returns the newest checkpoint of an output folder: the last one of the run that wrote last."""
+    """Returns the newest checkpoint of an output folder: the last one of the run that was written to last."""
     found = import_module("forgather.ml.checkpoint.lineage").checkpoints_in_order(Path(output_dir))
     return found[-1][0] if found else None
 
 
 def stays(project: Project, output_dir: str) -> str | None:
-    """Returns the checkpoint that a run, which trained nothing yet, was to go on from; None where it began anew."""
+    """Returns the checkpoint that an interrupted run would have resumed from; None if it started from the beginning.
+
+    Args:
+        project: the config.
+        output_dir: the output folder, for `resume_from_checkpoint: auto`.
+    """
     said = resumes_from(project.graph)
     if said is True or said == "auto":
         newest = newest_checkpoint(output_dir)
@@ -74,14 +79,21 @@ def stays(project: Project, output_dir: str) -> str | None:
 
 
 def tell_next_step(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
-    """Has the hint of an error that ended a run end with the command that goes on, once its cause is seen to."""
+    """Appends the command that resumes to the hint of an error, if its cause can be removed.
+
+    Args:
+        error: the error that ended the run; its hint is changed.
+        project: the config.
+        command: the words that were typed.
+        output_dir: the output folder; without a checkpoint in it nothing is appended.
+    """
     if error.code not in (*_FULL_DISK, *_BAD_STEP) or newest_checkpoint(output_dir) is None:
         return
     also: tuple[str, ...] = ()
     if error.code in _BAD_STEP:
         if (arguments := trainer_arguments(project.graph)) is None:
             return
-        # As it was, the run would meet the same step.
+        # With its old settings, the run would fail at the same step again.
         also = ("--set", f"{arguments.path('bad_step_policy')}=skip")
     if (going_on := command_to_go_on(project, command, *also)) is not None:
         error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))

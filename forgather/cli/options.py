@@ -1,6 +1,6 @@
-"""Options that several commands share, and those that a config declares.
+"""Command-line options that several commands have, and those that a config declares.
 
-Takes parsers, adds arguments. Keeps true: a config cannot take a spelling that any command has.
+The functions add arguments to a parser. A config cannot declare an option with a name that any command uses.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def add_var(parser: argparse.ArgumentParser) -> None:
 
 
 def construction_variables(invocation: Invocation) -> dict[str, object]:
-    """Returns the values that `--var` gives.
+    """Returns the values of `--var` by variable.
 
     Raises:
-        ForgatherError: a value is not plain YAML.
+        ForgatherError: a value is not plain YAML data.
     """
     from forgather.config.load import load_value
     from forgather.errors import ForgatherError
@@ -82,7 +82,7 @@ def construction_variables(invocation: Invocation) -> dict[str, object]:
 
 
 def path_and_value(text: str) -> tuple[str, str]:
-    """Returns path and value of `path=value`, for argparse.
+    """Returns path and value of `path=value`; an argparse type.
 
     Example:
         >>> path_and_value("optimizer.lr=3e-4")
@@ -99,12 +99,12 @@ def path_and_value(text: str) -> tuple[str, str]:
 
 
 def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> Declared:
-    """Adds the options that the invocation's config declares, and returns what it declares.
+    """Adds the options that the config declares to a parser, and returns them.
 
     Args:
-        parser: where to.
-        invocation: which config.
-        shown: whether the help lists them; False gives one line that says where they are listed.
+        parser: the parser of the command.
+        invocation: names the config.
+        shown: whether the help lists them; if False, it has one line that says where they are listed.
 
     Raises:
         ForgatherError: the config cannot be read.
@@ -115,8 +115,8 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
     declared = read_options(project.declared_graph, reserved=OWN_NAMES)
     options = declared.options
     if options and not shown:
-        names = f"{project.config_name} has {plural(len(options), 'option')} of its own"
-        parser.epilog = f"{parser.epilog}\n\n{names}, which count here, too: see 'fgcli train --help'"
+        names = f"{project.config_name} declares {plural(len(options), 'option')}"
+        parser.epilog = f"{parser.epilog}\n\n{names}, which can be used here, too: see 'fgcli train --help'"
         return Declared([], declared.faults)
     if options:
         group = parser.add_argument_group(f"options of {project.config_name}")

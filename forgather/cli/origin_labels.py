@@ -1,7 +1,6 @@
-"""Places of values, for people and for tools.
+"""Labels for the origins of values: `file:line`, an option of the config, a variable, or `--set`.
 
-Takes origins, gives short labels and plain facts. Keeps true: an option of the config, a variable and `--set` are
-named as what they are; every other place is a file and a line.
+Takes origins; gives short labels for the terminal and plain data for JSON.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Labels:
-    """Names places of one project.
+    """Makes labels for the places of one project.
 
     Args:
-        file: gives the short name of a file.
-        declared: gives the graph in which the config declares its options; None where there is none.
+        file: returns the short name of a file.
+        declared: returns the graph in which the config declares its options; None if there is none.
     """
 
     def __init__(self, file: Callable[[str], str], declared: Callable[[], Graph | None]) -> None:
@@ -40,20 +39,20 @@ class Labels:
 
     @classmethod
     def of(cls, project: Project) -> Labels:
-        """Returns the labels of a project's own places."""
+        """Returns the labels of a project."""
         file = Display(project.meta.project_dir, project.meta.workspace_root)
         return cls(file, lambda: project.declared_graph)
 
     @property
     def named(self) -> dict[str, str]:
-        """Absolute paths by the names that were given so far, for links."""
+        """Absolute paths by the short names that were used so far, for links."""
         return self.file.named if isinstance(self.file, Display) else {}
 
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
         from forgather.project.dynamic_args import read_options
 
-        # A config that cannot be read is a finding of its own, and no reason to blame nothing.
+        # If the options cannot be read, that is reported elsewhere; the labels of all other places still work.
         with suppress(ForgatherError):
             graph = self._declared()
             return {option.variable: option for option in read_options(graph).options} if graph is not None else {}
@@ -82,13 +81,13 @@ class Labels:
         return f"option {option.names[0]}{where}"
 
     def origin(self, origin: Origin | None) -> str:
-        """Returns the short name of the line that holds a text; `~` marks one that a filter took apart."""
+        """Returns the label of the line of a text; `~` marks a line whose text a filter has taken apart."""
         if origin is None:
             return ""
         return self.span(origin.span) + (" ~" if origin.approximate else "")
 
     def ways(self, writing: Writing) -> Iterator[tuple[str, str, Span]]:
-        """Yields how a value got to its place: what it is, the place's name, the place."""
+        """Yields the steps by which a value got to its place: the kind of step, its label, and its place."""
         last = len(writing.through) - 1
         for number, origin in enumerate(writing.through):
             name = f"alias *{writing.alias}" if number == last and writing.alias != "<<" else "merge <<"
@@ -104,7 +103,7 @@ class Labels:
                 yield word, self.site(site, declared=True), site.span
 
     def notes(self, line: Line) -> str:
-        """Returns what became of the values on a line, for a comment behind it."""
+        """Returns a comment on a line: which of its values were overridden, replaced another one, or were set where."""
         found: list[str] = []
         around = {note.path for note in line.notes if note.was or note.winner is not None}
         for note in line.notes:
@@ -121,7 +120,7 @@ class Labels:
         return "; ".join(dict.fromkeys(found))
 
     def where(self, writing: Writing) -> str:
-        """Returns the short name of the line that brought a value: its own, or that of the alias."""
+        """Returns the label of the line that put a value in its place: its own line, or that of the alias."""
         return self.origin(writing.through[0] if writing.through else writing.origin)
 
     def line(self, line: Line) -> dict[str, object]:
@@ -171,5 +170,5 @@ class Labels:
 
 
 def options_first(sites: Iterable[Site]) -> list[Site]:
-    """Returns places in their order, but what the command line gave before the lines that passed it on."""
+    """Returns places in their order, with options and variables before the lines that pass them on."""
     return sorted(sites, key=lambda site: variable_of(site) is None)

@@ -1,7 +1,7 @@
-"""Draws errors and warnings, and writes what commands give.
+"""Prints errors and warnings, and writes the output of commands to the terminal or to a file.
 
-Takes errors and text, gives lines on the terminal or in a file. Keeps true: one report is at most eighteen lines,
-with the user's own line in it; what a text shows of colors and width is up to `palette`.
+A report has at most eighteen lines and contains the line of the user's file. Secrets are removed from everything that
+is written. Colors and widths are decided in `palette`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from forgather.source import Span
 
 MAX_LINES = 18
 _WIDTH = 160
-# What has no lines: an option, or a variable that was given in Python.
+# Sources without lines: an option, or a variable that was given in Python.
 NO_LINES = ("<option ", "<variable ")
 
 
 def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None = None) -> list[str]:
-    """Returns the lines that show findings: as many as fit in one screen, the rest as a count.
+    """Returns the lines of a report: as many findings as fit on one screen, and the number of the others.
 
     Args:
-        findings: what to show; a way to a template that several of them share is told once.
-        display: names files.
-        see_all: the command that shows those that do not fit.
+        findings: the findings; a chain of templates that several of them have in common is printed once.
+        display: shortens the names of files.
+        see_all: the command that lists all findings.
     """
     lines: list[str] = []
     told: set[str] = set()
@@ -53,7 +53,7 @@ def _block(finding: Diagnostic, display: Display) -> list[str]:
     message = clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
     if finding.severity is not Severity.ERROR and finding.span is not None and finding.span.file.startswith("<"):
-        # About what was typed on the command line a moment ago: the message is enough.
+        # A warning about a word of the command line needs no place: the word is still on the screen.
         return lines
     if finding.span is not None:
         lines += _place(finding.span, display, finding)
@@ -70,7 +70,7 @@ def _place(span: Span, display: Display, finding: Diagnostic | None = None) -> l
     if span.file.startswith(NO_LINES):
         return [f"  --> {span.file[1:-1]}"]
     number = str(span.line)
-    # A terminal that broke the line would take the caret away from below its value.
+    # If the terminal wrapped the line, the caret would no longer be below its value.
     room = min(_WIDTH, (width_of(sys.stderr) if sys.stderr else None) or _WIDTH + 10) - len(number) - 9
     shown = excerpt(span, max(room, 40), finding)
     margins = (f"      {number} | ", f"      {'':{len(number)}} | ")
@@ -78,19 +78,19 @@ def _place(span: Span, display: Display, finding: Diagnostic | None = None) -> l
 
 
 def in_brief(text: str, limit: int = 2 * _WIDTH) -> str:
-    """Returns text without characters that steer a terminal, cut to `limit`."""
+    """Returns text without control characters, cut to `limit` characters."""
     return clean(text, limit)
 
 
 def findings_of(error: ForgatherError) -> list[Diagnostic]:
-    """Returns what an error says, and the further findings that belong to it."""
+    """Returns an error as a finding, followed by the further findings that it carries."""
     first = _placed(error)
     others = [other for other in error.others if (other.code, other.message, other.span) != _key(first)]
     return [first, *others]
 
 
 def _placed(error: ForgatherError) -> Diagnostic:
-    """The error as a record; one that a constructor raised takes its place from the call in the config."""
+    """Returns the error as a finding; one that a constructor raised gets the place of the call in the config."""
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     found = error.diagnostic
     if not notes:
@@ -103,14 +103,25 @@ def _key(finding: Diagnostic) -> tuple[object, ...]:
 
 
 def print_error(error: ForgatherError, project_dir: str | None = None, see_all: str | None = None) -> None:
-    """Draws an error of ours on the error stream; `see_all` is the command that shows all of several."""
+    """Prints an error of ours on the error stream.
+
+    Args:
+        error: the error.
+        project_dir: the folder that file names are relative to; None outside any project.
+        see_all: the command that lists all errors if there are several.
+    """
     display = Display(project_dir)
     _print_lines(report(findings_of(error), display, see_all), _reported(display))
 
 
 def print_crash(error: BaseException, project_dir: str | None = None) -> None:
-    """Draws an exception that a constructor or a run raised: what, where in the config, where in the code."""
-    # `traceback` costs more than `fgcli --help` may.
+    """Prints an exception of a constructor or of a run: its message, its place in the config, and its traceback.
+
+    Args:
+        error: the exception.
+        project_dir: the folder that file names are relative to; None outside any project.
+    """
+    # A late import: `traceback` alone takes longer than `fgcli --help` may.
     from forgather.cli.traceback_trim import crash_lines
 
     display = Display(project_dir)
@@ -118,7 +129,13 @@ def print_crash(error: BaseException, project_dir: str | None = None) -> None:
 
 
 def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None, see_all: str | None = None) -> bool:
-    """Draws errors, warnings and notes on the error stream, no lints. Returns whether any is an error."""
+    """Prints errors, warnings and notes on the error stream, but no lints. Returns whether there is an error.
+
+    Args:
+        findings: the findings, in any order.
+        project_dir: the folder that file names are relative to; None outside any project.
+        see_all: the command that lists all findings.
+    """
     shown = [finding for finding in findings if finding.severity is not Severity.LINT]
     errors = [finding for finding in shown if finding.severity is Severity.ERROR]
     if shown:
@@ -149,21 +166,21 @@ def print_note(text: str) -> None:
 
 
 def write_text(text: str, file: str | None = None, *, look: Look | None = None) -> None:
-    """Writes text to a file, or to the terminal where none is named.
+    """Writes text to a file or to the standard output.
 
     Args:
-        text: what to write; a missing last line end is added.
-        file: where to; None for the standard output.
-        look: how its lines are shown on a terminal; None shows them as they are.
+        text: the text; a newline is added at the end if it is missing.
+        file: name of a file; None for the standard output.
+        look: colors and line breaks on a terminal; None for neither.
 
     Raises:
-        ProjectError: the file cannot be written.
+        ProjectError: FG418, the file or the standard output cannot be written.
     """
     text = hide(text if text.endswith("\n") else f"{text}\n")
     if file is None:
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
-        # What a config says must not steer the terminal; a file or another program gets it as it is.
+        # Control characters of a config must not reach the terminal; a file or another program gets them unchanged.
         shown = visible(text) if _for_people() else text
         if look is not None:
             shown = "\n".join(shown_on(sys.stdout, line, look) for line in shown.split("\n"))
@@ -193,12 +210,12 @@ def _send(text: str) -> None:
 
 
 class Line(NamedTuple):
-    """One line that is shown in its own way.
+    """One line of output with its own colors and indentation.
 
     Args:
         text: the line.
-        paint: gives it its colors.
-        hang: columns before its further parts, where it is broken.
+        paint: returns the line with colors; None for none.
+        hang: columns before the continuation lines, if it is wrapped.
     """
 
     text: str
@@ -207,12 +224,15 @@ class Line(NamedTuple):
 
 
 def write_lines(lines: Iterable[Line], file: str | None = None, *, files: Mapping[str, str] | None = None) -> None:
-    """Writes lines, each in its own way on a terminal.
+    """Writes lines, each with its own colors if they go to a terminal.
 
     Args:
-        lines: what to write.
-        file: name of a file; None writes to the terminal.
-        files: absolute paths by the names that stand for them.
+        lines: the lines.
+        file: name of a file; None for the standard output.
+        files: absolute paths by their short names, which become links.
+
+    Raises:
+        ProjectError: FG418, the file or the standard output cannot be written.
     """
     found = list(lines)
     if file is not None or sys.stdout is None or not _for_people():
@@ -225,12 +245,17 @@ def write_lines(lines: Iterable[Line], file: str | None = None, *, files: Mappin
 
 
 def write_findings(lines: Iterable[str], files: Mapping[str, str] | None = None) -> None:
-    """Writes the lines of findings; `files` has absolute paths by the names that stand for them."""
+    """Writes the lines of findings to the standard output.
+
+    Args:
+        lines: the lines.
+        files: absolute paths by their short names, which become links.
+    """
     write_text("\n".join(lines), look=Look(paint_finding, hang_of_finding, files or {}))
 
 
 def columns() -> int | None:
-    """Returns the width of the terminal that the output goes to; None where it goes elsewhere."""
+    """Returns the width of the terminal; None if the standard output is not one, or is too narrow."""
     return width_of(sys.stdout) if sys.stdout is not None else None
 
 
@@ -239,10 +264,10 @@ def _for_people() -> bool:
 
 
 def flush_output() -> None:
-    """Sends what was written to where it goes.
+    """Flushes the standard output.
 
     Raises:
-        ProjectError: it cannot be written there; nothing more is tried.
+        ProjectError: FG418, it cannot be written; later output is dropped.
     """
     if sys.stdout is None:
         return
@@ -255,7 +280,7 @@ def flush_output() -> None:
 
 
 def open_closed_streams() -> None:
-    """Gives code that is not ours a place to write to, where the caller has closed the standard streams."""
+    """Replaces closed standard streams by the null device, because user code may print."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
@@ -263,7 +288,7 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def without_library_bars(*, speaks: bool) -> Iterator[None]:
-    """Within, `datasets` draws no progress bars unless they go to a terminal: a log would get a line for each update.
+    """Context manager in which `datasets` draws progress bars on a terminal only: a log would get a line per update.
 
     Args:
         speaks: whether this process is the one of several that prints.
@@ -282,7 +307,7 @@ def without_library_bars(*, speaks: bool) -> Iterator[None]:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """Within, a reader that leaves (`fgcli train | head`), or a full disk, ends the printing and not the run."""
+    """Context manager in which a closed pipe (`fgcli train | head`) or a full disk ends the output, not the run."""
     before = sys.stdout
     ours = cast(TextIO, _Outlasting(before))
     sys.stdout = ours
@@ -294,7 +319,7 @@ def outlasting_readers() -> Iterator[None]:
 
 
 class _Outlasting:
-    """A stream that drops what nobody reads any more; it is the stream that it stands for in all else."""
+    """A wrapper of a stream that drops its output after the first failed write, and passes on everything else."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -322,12 +347,12 @@ class _Outlasting:
     def _drop(self, error: OSError) -> None:
         _silence(self._stream)
         left = isinstance(error, BrokenPipeError)
-        why = "nobody reads the output any more" if left else f"the output cannot be written: {error.strerror or error}"
-        print_note(f"{why}: the run goes on, and its files say the rest")
+        why = "the reader of the output is gone" if left else f"the output cannot be written: {error.strerror or error}"
+        print_note(f"{why}; the run continues, and its files contain the rest")
 
 
 def flush_reports() -> None:
-    """Sends what was reported to where it goes; where that is full, the exit status alone tells."""
+    """Flushes the error stream; if it cannot be written, only the exit status reports the error."""
     if sys.stderr is None:
         return
     try:
@@ -337,7 +362,7 @@ def flush_reports() -> None:
 
 
 def silence_output() -> None:
-    """Drops what is still unwritten, so that the interpreter does not try it again when it ends."""
+    """Drops buffered output, so that the interpreter does not fail on it when it ends."""
     _silence(sys.stdout)
 
 
@@ -353,7 +378,12 @@ def _no_output(error: OSError) -> ProjectError:
 
 
 def write_json(facts: Any, file: str | None = None) -> None:
-    """Writes facts as JSON, the same way everywhere."""
+    """Writes data as JSON; values that JSON does not have are written as text.
+
+    Args:
+        facts: the data.
+        file: name of a file; None for the standard output.
+    """
     write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str), file)
 
 
@@ -361,7 +391,7 @@ def _print_lines(lines: Iterable[str], look: Look | None = None) -> None:
     flush_output()
     if sys.stderr is None:
         return
-    # A report that nobody can read is no reason to fail, or to fail in another way.
+    # If the report cannot be written, the command must not fail with another error.
     with suppress(OSError):
         for line in map(visible, map(hide, lines)):
             shown = line if look is None else shown_on(sys.stderr, line, look)

@@ -1,8 +1,8 @@
-"""Colors, widths and links of the terminal: one family for every command.
+"""Colors, line breaks and links of the terminal, the same for every command.
 
-Takes plain lines, gives lines as a terminal shows them. Keeps true: without a terminal a line stays as it is, byte for
-byte, unless `FORCE_COLOR` asks for colors; `NO_COLOR` beats `FORCE_COLOR`. Only the sixteen basic colors are used,
-which the theme of a terminal adapts to light and dark.
+Takes plain lines; gives the lines as a terminal shows them. Off a terminal a line is unchanged, byte for byte, unless
+`FORCE_COLOR` is set; `NO_COLOR` takes precedence over it. Only the sixteen basic colors are used, because terminals
+adapt those to a light or dark background.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ROLES = {
     "removed": "\x1b[31m",
     "changed": "\x1b[33m",
 }
-# It ends the color alone: a name of a file may stand in a bold or a dim line.
+# It resets the color only, because a file name can be part of a bold line, which has to stay bold after it.
 _PLACE_OFF = "\x1b[39m"
 _CODE = r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\"
 _INVISIBLE, _CODES = re.compile(_CODE), re.compile(rf"({_CODE})")
 _WORDS = re.compile(rf"( *)((?:{_CODE}|[^ ])*)")
-# In a narrower window, lines that are broken at words are harder to read than those that the terminal breaks.
+# In a narrower window, lines that are wrapped at words are harder to read than those that the terminal wraps.
 _NARROWEST = 40
 _HEAD = re.compile(r"(.*?)((error|warning|note|lint)(\[\w+\])?:)")
 _COUNTS = re.compile(r"(\S.*: )(ok|\d+ (error|warning)s?)(?=$|, )")
@@ -48,12 +48,12 @@ _WORD = re.compile(
 
 
 class Look(NamedTuple):
-    """How lines are shown on a terminal.
+    """Colors, line breaks and links of lines on a terminal.
 
     Args:
-        paint: gives a line its colors.
-        hang: gives the columns before the further parts of a line that is broken; None leaves lines whole.
-        files: absolute paths by the names that stand for them; those names become places.
+        paint: returns a line with colors; None for none.
+        hang: returns the columns before the continuation lines of a line; None wraps no line.
+        files: absolute paths by their short names; these names become links.
     """
 
     paint: Callable[[str], str] | None = None
@@ -62,7 +62,7 @@ class Look(NamedTuple):
 
 
 def styled(role: str, text: str) -> str:
-    """Returns text in the color of a role; without a role, as it is.
+    """Returns text in the color of a role; unchanged if the role is empty.
 
     Example:
         >>> styled("good", "ok")
@@ -72,7 +72,7 @@ def styled(role: str, text: str) -> str:
 
 
 def wants_color(stream: IO[str]) -> bool:
-    """Returns whether a stream has colors: a terminal does, another with `FORCE_COLOR`, none with `NO_COLOR`."""
+    """Returns whether a stream gets colors: a terminal does, any with `FORCE_COLOR`, and none with `NO_COLOR`."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -81,7 +81,7 @@ def wants_color(stream: IO[str]) -> bool:
 
 
 def width_of(stream: IO[str]) -> int | None:
-    """Returns the columns of a terminal; None where lines are not to be broken."""
+    """Returns the number of columns of a terminal; None if lines are not to be wrapped."""
     if not stream.isatty():
         return None
     columns = shutil.get_terminal_size().columns
@@ -89,23 +89,29 @@ def width_of(stream: IO[str]) -> int | None:
 
 
 def shown_on(stream: IO[str], line: str, look: Look) -> str:
-    """Returns a line as a stream shows it: colors and links where it has them, broken at words where it has a width."""
+    """Returns a line for a stream: with colors and links if it has them, wrapped at words if it has a width.
+
+    Args:
+        stream: where the line will be written.
+        line: the plain line.
+        look: its colors, line breaks and links.
+    """
     columns = width_of(stream) if look.hang is not None else None
     hang = look.hang(line) if look.hang is not None else 0
     if wants_color(stream):
         line = look.paint(line) if look.paint is not None else line
-        # What is stored, as the log of a CI job, has colors at most.
+        # A stored log, such as that of a CI job, may show colors, but links would stay as unreadable codes.
         line = with_places(line, look.files, links=stream.isatty() and os.environ.get("TERM") != "linux")
     return line if columns is None else wrapped(line, columns, hang)
 
 
 def wrapped(line: str, width: int, hang: int) -> str:
-    """Returns a line broken at its spaces, so that each part fits; a longer word stays whole, to be copied or clicked.
+    """Returns a line wrapped at its spaces. A word that is too long is not broken, so that it can be copied or clicked.
 
     Args:
-        line: text, colors and links included; they take no room.
+        line: text with or without codes for colors and links, which take no columns.
         width: columns of the terminal.
-        hang: columns before the further parts.
+        hang: columns before the continuation lines.
 
     Example:
         >>> print(wrapped("  help: one two three", 17, 8))
@@ -117,7 +123,7 @@ def wrapped(line: str, width: int, hang: int) -> str:
     hang = min(hang, width // 2)
     parts: list[str] = []
     column = 0
-    # A word goes on behind a code, until the next space.
+    # A word ends at a space, not at a code inside it.
     for gap, word in _WORDS.findall(line):
         length = len(_INVISIBLE.sub("", word))
         if column > hang and length and column + len(gap) + length > width:
@@ -132,17 +138,17 @@ def wrapped(line: str, width: int, hang: int) -> str:
 
 
 def indent_of(line: str) -> int:
-    """Returns where the further parts of a line begin: below its text, two columns in."""
+    """Returns the column of the continuation lines of a line: two columns to the right of its text."""
     return len(line) - len(line.lstrip(" │├└─")) + 2
 
 
 def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
-    """Returns a line in which the names of files, with their line numbers, have the color of places.
+    """Returns a line in which file names and their line numbers have the color of places.
 
     Args:
-        line: text, with or without colors.
-        files: absolute paths by the names that stand for them.
-        links: whether a click on a name opens the file.
+        line: text with or without colors.
+        files: absolute paths by their short names.
+        links: whether to make each name a link to its file.
     """
     if not files:
         return line
@@ -150,14 +156,14 @@ def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
 
     def place(match: re.Match[str], is_dim: bool) -> str:
         name, number = match[1], match[2]
-        # Both together are too faint to be read.
+        # A place in color that is also dim would be too faint to read.
         text = match[0] if is_dim else f"{ROLES['place']}{match[0]}{_PLACE_OFF}"
         if not links or not os.path.isabs(files[name]):
             return text
         return f"\x1b]8;;file://{_quoted(files[name])}{f'#{number}' if number else ''}\x1b\\{text}\x1b]8;;\x1b\\"
 
     named = re.compile(rf"(?<![\w./:-])({names})(?::(\d+))?(?![\w/-])")
-    # Text and codes in turn: the letter that ends a code is not one of a word.
+    # Text and codes alternate, since the final letter of a code would otherwise count as part of the next word.
     parts = _CODES.split(line)
     for at in range(0, len(parts), 2):
         is_dim = at > 0 and parts[at - 1] == ROLES["dim"]
@@ -166,14 +172,14 @@ def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Returns a path as part of a link; `urllib` would cost a quarter of what `fgcli --help` may."""
+    """Returns a percent-encoded path. The import of `urllib` would take a quarter of the time of `fgcli --help`."""
     return re.sub(
         r"[^\w./~-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "replace")), path
     )
 
 
 def paint_finding(line: str) -> str:
-    """Returns a line of a report with its colors: heads by severity, carets red, labels dim."""
+    """Returns a line of a report with colors: the head by its severity, carets red, labels dim."""
     if _COUNTS.match(line):
         return paint_counts(line)
     head = _HEAD.match(line)
@@ -187,7 +193,7 @@ def paint_finding(line: str) -> str:
 
 
 def paint_counts(line: str) -> str:
-    """Returns a line such as "tiny.yaml: 1 error, 2 lints" with its colors; success is a green word."""
+    """Returns a line such as "tiny.yaml: 1 error, 2 lints" with colors; "ok" is green."""
     counts = _COUNTS.match(line)
     if counts is None:
         return line
@@ -196,18 +202,18 @@ def paint_counts(line: str) -> str:
 
 
 def hang_of_finding(line: str) -> int:
-    """Returns the columns before the further parts of a line of a report: those of its text, behind the label."""
+    """Returns the column of the continuation lines of a report line: that of its text, after the label."""
     label = _LABEL.match(line)
     return len(label[0]) + (1 if label[0].endswith(":") else 0) if label else indent_of(line)
 
 
 def paint_tree(line: str) -> str:
-    """Returns a line of a tree with its colors: branches in the background, keys, and what a value is."""
+    """Returns a line of a tree with colors: dim branches, keys, and calls and anchors in values."""
     return _BRANCH.sub(lambda found: styled("dim", found[1]) + _key(found[2]) + paint_value(found[3]), line, count=1)
 
 
 def paint_yaml(line: str) -> str:
-    """Returns a line of YAML with its colors."""
+    """Returns a line of YAML with colors."""
     return _KEY.sub(lambda found: found[1] + _key(found[2]) + paint_value(found[3]), line, count=1)
 
 
@@ -216,7 +222,7 @@ def _key(text: str | None) -> str:
 
 
 def paint_value(text: str) -> str:
-    """Returns a value with its colors: calls, anchors and aliases, and comments."""
+    """Returns a value with colors for calls, anchors, aliases and comments."""
 
     def word(match: re.Match[str]) -> str:
         kind = str(match.lastgroup)
@@ -226,19 +232,19 @@ def paint_value(text: str) -> str:
 
 
 def paint_row(line: str) -> str:
-    """Returns a row of a table with its colors: its first cell is a name."""
+    """Returns a row of a table with the color of keys for its first cell."""
     name, gap, rest = line.partition("  ")
     return f"{styled('key', name)}{gap}{rest}"
 
 
 def hang_of_row(line: str) -> int:
-    """Returns the columns before the further parts of a row of a table: those of its second cell."""
+    """Returns the column of the continuation lines of a table row: that of its second cell."""
     second = re.match(r"\s*\S.*?  +", line)
     return len(second[0]) if second else indent_of(line)
 
 
 def paint_page(line: str) -> str:
-    """Returns a line of a page of the documentation with its colors."""
+    """Returns a line of a documentation page with colors."""
     if line.startswith("#"):
         return styled("strong", line.lstrip("# "))
     if line.startswith("    "):
@@ -250,7 +256,7 @@ _FACT = re.compile(r" {0,2}(?:\[\w+\]|[a-z][a-z ]*?)  +(?=\S)")
 
 
 def paint_reference(line: str) -> str:
-    """Returns a line of the page of a setting or a template with its colors: heading, rows of facts, and source."""
+    """Returns a line of the page of a setting or a template with colors for headings, keys and source."""
     if line.startswith("    "):
         return paint_yaml(line)
     if fact := _FACT.match(line):
@@ -260,13 +266,14 @@ def paint_reference(line: str) -> str:
 
 
 def hang_of_reference(line: str) -> int:
-    """Returns the columns before the further parts of a line of such a page: those of a fact's text."""
+    """Returns the column of the continuation lines of such a page: that of the text after the key."""
     fact = _FACT.match(line)
     return len(fact[0]) if fact else hang_of_page(line)
 
 
 def reflowed(text: str) -> str:
-    """Returns a page with each paragraph on one line, to be broken where the terminal ends; code and lists stay.
+    """Returns a page with each paragraph on one line, so that the terminal's width decides its line breaks. Code and
+    lists are unchanged.
 
     Example:
         >>> print(reflowed("# Title\\n\\nOne\\nparagraph.\\n\\n    code\\n    more"))
@@ -292,5 +299,5 @@ def reflowed(text: str) -> str:
 
 
 def hang_of_page(line: str) -> int:
-    """Returns the columns before the further parts of a line of a page: prose has none, an item of a list its mark."""
+    """Returns the column of the continuation lines of a page: 0 for prose, 2 for the items of a list."""
     return 2 if line.startswith("* ") else len(line) - len(line.lstrip())

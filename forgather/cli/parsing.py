@@ -1,7 +1,7 @@
-"""The parsers of `fgcli`, and the two passes that config-declared options need.
+"""The argument parsers of `fgcli`, and the two passes that the options of a config need.
 
-Takes arguments, gives the chosen command's module and an `Invocation`. Keeps true: only the chosen command is
-imported; a config is read only when its options are needed (an argument we do not know, `--help`, completion).
+Takes the command line; gives the module of the command and an `Invocation`. Only the module of the chosen command is
+imported. The config is read only if its options are needed: for an unknown argument, `--help`, and completion.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _VALUED = ("-p", "--project", "-t", "--config")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers in one screen: what was wrong, a suggestion, where the help is."""
+    """An argument parser whose errors take two lines: the problem with a suggestion, and the command for help."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
 
     def format_help(self) -> str:
-        """Returns the help as it is printed: on a terminal with colors, and broken at words."""
+        """Returns the help text; on a terminal with colors and wrapped at words."""
         if sys.stdout is None:
             return super().format_help()
         if width_of(sys.stdout) is not None and self.description:
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _paint_help(line: str) -> str:
-    """Returns a line of the help with its colors: titles, then names of commands and options, and examples."""
+    """Returns a line of the help with colors for titles, names of commands and options, and examples."""
     title = re.match(r"(usage:|[\w][\w ./-]{,60}:$)(.*)|(  \w+)(  +fgcli .*)$", line)
     if title and title[1]:
         return styled("strong", title[1]) + title[2]
@@ -101,7 +101,7 @@ _KINDS = {"int": "a whole number", "float": "a number"}
 
 
 def reworded(message: str) -> str:
-    """Returns what argparse says about an argument, in our words; they do not change with Python's version.
+    """Returns an error message of argparse in our words, which do not depend on Python's version.
 
     Example:
         >>> reworded("argument --steps/-n: invalid int value: 'many'")
@@ -122,7 +122,7 @@ def reworded(message: str) -> str:
 
 
 def split_command(arguments: Sequence[str]) -> int | None:
-    """Returns the position of the command among the arguments; None when there is none."""
+    """Returns the position of the command among the arguments; None if there is none."""
     position = 0
     while position < len(arguments):
         if arguments[position] in _VALUED:
@@ -137,7 +137,7 @@ def split_command(arguments: Sequence[str]) -> int | None:
 
 
 def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType | None]:
-    """Returns the whole parser, and the chosen command's own parser and module."""
+    """Returns the parser of `fgcli`, and the parser and the module of the command; both None for an unknown command."""
     parser = Parser(prog="fgcli", description="Describe, check and run model training.", epilog=_EPILOG)
     parser.add_argument("-p", "--project", metavar="DIR", help="project folder (default: nearest above this folder)")
     parser.add_argument("-t", "--config", metavar="CONFIG", help="config (default: the project's default config)")
@@ -146,7 +146,7 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
     chosen: Parser | None = None
     module: ModuleType | None = None
     if command in COMMANDS:
-        # One parser costs half a millisecond: the others are made only for the list of commands.
+        # A parser takes half a millisecond, so the others are made only for the list of commands.
         module = import_module(f"forgather.cli.commands.{command}")
         chosen = choices.add_parser(command, description=module.DESCRIPTION, epilog=module.EXAMPLES)
         module.configure(chosen)
@@ -158,7 +158,7 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
 
 
 def _listed_commands() -> str:
-    """Returns the list of commands: what each is for, by what one wants to do, with an example of each group."""
+    """Returns the list of commands in groups, with an example for each group."""
     width = max(map(len, COMMANDS))
     groups = []
     for (title, example), commands in _GROUPS.items():
@@ -168,7 +168,12 @@ def _listed_commands() -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
-    """Returns the chosen command and what it was asked to do; ends the process on wrong usage or `--help`."""
+    """Returns the module of the command and its parsed arguments.
+
+    Raises:
+        SystemExit: wrong usage (status 2), or `--help`.
+        ForgatherError: the config whose options are needed cannot be read.
+    """
     at = split_command(arguments)
     if at is not None and arguments[at] == "help":
         arguments = [*arguments[:at], *arguments[at + 1 : at + 2], "--help"]
@@ -203,7 +208,7 @@ def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequ
     if not {"-h", "--help"}.isdisjoint(after):
         namespace = _before_command(parser, arguments[:at])
         try:
-            # Many lines of options are told where they are looked for; they are accepted everywhere.
+            # The options of a config are listed by the commands that train, and accepted by all others, too.
             shown = not getattr(module, "OPTIONS_UNTOLD", False)
             parsed = Invocation(options=namespace, arguments=tuple(arguments))
             declared = add_declared_options(chosen, parsed, shown=shown)
@@ -242,7 +247,7 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
 def _refuse_unused(namespace: argparse.Namespace, module: ModuleType, chosen: Parser) -> None:
     about_one = getattr(module, "CONFIG_OPTIONS", False) or getattr(module, "TAKES_CONFIG", False)
     if namespace.config is not None and not about_one:
-        chosen.error(f"-t {namespace.config} means nothing to {namespace.command!r}, which is not about one config")
+        chosen.error(f"{namespace.command!r} takes no config: leave out -t {namespace.config}")
     if namespace.project is not None and getattr(namespace, "folders", None):
         chosen.error(f"both -p {namespace.project} and {namespace.folders[0]!r} name a folder")
 
@@ -268,7 +273,7 @@ def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: In
 
 
 def _in_other_words(name: str, known: Mapping[str, str]) -> str | None:
-    """Returns what an option of another tool is here; None where the table does not have it."""
+    """Returns a hint on an option of another tool; None if the table of aliases does not have it."""
     plain = name.lstrip("-").replace("_", "-")
     if plain in known:
         return f"did you mean {known[plain]!r}?"
@@ -279,7 +284,7 @@ def _in_other_words(name: str, known: Mapping[str, str]) -> str | None:
 
 
 def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
-    """Returns how a setting is changed that another tool has as an option, as `--lr`."""
+    """Returns a hint on a setting that another tool has as an option, such as `--lr`."""
     name, has_value, value = rest[0].partition("=")
     alias = alias_of("setting", name)
     if alias is None or "set" not in known:
@@ -293,7 +298,7 @@ def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invoca
 
 
 def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
-    """Returns how to change the value of the config that an option is named after."""
+    """Returns the `--set` that changes the value of the config with the name of an option; None without one."""
     from forgather.config.insight.path_lookup import near_paths, path_text
     from forgather.config.traverse import walk_places
 

@@ -1,7 +1,7 @@
 """The line of the user's file that a finding is about, with carets below the value.
 
-Takes findings, gives lines. Keeps true: a file is read once while it stays as it is, and only as far as its limit; what
-is below a line is in the columns of what it marks.
+Takes findings; gives lines. A file is read once until it changes, and only up to a limit. Carets are in the columns of
+the text that they mark.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from forgather.source import Span
 
 _MAX_READ = 1_000_000
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-# A name that a message quotes; the apostrophe of "it's" opens none.
+# A name in quotes; the apostrophe of "it's" must not start one.
 _QUOTED = re.compile(r"(?<!\w)'([^'\n]+)'(?!\w)|(?<!\w)\"([^\"\n]+)\"(?!\w)")
 _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s,#{}\[\]](?:[^,#{}\[\]]*[^\s,#{}\[\]])?")
 
 
 def visible(text: str) -> str:
-    """Returns text with characters that steer a terminal, or hide, as escapes; line breaks and tabs stay."""
+    """Returns text with control and invisible characters as escapes; line breaks and tabs are kept."""
     return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def clean(text: str, limit: int) -> str:
-    """Returns text as it is shown: nothing that steers a terminal, tabs as arrows, cut to `limit`."""
-    # One line may be as long as its file: what is cut away is not looked at.
+    """Returns text for a terminal: without control characters, with tabs as arrows, cut to `limit` characters."""
+    # A file may be a single line of megabytes, so the text is cut before it is searched.
     shown = visible(text.replace("\r", "")[: limit + 1]).replace("\t", "→   ")
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def source_line(span: Span) -> str | None:
-    """Returns the line of the user's file that a span names; None where it cannot be read."""
+    """Returns the line of the user's file at a span; None if it cannot be read."""
     if not os.path.isabs(span.file):
         return None
     try:
@@ -49,7 +49,7 @@ def source_line(span: Span) -> str | None:
 
 @lru_cache(maxsize=4)
 def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
-    # One file may have a finding on each of its lines.
+    # Cached, because a file may have a finding on each of its lines.
     if _leads_elsewhere(file):
         return []
     with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
@@ -57,18 +57,18 @@ def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
 
 
 def _leads_elsewhere(file: str) -> bool:
-    """Whether a link shows a file of another folder, which an error about the link need not print."""
+    """Returns whether a file is a link to another folder, whose content a report does not print."""
     folder = os.path.realpath(os.path.dirname(file))
     return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
 
 
 def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) -> list[str]:
-    """Returns the line of a span and, where it is known which part of it a finding is about, carets below that part.
+    """Returns the line of a span and, if the part that the finding is about is known, a line of carets below it.
 
     Args:
-        span: the place; without a readable line, the answer is empty.
-        width: columns that may be used; of a longer line, the part that is marked is shown.
-        finding: what was found there; None marks nothing.
+        span: the place; the result is empty if its line cannot be read.
+        width: maximum number of columns; of a longer line, the marked part is shown.
+        finding: the finding to mark; None for no carets.
     """
     text = source_line(span) if span is not None else None
     if text is None or not text.strip():
@@ -76,7 +76,7 @@ def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) ->
     text = text[:_MAX_READ].rstrip()
     start, end = marked(text, finding) if finding is not None else (0, 0)
     if end > start and len(clean(text[:end], end + 1)) > width - 3:
-        # The beginning of the line is what its reader can do without.
+        # The line is cut at its beginning, so that the marked part is visible.
         cut = max(0, min(start, end - width // 2))
         text, start, end = f"...{text[cut:]}", start - cut + 3, end - cut + 3
     shown = clean(text, width)
@@ -85,10 +85,14 @@ def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) ->
 
 
 def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
-    """Returns where the part of a line begins and ends that a finding is about; twice 0 where that is not known.
+    """Returns start and end of the part of a line that a finding is about; (0, 0) if it is not known.
 
-    The last name that its message quotes, as the wrong one of "'fractions' has no symbol 'Fracton'"; the value that its
-    path leads to, where the message quotes no name of the line, or the key and, in other words, the value.
+    It is the last name that the message quotes, such as the wrong one in "'fractions' has no symbol 'Fracton'". It is
+    the value of the finding's path if the message quotes no name of the line, or quotes the key and mentions the value.
+
+    Args:
+        line: the line of the file.
+        finding: the finding.
     """
     begin = len(line) - len(line.lstrip())
     key = re.split(r"[.\[]", finding.path or "")[-1].rstrip("]")
@@ -107,8 +111,8 @@ def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
 
 
 def _value_of(key: str, line: str) -> tuple[int, int] | None:
-    """Returns where the value of a key begins and ends in a line."""
+    """Returns start and end of the value of a key in a line; None if the line has no such key."""
     found = re.search(rf"(?<![\w.]){re.escape(key)}[\"']?\s*:\s+", line)
     value = _VALUE.match(line, found.end()) if found is not None else None
-    # A call or a container has its faults inside.
+    # In a call or a container, the error is in one of the values inside, so the opening character is not marked.
     return value.span() if value is not None and value[0][0] not in "&!*|>[{" else None

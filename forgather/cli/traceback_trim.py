@@ -1,8 +1,8 @@
-"""An exception of the user's own code, cut to what helps.
+"""The report of an exception from the user's code, with a shortened traceback.
 
-Takes an exception, gives lines: its type and message, the place in the config that led to it, and the innermost
-frames that are not ours. Keeps true: the innermost line of the user's own files is always among them; with
-`FORGATHER_TRACEBACK=full` the whole traceback is shown.
+Takes an exception; gives lines with its type and message, its place in the config, and the innermost frames that are
+not ours. The innermost line of the user's own files is always among them. `FORGATHER_TRACEBACK=full` shows the whole
+traceback.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from forgather.source import Span
 _MAX_FRAMES = 3
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) for part in ("cli", "config", "project", "launch"))
-# Where Python and its libraries are: whatever else runs is the user's.
+# The folders of Python and its libraries; code in any other folder is the user's.
 _LIBRARIES = (_PACKAGE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
 _IMPORTING = ("<frozen", os.path.join(os.path.dirname(os.__file__), "importlib"))
 
 
 def crash_lines(error: BaseException, display: Display, *, place: Callable[[Span, Display], list[str]]) -> list[str]:
-    """Returns the lines that show an exception.
+    """Returns the lines of the report.
 
     Args:
         error: the exception.
-        display: shortens file names.
-        place: draws a place in a config.
+        display: shortens the names of files.
+        place: returns the lines that show a place in a config.
     """
     message = str(error).strip().split("\n")
     lines = [f"error: {type(error).__name__}: {message[0]}" if message[0] else f"error: {type(error).__name__}"]

@@ -1,7 +1,7 @@
-"""The question whether code may run, asked once, where somebody sits at a terminal.
+"""The question whether the code of a project may run, which is asked on a terminal and remembered.
 
-Takes a project that is about to be built, gives back when all that it needs is trusted. Keeps true: a process that a
-launcher has started never asks, and finds in its environment what was decided.
+`ask_trust` returns when everything that the project needs is trusted. A process that a launcher has started never asks:
+it gets the decision through its environment.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from forgather.project.untrusted import Needs, trust_hint, untrusted_message
 
 
 def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
-    """Has the user say that what targets need may run, where he has not said so before.
+    """Asks the user whether the code that targets need may run, unless it is trusted already.
+
+    Args:
+        project: the config.
+        targets: the targets to be built.
 
     Raises:
-        ProjectError: FG440, he does not, or nobody sits at a terminal.
+        ProjectError: FG440, the user does not agree, or there is no terminal to ask on.
     """
     needs = needs_of(project, targets)
     if not needs or is_worker(os.environ):

@@ -56,7 +56,7 @@ def test_a_model_alone_is_listed_as_such_and_not_promised_to_an_automatic_resume
     said = told(capsys, "ls", folder)[1].out
     assert [False, False, False, True] == ["model only" in line for line in said.splitlines()[2:6]]
     parts = [part for part in EFFECTS_OF_MISSING if part != "progress"]
-    assert f"takes it with --allow-missing {','.join(parts)}, which begin anew" in said
+    assert f"unless --allow-missing {','.join(parts)} is given" in said
     assert "takes checkpoint-40" not in said
     found = facts(capsys, "ls", folder)[1]
     assert (None, [False, False, False, True]) == (

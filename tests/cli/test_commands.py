@@ -191,7 +191,7 @@ def test_options_of_a_config_are_told_at_length_where_they_matter_and_count_ever
     with pytest.raises(SystemExit):
         main(["-t", "a", command, "--help"])
     told = capsys.readouterr().out
-    assert "a.yaml has 3 options of its own, which count here, too: see 'fgcli train --help'" in told
+    assert "a.yaml declares 3 options, which can be used here, too: see 'fgcli train --help'" in told
     assert "--steps" not in told
     assert 0 == main(["-t", "a", command, "--steps", "4"])
 
