@@ -1,8 +1,8 @@
 """`fgcli`: parses the command line, runs one command, and returns the exit status.
 
 The status is 0 for success, 1 for a failure (or the command's own `TROUBLE`), 2 for wrong usage, 130 after Ctrl-C, and
-143 if a signal of a scheduler ended a command that runs a config. The module of a command, and the stages that it
-needs, are imported only when the command is chosen. Every error is printed here, once; with `--json` it is also written as
+143 if a signal of a scheduler ended a command that runs a config. The module of a command and the stages that it needs
+are imported only when the command is chosen. Every error is printed here, once; with `--json` it is also written as
 JSON.
 """
 
@@ -12,8 +12,8 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from types import ModuleType
 
 from forgather.cli.invocation import Invocation, refuse_lost_folder
@@ -26,7 +26,6 @@ from forgather.cli.output import (
     print_error,
     print_note,
     silence_output,
-    without_library_bars,
 )
 from forgather.cli.parsing import parse
 from forgather.errors import BuildNote, ForgatherError, ProjectError
@@ -129,6 +128,25 @@ def _run(arguments: list[str]) -> int:
         print_crash(error, project_dir)
         _tell_tools(error, arguments, project_dir)
         return trouble
+
+
+@contextmanager
+def without_library_bars(*, speaks: bool) -> Iterator[None]:
+    """Context manager in which `datasets` draws progress bars on a terminal only: a log would get a line per update.
+
+    Args:
+        speaks: whether this process is the one of several that prints.
+    """
+    name = "HF_DATASETS_DISABLE_PROGRESS_BARS"
+    if name in os.environ or (speaks and sys.stderr.isatty()):
+        yield
+        return
+    # The variable, because `datasets` is not imported yet, and processes that a command starts inherit it.
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:

@@ -287,25 +287,6 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
-def without_library_bars(*, speaks: bool) -> Iterator[None]:
-    """Context manager in which `datasets` draws progress bars on a terminal only: a log would get a line per update.
-
-    Args:
-        speaks: whether this process is the one of several that prints.
-    """
-    name = "HF_DATASETS_DISABLE_PROGRESS_BARS"
-    if name in os.environ or (speaks and sys.stderr.isatty()):
-        yield
-        return
-    # The variable, because `datasets` is not imported yet, and processes that a command starts inherit it.
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-
-
-@contextmanager
 def outlasting_readers() -> Iterator[None]:
     """Context manager in which a closed pipe (`fgcli train | head`) or a full disk ends the output, not the run."""
     before = sys.stdout

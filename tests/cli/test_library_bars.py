@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from forgather.cli.output import without_library_bars
+from forgather.cli.main import without_library_bars
 from tests.project.workbench import fgcli, make_project
 
 NAME = "HF_DATASETS_DISABLE_PROGRESS_BARS"

@@ -203,4 +203,4 @@ def test_a_run_goes_on_where_its_output_cannot_be_written(bench):
         done = subprocess.run(words, cwd=bench, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     assert (bench / "out/finished").exists()
-    assert 1 == done.stderr.count("No space left on device: the run goes on")
+    assert 1 == done.stderr.count("No space left on device; the run continues")
