@@ -185,7 +185,7 @@ def test_the_file_for_users_of_deepspeed_is_refused_with_the_fix_of_each_mistake
     file.write_text(file.read_text().replace('"train_batch_size": 16', '"train_batch_size": 64'))
     found = filled(str(file), arguments(tmp_path, fp16=True))
     assert 2 == found.stage
-    assert {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}.items() <= found.section("fp16").items()
+    assert {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}.items() <= found.config["fp16"].items()
 
 
 def test_every_difference_is_told_with_both_places(tmp_path):

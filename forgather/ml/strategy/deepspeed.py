@@ -36,7 +36,7 @@ from forgather.ml.strategy.deepspeed_state import EngineState, fill_stage_3
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import InitialWeights, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device, topology_of
-from forgather.ml.strategy.state import local_state, on_host
+from forgather.ml.strategy.state import local_state, names_of, on_host
 from forgather.ml.types import Update, Window
 from forgather.redaction import hidden
 
@@ -208,7 +208,7 @@ class DeepSpeedZero:
         settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
         self._check_schema(settings)
         self._record(settings)
-        names = {id(weight): name for name, weight in self.model.named_parameters()}
+        names = names_of(self.model)
         groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
         export_local_rank(self._facts)
         try:
@@ -306,8 +306,7 @@ class DeepSpeedZero:
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
         """Returns the loss sum and the number of valid targets of a batch, without gradients."""
-        if self._engine is None:
-            self._start_engine()
+        self._started_state()
         if self.model.training:
             self._engine.eval()
         return self.rule.total(self._engine, to_device(batch, self.topology.device)), self.rule.count(batch)
@@ -329,10 +328,7 @@ class DeepSpeedZero:
         Raises:
             CheckpointError: FG605, on every process, where they are those of another model.
         """
-        if self._state is None:
-            self._start_engine()
-        assert self._state is not None  # noqa: S101 - made by the line above
-        self._state.restore_model(saved)
+        self._started_state().restore_model(saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Goes on with the optimizer of a checkpoint, after `restore`.
@@ -345,10 +341,14 @@ class DeepSpeedZero:
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        yield from self._started_state().weights()
+
+    def _started_state(self) -> EngineState:
+        """Returns the state of the engine, which starts with the first use of it."""
         if self._state is None:
             self._start_engine()
         assert self._state is not None  # noqa: S101 - made by the line above
-        yield from self._state.weights()
+        return self._state
 
 
 def _refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:

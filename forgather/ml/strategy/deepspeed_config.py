@@ -52,9 +52,7 @@ _SCHEDULES = {
 }
 
 
-def zero_config(
-    asked: Any, args: Any, *, processes: int, on_cpu: bool, where: str = "the training arguments"
-) -> ZeroConfig:
+def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroConfig:
     """Returns the config of a run.
 
     Args:
@@ -62,7 +60,6 @@ def zero_config(
         args: the training arguments.
         processes: number of data-parallel processes.
         on_cpu: True where the run computes on the CPU.
-        where: what the arguments are called in messages.
 
     Raises:
         TrainingError: FG741 for what cannot be read, FG742 for knobs that differ, FG743 for a schedule of DeepSpeed,
@@ -72,7 +69,7 @@ def zero_config(
     _refuse_unknown(found)
     _refuse_elsewhere(found, args, on_cpu=on_cpu)
     found = _filled(found, args, processes, on_cpu=on_cpu)
-    refuse_differences(found, list(shared_settings(args, processes)), where)
+    refuse_differences(found, list(shared_settings(args, processes)), "the training arguments")
     return found
 
 
@@ -94,25 +91,25 @@ def _read(asked: Any) -> ZeroConfig:
     if asked == AUTO or asked is True:
         return ZeroConfig(config={}, source='deepspeed: "auto"')
     if not isinstance(asked, str):
-        raise TrainingError(
-            f"deepspeed is {asked!r:.80}", code="FG741", hint='give "auto", the path of a JSON file, or a mapping'
-        )
+        raise _unusable(f"deepspeed is {asked!r:.80}", None, 'give "auto", the path of a JSON file, or a mapping')
     path = Path(asked).expanduser().absolute()
     text = _text(path, asked)
     try:
         config = json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
-        raise TrainingError(
-            f"{asked} is no JSON: {error.msg}", code="FG741", span=Span(str(path), error.lineno, error.colno)
-        ) from None
+        raise _unusable(f"{asked} is not JSON: {error.msg}", Span(str(path), error.lineno, error.colno)) from None
     except RecursionError:
-        raise TrainingError(f"{asked} is nested too deeply", code="FG741", span=Span(str(path), 1)) from None
+        raise _unusable(f"{asked} is nested too deeply", Span(str(path), 1)) from None
     except ValueError as error:
-        # A key that stands twice, a number of thousands of digits.
-        raise TrainingError(f"{asked} cannot be used: {error}", code="FG741", span=Span(str(path), 1)) from None
+        # A key that is given twice, or a number of thousands of digits.
+        raise _unusable(f"{asked} cannot be used: {error}", Span(str(path), 1)) from None
     if not isinstance(config, dict):
-        raise TrainingError(f"{asked} holds a {type(config).__name__} and no mapping", code="FG741")
+        raise _unusable(f"{asked} contains a {type(config).__name__} instead of a mapping", None)
     return ZeroConfig(config=config, source=str(path), text=text)
+
+
+def _unusable(message: str, span: Span | None, hint: str | None = None) -> TrainingError:
+    return TrainingError(message, code="FG741", span=span, hint=hint)
 
 
 def _text(path: Path, asked: str) -> str:
@@ -123,10 +120,10 @@ def _text(path: Path, asked: str) -> str:
             raise OSError(0, f"is longer than {_MOST_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise TrainingError(
+        raise _unusable(
             f"DeepSpeed's config {asked[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}",
-            code="FG741",
-            hint='give the path of a JSON file, counted from the working folder, a mapping, or "auto"',
+            None,
+            'give the path of a JSON file (relative to the working folder), a mapping, or "auto"',
         ) from None
 
 
@@ -135,7 +132,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one mapping")
+        raise ValueError(f"the key {twice!r} is given twice in one mapping")
     return found
 
 
@@ -158,12 +155,8 @@ def _present(found: ZeroConfig) -> ZeroConfig:
     if isinstance(zero, bool) or zero == AUTO:
         zero = {} if zero else {"stage": 0}
     if not isinstance(zero, dict):
-        raise TrainingError(
-            f"zero_optimization is {zero!r:.80}",
-            code="FG741",
-            span=found.line_of(ZERO),
-            hint="give a mapping with a stage of 1, 2 or 3",
-        )
+        message = f"zero_optimization is {zero!r:.80}"
+        raise _unusable(message, found.line_of(ZERO), "give a mapping with a stage of 1, 2 or 3")
     zero = dict(zero)
     for old, new in _RENAMED.items():
         for holder in (config, zero):
@@ -215,20 +208,13 @@ def _refuse_unknown(found: ZeroConfig) -> None:
         section = found.config.get(key)
         # DeepSpeed passes over a section that is no mapping, and over "yes" in the place of true.
         if section is not None and section != AUTO and not isinstance(section, Mapping):
-            raise TrainingError(
-                f"{key} is {section!r:.80}",
-                code="FG741",
-                span=found.line_of(key),
-                hint="give a mapping, as DeepSpeed does",
+            raise _unusable(
+                f"{key} is {section!r:.80}", found.line_of(key), "give a mapping, as in DeepSpeed's examples"
             )
     stage = found.config[ZERO]["stage"]
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise TrainingError(
-            f"the ZeRO stage is {stage!r}",
-            code="FG741",
-            span=found.line_of(ZERO, "stage"),
-            hint="give 1 (optimizer state), 2 (gradients too) or 3 (weights too)",
-        )
+        hint = "give 1 (optimizer state), 2 (gradients too) or 3 (weights too)"
+        raise _unusable(f"the ZeRO stage is {stage!r}", found.line_of(ZERO, "stage"), hint)
 
 
 def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:

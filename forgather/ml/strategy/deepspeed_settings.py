@@ -45,10 +45,6 @@ class ZeroConfig:
         """What is shared out among the processes: 1 optimizer state, 2 gradients too, 3 weights too."""
         return int(self.config[ZERO]["stage"])
 
-    def section(self, name: str) -> dict[str, Any]:
-        """Returns a section of the config, empty where it has none."""
-        return dict(self.config.get(name) or {})
-
     def line_of(self, *keys: str) -> Span | None:
         """Returns the line of the file that a key stands on."""
         if self.text is None:

@@ -18,12 +18,7 @@ from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.initial_weights import InitialWeights
 from forgather.ml.strategy.meta_model import set_tensor, tensors_of
-from forgather.ml.strategy.state import (
-    LAYOUT_KEYS,
-    refuse_other_groups,
-    refuse_other_model,
-    refuse_other_parameters,
-)
+from forgather.ml.strategy.state import LAYOUT_KEYS, names_of, refuse_other_model, refuse_other_optimizer
 
 
 class EngineState:
@@ -173,7 +168,7 @@ class EngineState:
 
     def capture(self, *, keep: bool) -> dict[str, Any]:
         """Returns the state of the optimizer by names of weights; with `keep` false it only takes part."""
-        names = {id(weight): name for name, weight in self._model.named_parameters()}
+        names = names_of(self._model)
         state: dict[str, Any] = {}
         self._link()
         for weights, flat in self._slices():
@@ -207,17 +202,15 @@ class EngineState:
         """
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
-        collectives.run_collectively(
-            lambda: refuse_other_parameters(kind, [n for names in self._groups for n in names], tree)
-        )
-        collectives.run_collectively(lambda: refuse_other_groups(kind, self._groups, tree))
+        own = [name for names in self._groups for name in names]
+        collectives.run_collectively(lambda: refuse_other_optimizer(kind, own, self._groups, tree))
         group_of = {name: group for group in tree["param_groups"] for name in group["params"]}
-        for group, own in zip(self._settings, self._groups, strict=True):
-            group |= {key: value for key, value in group_of[own[0]].items() if key not in ("params", *LAYOUT_KEYS)}
-        names = {id(weight): name for name, weight in self._model.named_parameters()}
+        for group, names in zip(self._settings, self._groups, strict=True):
+            group |= {key: value for key, value in group_of[names[0]].items() if key not in ("params", *LAYOUT_KEYS)}
+        name_of = names_of(self._model)
         state = tree["state"]
         for weights, flat in self._slices():
-            held = next((state[names[id(weight)]] for weight in weights if names[id(weight)] in state), None)
+            held = next((state[name_of[id(weight)]] for weight in weights if name_of[id(weight)] in state), None)
             if held is not None:
                 self._zero.optimizer.state[flat] = _room(held, weights, flat)
         if not state:
@@ -225,7 +218,7 @@ class EngineState:
         self._link()
         for weights, flat in self._slices():
             for weight in weights:
-                for key, value in state.get(names[id(weight)], {}).items():
+                for key, value in state.get(name_of[id(weight)], {}).items():
                     if _has_slice_shape(self._zero.optimizer.state[flat].get(key), flat):
                         self._put_slice(weight, saved.whole(value), key)
 

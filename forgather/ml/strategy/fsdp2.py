@@ -10,7 +10,6 @@ gather per tensor in `export`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,13 +29,11 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import checkpoint_activations, move_buffers, shard, units_of
+from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, shard, units_of
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
-from forgather.ml.strategy.state import (
-    whole_model_state,
-)
+from forgather.ml.strategy.state import whole_model_state
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 
 
@@ -102,14 +99,16 @@ class Sharded(ModelStrategy):
         cut_modules: list[nn.Module] = []
         if self.mesh.layout.tensor_parallel_size > 1:
             cut_modules = apply_tensor_parallel(self.model, self.mesh.tp, self._tp_plan)
-            # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
-            # fully_shard warns of cannot happen.
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         units = [] if self._sharding is None else units_of(self.model, self._sharding)
-        self._recompute(units)
+        recomputes = self._sharding is not None and checkpoint_units(self.model, units, self._sharding)
         for step in recipe.prepare:
             step(self.model)
-        self._refuse_double_recomputation()
+        if recomputes and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            raise DistributedError(
+                "gradient_checkpointing and fsdp_config.activation_checkpointing are both on, and mean the same",
+                code="FG734",
+                hint="remove one of them",
+            ).about("fsdp_config")
         if self._sharding is not None:
             shard(self.model, units, self.mesh.shards, self._sharding)
         offloads = self._sharding is not None and self._sharding.cpu_offload
@@ -119,19 +118,6 @@ class Sharded(ModelStrategy):
         # Ranks hold different gradients: an overflow of one is one of all.
         self._set_precision(autocast, overflow_group=dist.group.WORLD)
         self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
-
-    def _recompute(self, units: list[nn.Module]) -> None:
-        if self._sharding is not None and self._sharding.recompute != "none":
-            checkpoint_activations(units or [self.model], self._sharding.recompute)
-
-    def _refuse_double_recomputation(self) -> None:
-        asked = self._sharding is not None and self._sharding.recompute != "none"
-        if asked and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
-            raise DistributedError(
-                "gradient_checkpointing and fsdp_config.activation_checkpointing are both on, and mean the same",
-                code="FG734",
-                hint="remove one of them",
-            ).about("fsdp_config")
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the model as it was built."""

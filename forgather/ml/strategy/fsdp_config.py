@@ -200,7 +200,7 @@ class Sharding:
 _RESHARD = "reshard_after_forward"
 
 
-def _refused(message: str, hint: str | None, name: str) -> DistributedError:
+def _refused(message: str, hint: str | None, name: str = "fsdp_config") -> DistributedError:
     return DistributedError(message, code="FG734", hint=hint).about(name)
 
 
@@ -213,9 +213,9 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         name = "cpu_offload" if name == "offload_params" else name
         if name not in _KEYS and name not in _IGNORED:
             hint = nearest(name, [*_KEYS, *_IGNORED]) or "one of: " + ", ".join(_KEYS)
-            raise _refused(f"fsdp_config has no setting {str(key)!r}", hint, "fsdp_config")
+            raise _refused(f"fsdp_config has no setting {str(key)!r}", hint)
         if name in known:
-            raise _refused(f"fsdp_config gives {name!r} twice", "remove one of them", "fsdp_config")
+            raise _refused(f"fsdp_config gives {name!r} twice", "remove one of them")
         known[name] = value
     return known
 
@@ -237,14 +237,12 @@ def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
             f"fsdp_config.shard_size is {config['shard_size']!r}, and {strategy} shares the weights among "
             + ("nobody" if strategy == "NO_SHARD" else "all replicas"),
             "give sharding_strategy: HYBRID_SHARD, or remove shard_size",
-            "fsdp_config",
         )
     reshard = config.get(_RESHARD)
     if reshard is not None and strategy in found.values() and reshard != (strategy != "SHARD_GRAD_OP"):
         raise _refused(
             f"sharding_strategy {strategy} and reshard_after_forward {reshard!r} contradict each other",
             "remove one of them: SHARD_GRAD_OP is reshard_after_forward: false",
-            "fsdp_config",
         )
     return strategy
 
@@ -258,7 +256,7 @@ def _wrapping(config: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
     if isinstance(policy, str) and (wrap := _WRAP.get(policy.upper())):
         if named and wrap != "blocks":
             message = f"auto_wrap_policy is {policy!r}, and transformer_layer_cls_to_wrap names layers"
-            raise _refused(message, "remove one of them", "fsdp_config")
+            raise _refused(message, "remove one of them")
         return wrap, named
     # Anything else names layers, as in auto_wrap_policy: LlamaDecoderLayer.
     return "blocks", (*named, *_names(policy, "auto_wrap_policy"))
@@ -270,7 +268,7 @@ def _names(value: Any, key: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str | type) else value
     if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(item, str | type) for item in items):
         hint = "give the name of a class, or a list of names"
-        raise _refused(f"fsdp_config.{key} is {value!r}", hint, "fsdp_config")
+        raise _refused(f"fsdp_config.{key} is {value!r}", hint)
     named = [item.__name__ if isinstance(item, type) else item for item in items]
     return tuple(name.strip() for item in named for name in item.split(",") if name.strip())
 
@@ -279,7 +277,7 @@ def _flag(config: Mapping[str, Any], *, name: str) -> bool:
     value = config.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise _refused(f"fsdp_config.{name} is {value!r}", "give true or false", "fsdp_config")
+    raise _refused(f"fsdp_config.{name} is {value!r}", "give true or false")
 
 
 def _count(config: Mapping[str, Any], name: str, default: int) -> int:
@@ -288,7 +286,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         hint = "give a whole number of at least 1"
-        raise _refused(f"fsdp_config.{name} is {value!r}", hint, "fsdp_config")
+        raise _refused(f"fsdp_config.{name} is {value!r}", hint)
     return value
 
 
@@ -300,7 +298,7 @@ def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
     if value is None or (name == "backward_prefetch" and isinstance(value, str)):
         return None
     hint = "give true, false, or the number of units to look ahead"
-    raise _refused(f"fsdp_config.{name} is {value!r}", hint, "fsdp_config")
+    raise _refused(f"fsdp_config.{name} is {value!r}", hint)
 
 
 def _recompute(value: Any) -> Recompute:
@@ -310,7 +308,7 @@ def _recompute(value: Any) -> Recompute:
         return known[value]
     except (KeyError, TypeError):
         hint = 'give true, false, "full" or "selective"'
-        raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint, "fsdp_config") from None
+        raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint) from None
 
 
 def _precision(value: Any) -> MixedPrecision | None:
@@ -322,12 +320,12 @@ def _precision(value: Any) -> MixedPrecision | None:
         value = {"param_dtype": value}
     if not isinstance(value, Mapping):
         hint = "give param_dtype, reduce_dtype, or bf16 or autocast alone"
-        raise _refused(f"fsdp_config.mixed_precision is {value!r}", hint, "fsdp_config")
+        raise _refused(f"fsdp_config.mixed_precision is {value!r}", hint)
     names = ("param_dtype", "reduce_dtype", "buffer_dtype")
     for name in value:
         if name not in names:
             message = f"fsdp_config.mixed_precision has no setting {str(name)!r}"
-            raise _refused(message, nearest(str(name), names), "fsdp_config")
+            raise _refused(message, nearest(str(name), names))
     param = _dtype(value.get("param_dtype"), "param_dtype")
     reduce = _dtype(value.get("reduce_dtype"), "reduce_dtype")
     if _dtype(value.get("buffer_dtype"), "buffer_dtype") is not None:
@@ -350,11 +348,10 @@ def _dtype(value: Any, name: str) -> torch.dtype | None:
         raise _refused(
             f"fsdp_config.mixed_precision.{name} is {value!r}, and its gradients vanish without a scaled loss",
             "give bfloat16, or fp16: true of the arguments in its place",
-            "fsdp_config",
         )
     if word not in _DTYPES:
         message = f"fsdp_config.mixed_precision.{name} is {value!r}"
-        raise _refused(message, nearest(word, list(_DTYPES)), "fsdp_config")
+        raise _refused(message, nearest(word, list(_DTYPES)))
     return _DTYPES[word]
 
 

@@ -85,6 +85,14 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
+def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Sharding) -> bool:
+    """Makes the backward pass compute units again, as far as settings say; returns whether they do."""
+    if sharding.recompute == "none":
+        return False
+    checkpoint_activations(units or [model], sharding.recompute)
+    return True
+
+
 def checkpoint_activations(modules: Iterable[nn.Module], recompute: Recompute) -> None:
     """Makes the backward pass compute modules again, one after the other: same gradients, less memory."""
     settings: dict[str, Any] = {"use_reentrant": False}

@@ -203,7 +203,6 @@ class InitialWeights:
         names: the names it knows.
         make_skeleton: gives the model with every tensor on the meta device.
         device: where weights go by default.
-        existing: the model, where it was there before.
     """
 
     def __init__(
@@ -212,9 +211,7 @@ class InitialWeights:
         names: list[str],
         make_skeleton: Callable[[], nn.Module],
         device: torch.device,
-        existing: nn.Module | None = None,
     ) -> None:
-        self._existing = existing
         self._find = find
         self._make_skeleton = make_skeleton
         self._device = device
@@ -265,14 +262,6 @@ class InitialWeights:
             new = done[id(old)][1]
             if new is not old:
                 set_tensor(owner, name, new)
-
-    def whole(self) -> nn.Module:
-        """Returns the model with its weights, on the CPU; one that exists already as it is."""
-        if self._existing is not None:
-            return self._existing
-        model = self.on_meta()
-        self.fill(model, device="cpu")
-        return model
 
     @torch.no_grad()
     def _filled(self, fqn: str, old: Tensor, device: torch.device) -> Tensor:
@@ -423,7 +412,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     def find(fqn: str) -> Tensor:
         return (taken if fqn in taken else values)[fqn].detach()
 
-    return InitialWeights(find, list(values), make_skeleton, topology.device, existing=model)
+    return InitialWeights(find, list(values), make_skeleton, topology.device)
 
 
 @torch.no_grad()

@@ -251,15 +251,24 @@ def restore_optimizer(
     names = names_of(model)
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     every = {name for rank in collectives.all_gather(sum(groups, [])) for name in rank}
-    collectives.run_collectively(lambda: refuse_other_parameters(type(optimizer).__name__, every, tree))
-    collectives.run_collectively(lambda: refuse_other_groups(type(optimizer).__name__, groups, tree))
+    collectives.run_collectively(lambda: refuse_other_optimizer(type(optimizer).__name__, every, groups, tree))
     collectives.run_collectively(lambda: _read_optimizer(names, optimizer, tree, saved))
     if precision is not None:
         precision.load_state_dict(tree.get("scaler") or {})
 
 
-def refuse_other_parameters(kind: str, names: Iterable[str], tree: Mapping[str, Any]) -> None:
-    """Raises where the state of an optimizer is that of other parameters.
+def refuse_other_optimizer(
+    kind: str, names: Iterable[str], groups: Iterable[Sequence[str]], tree: Mapping[str, Any]
+) -> None:
+    """Raises if the state of an optimizer is that of other parameters, or of groups with other settings.
+
+    A checkpoint of fewer groups is accepted: its settings apply to all groups made of its parameters.
+
+    Args:
+        kind: name of the optimizer class.
+        names: of the trained parameters of all processes.
+        groups: names of the parameters of each group of this process.
+        tree: the state in the checkpoint.
 
     Raises:
         CheckpointError: FG605.
@@ -269,21 +278,7 @@ def refuse_other_parameters(kind: str, names: Iterable[str], tree: Mapping[str, 
     said = [f"it has no {name!r}" for name in sorted(expected - present)]
     said += [f"it has {name!r}, which is not trained" for name in sorted(present - expected)]
     if said:
-        raise CheckpointError(
-            f"the optimizer state does not fit {kind}: {_first(said)}",
-            code="FG605",
-            hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
-        )
-
-
-def refuse_other_groups(kind: str, groups: Iterable[Sequence[str]], tree: Mapping[str, Any]) -> None:
-    """Raises where parameters of one group are of several groups in a checkpoint, which set different things.
-
-    A checkpoint of fewer groups goes on with the settings that it has for all of them.
-
-    Raises:
-        CheckpointError: FG605.
-    """
+        raise _other_optimizer(kind, _first(said))
     settings_of = {
         name: {key: value for key, value in group.items() if key not in ("params", *LAYOUT_KEYS)}
         for group in tree["param_groups"]
@@ -294,13 +289,21 @@ def refuse_other_groups(kind: str, groups: Iterable[Sequence[str]], tree: Mappin
         if other is not None:
             first, second = settings_of[names[0]], settings_of[other]
             key = next(key for key in first | second if first.get(key) != second.get(key))
-            raise CheckpointError(
-                f"the optimizer state does not fit {kind}: the checkpoint has {key} {first.get(key)!r} for "
-                f"{names[0]!r} and {second.get(key)!r} for {other!r}, which are one group here",
-                code="FG605",
-                hint="resume with the groups that the checkpoint was written with: templates under optimizers/ make "
+            raise _other_optimizer(
+                kind,
+                f"the checkpoint has {key} {first.get(key)!r} for {names[0]!r} and {second.get(key)!r} for {other!r}, "
+                "which are one group here",
+                "resume with the groups that the checkpoint was written with: templates under optimizers/ make "
                 "one that decays and one that does not (no_decay), an optimizer of torch makes one of all",
             )
+
+
+def _other_optimizer(
+    kind: str,
+    problem: object,
+    hint: str = "resume with the optimizer and the trainable parameters that the checkpoint was written with",
+) -> CheckpointError:
+    return CheckpointError(f"the optimizer state does not fit {kind}: {problem}", code="FG605", hint=hint)
 
 
 def _read_optimizer(
@@ -320,11 +323,7 @@ def _read_optimizer(
     try:
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the optimizer state does not fit {type(optimizer).__name__}: {error}",
-            code="FG605",
-            hint="resume with the optimizer and the trainable parameters that the checkpoint was written with",
-        ) from None
+        raise _other_optimizer(type(optimizer).__name__, error) from None
 
 
 def _placed(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:

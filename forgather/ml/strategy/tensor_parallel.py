@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,9 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mappin
     """
     # DTensor tells of every gather over two axes that it could be one; weights of both axes always need two.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
+    # fully_shard warns of cannot happen.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     styles = _by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
     _keep_tied_whole(model, styles)

@@ -58,3 +58,10 @@ def rows_of(batch, rank, size):
     """Returns the slice of a global batch that a data-parallel rank reads."""
     share = next(iter(batch.values())).shape[0] // size
     return {name: value[rank * share : (rank + 1) * share] for name, value in batch.items()}
+
+
+def whole(weights):
+    """Returns the model of initial weights, filled on the CPU."""
+    model = weights.on_meta()
+    weights.fill(model, device="cpu")
+    return model

@@ -16,7 +16,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
 from forgather.ml.types import Topology
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.strategy.models import Plain, gpt2, llama
+from tests.ml.strategy.models import Plain, gpt2, llama, whole
 from tests.patience import patience
 
 
@@ -84,7 +84,7 @@ def whole_and_sharded(name):
     same_tensors(meta, seeded(MAKERS[name]))
     weights.fill(meta)  # a second time, in place
     same_tensors(meta, seeded(MAKERS[name]))
-    same_tensors(weights.whole(), seeded(MAKERS[name]))
+    same_tensors(whole(weights), seeded(MAKERS[name]))
     return drawn
 
 
@@ -97,7 +97,7 @@ def test_every_rank_has_the_weights_and_the_random_numbers_of_one_process(name):
 
 def test_a_shared_weight_stays_shared():
     weights = make_initial_weights(recipe_of(gpt2), alone())
-    model = weights.whole()
+    model = whole(weights)
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
@@ -121,7 +121,6 @@ def broadcast_of_the_first():
     topology = started()
     model = llama(seed=topology.rank)
     weights = make_initial_weights(recipe_of(lambda: model, anew=False), topology)
-    assert weights.whole() is model
     same_tensors(model, llama(seed=0))
     assert weights.on_meta() is model
     assert {"meta"} == {parameter.device.type for parameter in model.parameters()}

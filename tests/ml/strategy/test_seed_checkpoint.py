@@ -23,6 +23,7 @@ from forgather.ml.trainer.model_setup import model_key
 from forgather.ml.types import Topology
 from tests.isolation import private_folders  # noqa: F401
 from tests.ml.distributed.gang import run_ranks
+from tests.ml.strategy.models import whole
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
@@ -60,7 +61,7 @@ class Run:
 
     def begin(self):
         """Returns the model with its weights and what is drawn after them."""
-        model = make_initial_weights(self.recipe, alone()).whole()
+        model = whole(make_initial_weights(self.recipe, alone()))
         return model, torch.rand(3).tolist()
 
 

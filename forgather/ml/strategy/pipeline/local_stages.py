@@ -142,11 +142,6 @@ class Tied:
         """The copy of the earliest stage: the one that counts in a norm."""
         return self.copies[0]
 
-    @property
-    def last(self) -> tuple[int, str]:
-        """The copy of the latest stage."""
-        return self.copies[-1]
-
 
 def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
     """Returns the parameters that more than one stage holds, in the order of the model."""
@@ -216,8 +211,7 @@ def tied_weights(
 
 
 def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -> None:
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, [_layout_of(copy) for copy in here.values()], group=group)
+    everyone = _gathered([_layout_of(copy) for copy in here.values()], group)
     layouts = sorted({layout for layouts in everyone for layout in layouts})
     if len(layouts) > 1:
         raise DistributedError(
@@ -264,8 +258,8 @@ def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> T
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     # One order on every rank: sums in floating point depend on it.
-    parts = [own if other == rank else others[other] for other in sorted(ranks)]
-    total = parts[0].clone()
-    for part in parts[1:]:
+    first, *rest = [own if other == rank else others[other] for other in sorted(ranks)]
+    total = first.clone()
+    for part in rest:
         total += part
     return total

@@ -27,7 +27,7 @@ from forgather.errors import TrainingError
 from forgather.ml.model_inputs import NoCache
 from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
 from forgather.ml.strategy.pipeline.split import SplitPlan
-from forgather.ml.strategy.pipeline.trace import NumbersUnread, first_tensor, with_first_tensor
+from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
 class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forward pass
@@ -56,8 +56,7 @@ class Gate:
     """Where hidden states wait until the first block is reached."""
 
     def __init__(self) -> None:
-        self.states: Tensor | None = None
-        self.like: Tensor | None = None
+        self.close()
         self.unused = math.nan
 
     def open(self, states: Tensor, unused: float) -> None:
@@ -73,7 +72,8 @@ class Gate:
 
     def close(self) -> None:
         """Keeps nothing of the forward pass."""
-        self.states = self.like = None
+        self.states: Tensor | None = None
+        self.like: Tensor | None = None
 
 
 class _Placeholder(nn.Module):
@@ -369,16 +369,6 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage._no_cache = NoCache(stage)  # type: ignore[assignment]
     stage._input_name = input_name  # type: ignore[assignment]
     stage._leak_checked = False  # type: ignore[assignment]
-
-
-def infer_output(stage: nn.Module, states: Tensor, **keywords: Any) -> Tensor:
-    """Returns an empty tensor like the output of a stage that lies on the meta device.
-
-    Transformers looks at numbers of `position_ids` and masks, which the meta device does not have.
-    """
-    with torch.no_grad(), NumbersUnread():
-        output: Tensor = stage(states, **keywords)
-    return output
 
 
 def present_blocks(stage: nn.Module) -> dict[str, nn.Module]:

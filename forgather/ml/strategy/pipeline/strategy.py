@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import checkpoint_activations, move_buffers, shard, units_of
+from forgather.ml.strategy.fsdp_units import checkpoint_activations, checkpoint_units, move_buffers, shard, units_of
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
@@ -44,8 +43,14 @@ from forgather.ml.strategy.pipeline.local_stages import (
     whole_state,
 )
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
-from forgather.ml.strategy.pipeline.schedule_runner import ScheduleRunner, StageRNG, draws_random_numbers
-from forgather.ml.strategy.pipeline.schedules import facts_of, num_micro_batches, place_stages
+from forgather.ml.strategy.pipeline.schedules import (
+    ScheduleRunner,
+    StageRNG,
+    draws_random_numbers,
+    facts_of,
+    num_micro_batches,
+    place_stages,
+)
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import make_stage, present_blocks
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
@@ -162,7 +167,8 @@ class Pipeline(ModelStrategy):
         summed: set[str] = set()
         if self.mesh.layout.tensor_parallel_size > 1:
             skeleton = copy.deepcopy(skeleton)
-            summed = self._apply_tensor_parallel(skeleton)
+            cut = {id(module) for module in apply_tensor_parallel(skeleton, self.mesh.tp, self._tp_plan)}
+            summed = {name for name, module in skeleton.named_modules() if id(module) in cut}
         stages = {}
         for index in self.placement.stages_of(self.topology.pp_rank):
             stage = stages[index] = make_stage(skeleton, plan, index)
@@ -192,21 +198,13 @@ class Pipeline(ModelStrategy):
         self._forward = ForwardPass(stages, device=self.topology.device, **shared)
         self.view = PipelineModel(self._local, self._forward, skeleton)
 
-    def _apply_tensor_parallel(self, skeleton: nn.Module) -> set[str]:
-        """Cuts layers into slices; returns the names of modules whose gradients must be added over them."""
-        modules = {id(module) for module in apply_tensor_parallel(skeleton, self.mesh.tp, self._tp_plan)}
-        # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
-        # fully_shard warns of cannot happen.
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        return {name for name, module in skeleton.named_modules() if id(module) in modules}
-
     def _prepare(self, stage: nn.Module) -> None:
         """Has a stage recompute, compile and share its weights, as far as that is asked for; it is empty still."""
         units = [] if self._sharding is None else units_of(stage, self._sharding)
         if self.checkpoint_sequential:
             checkpoint_activations(present_blocks(stage).values(), "full")
-        elif self._sharding is not None and self._sharding.recompute != "none":
-            checkpoint_activations(units or [stage], self._sharding.recompute)
+        elif self._sharding is not None:
+            checkpoint_units(stage, units, self._sharding)
         # Whole, a stage is left by an exception in the middle of its forward pass, which no compiler follows.
         stage.compile = functools.partial(_compile_blocks, stage)  # type: ignore[method-assign]
         for step in self._recipe.prepare:
