@@ -102,13 +102,13 @@ def why_mixed(model: nn.Module) -> str | None:
     if (
         name := next((type(part).__name__ for part in model.modules() if isinstance(part, nn.RNNBase)), None)
     ) is not None:
-        return f"its {name} carries a state over their borders"
+        return f"its {name} carries its state from one document to the next"
     known = measured_families()
     for family, kind in _families(model):
         if family in known["mixed"]:
-            return f"{kind} takes no notice of position_ids for them"
+            return f"{kind} ignores position_ids"
         if family not in known["apart"]:
-            return f"nobody has measured that {kind} does"
+            return f"it was not measured that {kind} does"
     return None
 
 
@@ -157,8 +157,8 @@ def warn_mixed(model: nn.Module, reason: str) -> None:
         _TOLD[MIXED].add(model)
         _log.warning(
             "[%s] the rows hold several documents, and %s does not keep them apart (%s): a token sees the documents "
-            "before its own. Set document_boundaries: false in tokenize to say that this is meant, or train a model "
-            "that keeps them apart",
+            "before its own. Set document_boundaries: false in tokenize to confirm that this is intended, or train a "
+            "model that keeps them apart",
             MIXED,
             type(model).__name__,
             reason,

@@ -105,7 +105,8 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
             trainer = make_trainer()
             if not isinstance(trainer, Trainer):
                 raise DistributedError(
-                    f"main is a {type(trainer).__name__}, and a dry run of several processes knows trainers of ours",
+                    f"main is a {type(trainer).__name__}, and a dry run of several processes needs a trainer of "
+                    "Forgather",
                     code="FG745",
                     hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
                 )

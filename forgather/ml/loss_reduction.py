@@ -70,7 +70,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
             return _summing_copy(loss_fn), False, "elements"
         if loss_fn.reduction in ("sum", "none"):
             return loss_fn, False, "targets"
-        raise unknown_reduction(loss_fn, f"it reduces by {loss_fn.reduction!r} over a number that cannot be known")
+        raise unknown_reduction(loss_fn, f"the number that its reduction {loss_fn.reduction!r} divides by is unknown")
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     if accepts(function, "num_items_in_batch"):
         return loss_fn, True, "targets"
@@ -78,9 +78,9 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
         root = layers_of(function)[-1]
         # The divisor of other functions of torch is not known.
         if root not in _UNIT_OF_FUNCTION and getattr(F, getattr(root, "__name__", ""), None) is root:
-            raise unknown_reduction(loss_fn, "the number that its mean divides by cannot be known")
+            raise unknown_reduction(loss_fn, "the number that its mean divides by is unknown")
         return functools.partial(loss_fn, reduction="sum"), False, _UNIT_OF_FUNCTION.get(root, "targets")
-    raise unknown_reduction(loss_fn, "nothing says whether it returns a sum or a mean, and of what")
+    raise unknown_reduction(loss_fn, "whether it returns a sum or a mean is unknown")
 
 
 def layers_of(function: Any) -> list[Any]:
@@ -203,7 +203,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
     """
     name, place = _named(loss_fn)
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
-    hint = "give it a parameter 'reduction' that understands \"sum\", or 'num_items_in_batch' to divide by"
+    hint = "give it a parameter 'reduction' that accepts \"sum\", or 'num_items_in_batch' to divide by"
     if accepts(function, "num_items_in_batch"):
         hint = "return the sum over the batch, divided by num_items_in_batch"
     elif accepts(function, "reduction"):
@@ -305,7 +305,7 @@ class DivisorCheck:
 
     def _reason(self, mean: float, total: float, number: float, tolerance: float) -> str:
         if self._divides:
-            return "it takes num_items_in_batch, and what it returns is no sum divided by it"
+            return "it takes num_items_in_batch, but its result is not a sum divided by it"
         if abs(mean - total) <= tolerance * abs(total):
             return 'it returns the same with reduction "sum" as with "mean"'
         return f"its mean over the batch divides by {total / mean:.6g}, and the batch has {number:g} targets"
@@ -369,9 +369,9 @@ def _result_or_none(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tens
 def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:
     return TrainingError(
         f"the loss compares logits of shape {tuple(logits.shape)} with labels of shape {tuple(labels.shape)}: torch "
-        "stretches both, and pairs numbers that do not belong together",
+        "broadcasts both, and pairs numbers that do not belong together",
         code="FG869",
-        hint="give both one shape: end the model with .squeeze(-1), or keep the axis of one in the labels",
+        hint="give both the same shape: end the model with .squeeze(-1), or keep the axis of size one in the labels",
     ).about("loss_fn")
 
 

@@ -356,7 +356,7 @@ class UserLoss(_Sums):
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
         if not isinstance(self.weight, Tensor | None):
-            raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__} and no tensor")
+            raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__}, not a tensor")
         self._ignored = int(setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
         self.is_token_entropy = self.shifts and self.weight is None and is_cross_entropy(loss_fn)
         self.ignore_index = None if self.unit == "elements" else self._ignored
@@ -380,7 +380,7 @@ class UserLoss(_Sums):
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         labels = self._targets(batch)
         if labels is None and self._needs_labels:
-            raise no_labels(batch, "a loss_fn gets the logits and the labels: call the column of targets 'labels'")
+            raise no_labels(batch, "a loss_fn takes logits and labels: name the column of targets 'labels'")
         logits = logits_of(self._inputs.call(model, batch))
         if self.shifts and labels is not None:
             logits, labels = flat_logits(logits), labels.reshape(-1)
@@ -419,7 +419,7 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(found, Tensor):
         return found
     raise TrainingError(
-        f"the model returned {_shape_of(output)}, and no logits",
+        f"the model returned {_shape_of(output)}, without logits",
         code="FG809",
         hint="return a tensor, a tuple with the logits first, or a mapping with 'logits'",
     ).about("model")
@@ -436,7 +436,7 @@ def _returned_loss(output: Any) -> Tensor:
     if isinstance(found, Tensor) and found.numel() == 1:
         return found.reshape(())
     raise TrainingError(
-        f"the model returned {_shape_of(output)}, and no loss",
+        f"the model returned {_shape_of(output)}, without a loss",
         code="FG809",
         hint="give the trainer a loss_fn, or return the loss as a scalar, as 'loss', or first in a tuple",
     ).about("model")

@@ -200,9 +200,9 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
             records.append(record)
         elif strict and number < len(lines):
             raise MetricsError(
-                f"line {number} of {str(file)!r} is no JSON object",
+                f"line {number} of {str(file)!r} is not a JSON object",
                 span=Span(str(file), number),
-                hint="only the last line may be torn; remove this one",
+                hint="only the last line may be incomplete; remove this one",
             )
     return records
 

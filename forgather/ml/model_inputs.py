@@ -142,7 +142,7 @@ class ModelInputs:
         elif documents.rows > 1:
             raise TrainingError(
                 f"{documents.rows} rows hold {int(documents.lengths.numel())} documents, and the attention of "
-                f"{type(self._model).__name__} keeps documents apart in batches of one row alone",
+                f"{type(self._model).__name__} keeps documents apart only in batches of one row",
                 code="FG857",
                 hint="set attn_implementation: sdpa, per_device_train_batch_size: 1, or document_boundaries: false",
             )
@@ -192,10 +192,10 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
     positions_BT = positions_BT.masked_fill(hidden_BT, 0)
     if bool(((hidden_BT[:, 1:] != hidden_BT[:, :-1]) & (positions_BT.diff(dim=1) == 1)).any()):
         raise TrainingError(
-            "the batch has several documents in a row, and an attention_mask that hides a part of one: the two cannot "
-            "hold together",
+            "the batch has several documents in a row and an attention_mask that hides part of a document: documents "
+            "and masks cannot be combined in this way",
             code="FG845",
-            hint="let positions of a document begin at 0 after what is masked, or leave attention_mask out",
+            hint="start the positions of a document at 0 after masked tokens, or leave attention_mask out",
         )
     return {**batch, "attention_mask": None, "position_ids": positions_BT}
 

@@ -77,7 +77,7 @@ def from_config(
     if type(config) not in AutoModelForCausalLM._model_mapping:
         known = [kind.__name__ for kind in AutoModelForCausalLM._model_mapping]
         raise ModelConfigError(
-            f"{type(config).__name__} describes no causal language model",
+            f"{type(config).__name__} is not the configuration of a causal language model",
             hint=nearest(type(config).__name__, known) or "as in LlamaConfig or GPT2Config",
         )
     if dtype is not None:
@@ -104,7 +104,7 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
     folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelSourceError(
-            f"folder {str(folder)!r} holds no 'config.json'",
+            f"folder {str(folder)!r} has no 'config.json'",
             code="FG841",
             hint="give the folder that `save_pretrained` wrote, or a name of the Hub",
         ).about("pretrained_model_name_or_path")
@@ -144,14 +144,14 @@ def _warn_of_unknown_fields(config: PretrainedConfig) -> None:
     for name in config.to_dict():
         if name not in known and not name.startswith("_"):
             hint = nearest(name, list(known))
-            _log.warning("%s has no field %r, which has no effect%s", kind, name, f": {hint}" if hint else "")
+            _log.warning("%s has no field %r, so it has no effect%s", kind, name, f": {hint}" if hint else "")
 
 
 def _warn_of_vocab_size(config: PretrainedConfig, found: int) -> None:
     given = config.vocab_size
     # The value of the class attribute is the default, which the user did not choose.
     if given not in (found, getattr(type(config), "vocab_size", found)):
-        _log.warning("vocab_size is %d, and the tokenizer has %d tokens, which the model is given", given, found)
+        _log.warning("vocab_size is %d, but the model gets the size of the tokenizer, %d", given, found)
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -163,5 +163,5 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         floats = ["bfloat16", "float16", "float32", "float64"]
-        raise ModelConfigError(f"{dtype!r} is no floating dtype of torch", hint=nearest(str(dtype), floats))
+        raise ModelConfigError(f"{dtype!r} is not a floating-point dtype of torch", hint=nearest(str(dtype), floats))
     return found

@@ -63,7 +63,7 @@ def _without_decay(model: nn.Module, no_decay: Collection[str]) -> set[int]:
         raise TrainingError(
             f"weight decay by groups needs the model, and got a {type(model).__name__}",
             code="FG867",
-            hint="call it with the model, which a trainer does by itself",
+            hint="pass the model; a trainer does this automatically",
         )
     kinds = [no_decay] if isinstance(no_decay, str) else list(no_decay)
     for kind in kinds:

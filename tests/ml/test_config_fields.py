@@ -26,7 +26,7 @@ def warnings_of(config, caplog):
 
 def test_a_misspelt_field_is_named_with_the_nearest_one(caplog):
     found = warnings_of(small(num_hiden_layers=2), caplog)
-    wanted = "LlamaConfig has no field 'num_hiden_layers', which has no effect: did you mean 'num_hidden_layers'?"
+    wanted = "LlamaConfig has no field 'num_hiden_layers', so it has no effect: did you mean 'num_hidden_layers'?"
     assert [wanted] == found
 
 

@@ -148,8 +148,8 @@ def test_each_translation_is_said(tmp_path):
         {"zero_stage": 2, "zero_optimization": {"cpu_offload": True}}, arguments(tmp_path), on_cpu=True
     ).notes
     assert (
-        "zero_stage is zero_optimization.stage: 2",
-        "cpu_offload is offload_optimizer of zero_optimization",
+        "zero_stage is read as zero_optimization.stage: 2",
+        "cpu_offload is read as offload_optimizer of zero_optimization",
     ) == notes[:2]
     pinned = {"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": True}}}
     found = filled(pinned, arguments(tmp_path), on_cpu=True)
@@ -244,7 +244,7 @@ def test_what_cannot_be_read_is_refused(tmp_path, asked, said, hint):
 @pytest.mark.parametrize(
     ("text", "said", "line"),
     [
-        ('{"a": 1,\n}', "is no JSON", 2),
+        ('{"a": 1,\n}', "is not JSON", 2),
         ("[1]", "holds a list", None),
         ("[" * 100_000, "is nested too deeply", 1),
         ('{"train_batch_size": ' + "9" * 5000 + "}", "4300 digits", 1),

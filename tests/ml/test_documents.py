@@ -311,9 +311,9 @@ def opt():
 
 
 MIXING = {
-    "mamba": (mamba, "MambaForCausalLM takes no notice of position_ids"),
-    "opt": (opt, "OPTForCausalLM takes no notice of position_ids"),
-    "recurrent": (Recurrent, "its GRU carries a state over their borders"),
+    "mamba": (mamba, "MambaForCausalLM ignores position_ids"),
+    "opt": (opt, "OPTForCausalLM ignores position_ids"),
+    "recurrent": (Recurrent, "its GRU carries its state from one document to the next"),
     "without positions": (WithoutPositions, "its forward has no parameter position_ids"),
 }
 

@@ -207,8 +207,8 @@ class Focal(nn.CrossEntropyLoss):
         (ignores_reduction, "'ignores_reduction'.*the same with reduction"),
         (drops_weights, r"'drops_weights'.*its mean over the batch divides by \d.*the batch has 11 targets"),
         (Focal(), "'Focal'.*the same with reduction"),
-        (ignores_items, "'ignores_items'.*no sum divided by it"),
-        (functools.partial(ignores_items), "'ignores_items'.*no sum divided by it"),
+        (ignores_items, "'ignores_items'.*its result is not a sum divided by it"),
+        (functools.partial(ignores_items), "'ignores_items'.*its result is not a sum divided by it"),
     ],
 )
 def test_a_mean_that_divides_by_something_else_is_refused_at_the_first_batch(loss_fn, says):

@@ -217,7 +217,7 @@ def test_a_model_without_a_loss_is_an_error_that_says_what_it_returned():
     rule = loss_rule(Classifier())
     with pytest.raises(TrainingError, match=r"FG809.*a tensor of shape \(6, 3\), and no loss"):
         rule.total(Classifier(), {"x": torch.randn(6, 4)})
-    with pytest.raises(TrainingError, match=r"FG809.*a mapping with 'out', and no logits"):
+    with pytest.raises(TrainingError, match=r"FG809.*a mapping with 'out', without logits"):
         loss_rule(nn.Identity(), nn.MSELoss()).total(lambda **_: {"out": 1}, {"labels": torch.ones(1)})
 
 

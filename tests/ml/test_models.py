@@ -79,7 +79,7 @@ def test_a_vocabulary_that_a_tokenizer_overrules_is_said(caplog, given, said):
 
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     from_config(LlamaConfig(vocab_size=given, **shape), tokenizer=Tokens())
-    assert said == ("vocab_size is 50, and the tokenizer has 100 tokens" in caplog.text)
+    assert said == ("vocab_size is 50, but the model gets the size of the tokenizer, 100" in caplog.text)
 
 
 def test_building_and_loading_say_nothing_of_their_own(tmp_path, capfd, caplog):

@@ -52,9 +52,9 @@ main: !singleton:{trainer}
     ("model", "reason"),
     [
         (LLAMA, None),
-        (LLAMA.replace("Llama", "Mamba"), "Mamba takes no notice of position_ids"),
+        (LLAMA.replace("Llama", "Mamba"), "Mamba ignores position_ids"),
         ("!singleton:transformers:GPT2LMHeadModel [!singleton:transformers:GPT2Config ]", None),
-        ("!singleton:transformers:OPTForCausalLM [!singleton:transformers:OPTConfig ]", "OPT takes no notice"),
+        ("!singleton:transformers:OPTForCausalLM [!singleton:transformers:OPTConfig ]", "OPT ignores position_ids"),
         ("!singleton:net.py:Net", "the forward of Net has no parameter position_ids"),
         ("!partial:net.py:Net", "the forward of Net has no parameter position_ids"),
         ("!singleton:net.py:Apart", None),

@@ -205,8 +205,8 @@ def _became(found: str, asked: str) -> DistributedError:
     return DistributedError(
         f"Accelerate runs {found}, and the config asks for {asked}",
         code="FG722",
-        hint="start with 'fgcli train' or torchrun, or with 'accelerate launch' without options of an engine, and let "
-        "the config choose",
+        hint="start with 'fgcli train' or torchrun, or with 'accelerate launch' without engine options, and let the "
+        "config choose the engine",
         expected=asked,
         found=found,
     )

@@ -93,10 +93,10 @@ def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **acceler
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     if layout.pipeline_parallel_size * layout.tensor_parallel_size > 1:
         raise TrainingError(
-            f"deepspeed shares out weights among replicas, and the layout has pipeline_parallel_size "
+            f"deepspeed shards weights over data-parallel ranks only, and the layout has pipeline_parallel_size "
             f"{layout.pipeline_parallel_size} and tensor_parallel_size {layout.tensor_parallel_size}",
             code="FG744",
-            hint="set fsdp: full_shard in place of deepspeed, or both sizes to 1",
+            hint="set fsdp: full_shard instead of deepspeed, or both sizes to 1",
         )
     on_cpu = args.use_cpu or environment.device.type == "cpu"
     try:
@@ -224,7 +224,7 @@ class DeepSpeedZero:
             raise TrainingError(
                 f"DeepSpeed refuses its config: {_first_line(error)}",
                 code="FG741",
-                hint=f"look at {self.config.source}, and at what the arguments filled in",
+                hint=f"check {self.config.source}, and the values filled in from the training arguments",
             ).about("args.deepspeed") from error
         zero = self._engine.optimizer
         self.optimizer = zero.optimizer
@@ -355,14 +355,14 @@ def _refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if any(word in name.lower() for word in _WHOLE_TENSORS):
         raise TrainingError(
-            f"{name} looks at each weight as a whole, and ZeRO gives it flat slices of all of them",
+            f"{name} needs whole weights, and ZeRO gives it flat slices of them",
             code="FG744",
-            hint="use an optimizer that treats each number by itself, as torch.optim:AdamW, or leave deepspeed out",
+            hint="use an elementwise optimizer such as torch.optim:AdamW, or leave deepspeed out",
         )
     if not type(optimizer).__module__.startswith(("torch.optim", "deepspeed.")):
         _log.warning(
-            "ZeRO gives %s flat slices of the weights: its updates equal those of one process only where it treats "
-            "each number by itself",
+            "ZeRO gives %s flat slices of the weights: its updates equal those of one process only if it updates "
+            "each element independently",
             name,
         )
 

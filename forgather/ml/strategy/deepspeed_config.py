@@ -150,7 +150,7 @@ def _present(found: ZeroConfig) -> ZeroConfig:
         config.setdefault(ZERO, {})
         if isinstance(config[ZERO], dict):
             config[ZERO].setdefault("stage", stage)
-        notes.append(f"zero_stage is zero_optimization.stage: {stage!r}")
+        notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
     zero = config.get(ZERO, {})
     if isinstance(zero, bool) or zero == AUTO:
         zero = {} if zero else {"stage": 0}
@@ -162,7 +162,7 @@ def _present(found: ZeroConfig) -> ZeroConfig:
         for holder in (config, zero):
             if old in holder and new not in zero:
                 zero[new] = holder.pop(old)
-                notes.append(f"{old} is {new} of zero_optimization")
+                notes.append(f"{old} is read as {new} of zero_optimization")
     _offload(zero, notes)
     config[ZERO] = {"stage": DEFAULT_STAGE, **zero} if zero.get("stage") != AUTO else {**zero, "stage": DEFAULT_STAGE}
     return dataclasses.replace(found, config=config, notes=(*found.notes, *notes))
@@ -176,13 +176,13 @@ def _offload(zero: dict[str, Any], notes: list[str]) -> None:
             if name in zero:
                 value = zero.pop(name)
                 zero.setdefault(new, bool(value))
-                notes.append(f"{name} is {new} of zero_optimization")
+                notes.append(f"{name} is read as {new} of zero_optimization")
     for name in ("offload_optimizer", "offload_param"):
         value = zero.get(name)
         if isinstance(value, str):
             value = {"device": value}
         if isinstance(value, bool):
-            notes.append(f"{name}: {json.dumps(value)} is {name}.device: {'cpu' if value else 'none'}")
+            notes.append(f"{name}: {json.dumps(value)} is read as {name}.device: {'cpu' if value else 'none'}")
             value = {"device": "cpu"} if value else {"device": "none"}
         if isinstance(value, dict) and pin is not None:
             value.setdefault("pin_memory", pin)
@@ -253,7 +253,7 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
             raise _not_done(f"{name} of zero_optimization", "leave it out", found.line_of(name))
     if config.get("gradient_allreduce_op", "mean") != "mean":
         raise _not_done(
-            "another gradient_allreduce_op than mean", "leave it out", found.line_of("gradient_allreduce_op")
+            "a gradient_allreduce_op other than mean", "leave it out", found.line_of("gradient_allreduce_op")
         )
     section = config.get("fp16")
     written = section.get("enabled") if isinstance(section, Mapping) else None
@@ -281,12 +281,12 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
     }
     shown = ", ".join(f"{name}: {value}" for name, value in same.items() if value not in (None, AUTO))
     return TrainingError(
-        f"scheduler {kind!r} of DeepSpeed stands beside the trainer's own (lr_scheduler_type: "
-        f"{getattr(args, 'lr_scheduler_type', 'linear')}), and one learning rate cannot have two",
+        f"scheduler {kind!r} of DeepSpeed conflicts with the trainer's own (lr_scheduler_type: "
+        f"{getattr(args, 'lr_scheduler_type', 'linear')}): a run has one learning rate schedule",
         code="FG743",
         span=found.line_of("scheduler"),
         hint="leave it out of DeepSpeed's config"
-        + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once an update"),
+        + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once per update"),
     )
 
 
@@ -306,10 +306,10 @@ def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> Ze
         section = config[ZERO].get(name)
         if on_cpu and isinstance(section, dict) and section.get("device") == "cpu":
             if section.get("pin_memory") is True:
-                notes.append(f"{name}.pin_memory is false: there is no accelerator that memory could be pinned for")
+                notes.append(f"{name}.pin_memory is set to false: there is no accelerator to pin memory for")
             section["pin_memory"] = False
     if config[ZERO].get("stage3_gather_16bit_weights_on_model_save") is False:
-        notes.append("stage3_gather_16bit_weights_on_model_save: saving gathers the weights whole all the same")
+        notes.append("stage3_gather_16bit_weights_on_model_save: saving gathers whole weights anyway")
     if config.pop("activation_checkpointing", None):
         notes.append("activation_checkpointing is not used: set gradient_checkpointing in the training arguments")
     return dataclasses.replace(found, config=config, notes=tuple(notes))

@@ -154,7 +154,7 @@ def refuse_differences(found: ZeroConfig, knobs: list[SharedSetting], where: str
                 code="FG742",
                 message=f"{name} is {_shown(written)}{source}, and {knob.argument} is {_shown(knob.value)} in {where}",
                 span=span,
-                hint=f'write "auto" for {name}, or leave it out; or make both {_shown(knob.value)}',
+                hint=f'write "auto" for {name} or leave it out, or set both to {_shown(knob.value)}',
             )
         )
     first = findings[0]

@@ -64,7 +64,7 @@ class Sharded(ModelStrategy):
     ) -> None:
         if layout.pipeline_parallel_size != 1:
             raise DistributedError(
-                f"pipeline_parallel_size is {layout.pipeline_parallel_size}, and this trainer has no stages",
+                f"pipeline_parallel_size is {layout.pipeline_parallel_size}, and this trainer has no pipeline stages",
                 code="FG704",
                 hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
             )
@@ -105,7 +105,7 @@ class Sharded(ModelStrategy):
             step(self.model)
         if recomputes and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             raise DistributedError(
-                "gradient_checkpointing and fsdp_config.activation_checkpointing are both on, and mean the same",
+                "gradient_checkpointing and fsdp_config.activation_checkpointing are both on, and do the same",
                 code="FG734",
                 hint="remove one of them",
             ).about("fsdp_config")
@@ -124,9 +124,9 @@ class Sharded(ModelStrategy):
         optimizer = super().build_optimizer()
         if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
             raise DistributedError(
-                "Adafactor cannot step weights that are shared or sliced: it takes means of whole ones",
+                "Adafactor cannot step sharded or sliced weights: it takes means over whole weights",
                 code="FG738",
-                hint="take another optimizer, as optim: adamw_torch",
+                hint="use another optimizer, such as optim: adamw_torch",
             ).about("optim")
         return optimizer
 

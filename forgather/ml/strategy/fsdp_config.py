@@ -53,9 +53,9 @@ _KEYS = (
 # Settings of FSDP1 and of its wrappers that FSDP2 has no place for: what it does instead.
 _IGNORED = {
     "use_orig_params": "FSDP2 always trains the original parameters",
-    "sync_module_states": "every rank reads its part of the weights that the first process made",
-    "cpu_ram_efficient_loading": "every rank reads its part of the weights that the first process made",
-    "state_dict_type": "checkpoints are whole, and say nothing of the layout",
+    "sync_module_states": "every rank reads its part of the initial weights from one file",
+    "cpu_ram_efficient_loading": "every rank reads its part of the initial weights from one file",
+    "state_dict_type": "checkpoints do not depend on the layout of the processes",
     "version": "FSDP2 is used",
 }
 
@@ -234,8 +234,8 @@ def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
     strategy = next(iter(found.values()), "HYBRID_SHARD" if config.get("shard_size") else "FULL_SHARD")
     if config.get("shard_size") and strategy != "HYBRID_SHARD":
         raise _refused(
-            f"fsdp_config.shard_size is {config['shard_size']!r}, and {strategy} shares the weights among "
-            + ("nobody" if strategy == "NO_SHARD" else "all replicas"),
+            f"fsdp_config.shard_size is {config['shard_size']!r}, and {strategy} "
+            + ("does not shard the weights" if strategy == "NO_SHARD" else "shards the weights over all replicas"),
             "give sharding_strategy: HYBRID_SHARD, or remove shard_size",
         )
     reshard = config.get(_RESHARD)
@@ -332,7 +332,7 @@ def _precision(value: Any) -> MixedPrecision | None:
         _log.warning("mixed_precision.buffer_dtype has no effect: FSDP2 leaves buffers in the type that the model has")
     if reduce == torch.bfloat16:
         _log.warning(
-            "mixed_precision.reduce_dtype is bfloat16: gradients lose digits where they are added over ranks; "
+            "mixed_precision.reduce_dtype is bfloat16: gradients lose precision when they are added over ranks; "
             "leave it out to add them in float32"
         )
     if param == torch.bfloat16 and reduce is None:
@@ -346,8 +346,8 @@ def _dtype(value: Any, name: str) -> torch.dtype | None:
     word = str(value).removeprefix("torch.")
     if word in ("fp16", "float16", "half"):
         raise _refused(
-            f"fsdp_config.mixed_precision.{name} is {value!r}, and its gradients vanish without a scaled loss",
-            "give bfloat16, or fp16: true of the arguments in its place",
+            f"fsdp_config.mixed_precision.{name} is {value!r}, and float16 gradients underflow without loss scaling",
+            "give bfloat16, or set fp16: true in the training arguments instead",
         )
     if word not in _DTYPES:
         message = f"fsdp_config.mixed_precision.{name} is {value!r}"
@@ -364,12 +364,12 @@ def _warn_of_ignored(config: Mapping[str, Any]) -> None:
                 f"fsdp_config.backward_prefetch is {prefetch!r}", nearest(str(prefetch).upper(), words), "fsdp_config"
             )
         _log.warning(
-            "backward_prefetch: %s has no effect: FSDP2 always asks for the next weights before the gradients of the "
-            "present ones are computed, as BACKWARD_PRE does",
+            "backward_prefetch: %s has no effect: FSDP2 always prefetches the next weights before it computes the "
+            "current gradients, as BACKWARD_PRE does",
             prefetch,
         )
     if config.get("limit_all_gathers") is False:
-        _log.warning("limit_all_gathers: false has no effect: FSDP2 never gathers further ahead than it has room for")
+        _log.warning("limit_all_gathers: false has no effect: FSDP2 always limits how far ahead it gathers")
     elif config.get("limit_all_gathers") is not None:
         _flag(config, name="limit_all_gathers")
     for name, instead in _IGNORED.items():

@@ -139,7 +139,10 @@ def _with_all_owners(model: nn.Module, units: list[nn.Module]) -> list[nn.Module
         if all(owners[id(parameter)] <= inside for parameter in unit.parameters()):
             kept.append(unit)
         else:
-            _log.info("%s is no unit of its own: it shares a weight with another module", type(unit).__name__)
+            _log.info(
+                "%s is not sharded as a unit of its own: it has a weight that is tied to another module",
+                type(unit).__name__,
+            )
     return kept
 
 

@@ -137,13 +137,13 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
         rng = read_state(folder, _RNG)
         model = made[0] if made else meta_model(recipe.make_model)
         if not SeedWeights(folder).fits(model):
-            raise ValueError("they are of another model")
+            raise ValueError("the cached ones are those of another model")
     except _TooLarge:
         return None
     except (OSError, SafetensorError, CheckpointError, ValueError) as error:
         if is_making:  # the model itself is at fault
             raise
-        _log.warning("first weights are not kept for later runs: %s", error)
+        _log.warning("initial weights are not cached for later runs: %s", error)
         restore_rng(before)
         return None
     prune(KIND, max_bytes=MAX_BYTES, max_folders=MAX_FOLDERS)
@@ -188,10 +188,10 @@ def _refuse_too_large(needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise TrainingError(
-            f"the model takes {size(needed)}, and this machine has {size(available)} of free memory to make it in",
+            f"the model takes {size(needed)}, and this machine has {size(available)} of free memory",
             code="FG733",
-            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the first weights on a larger "
-            "machine, or give a smaller dtype",
+            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the initial weights on a "
+            "larger machine, or set a smaller dtype",
         )
 
 
@@ -236,7 +236,7 @@ class InitialWeights:
             raise DistributedError(
                 f"the initial weights have no {fqn!r}",
                 code="FG731",
-                hint=nearest(fqn, self.names) or "parts of a model keep the names of its modules",
+                hint=nearest(fqn, self.names) or "a part of a model must keep the names of its modules",
             ) from None
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
@@ -268,7 +268,7 @@ class InitialWeights:
         value = self.read(fqn)
         if value.shape != old.shape:
             raise DistributedError(
-                f"{fqn!r} is of shape {tuple(old.shape)}, and the initial weights have {tuple(value.shape)}",
+                f"{fqn!r} has shape {tuple(old.shape)} in the model and {tuple(value.shape)} in the initial weights",
                 code="FG731",
                 hint="the model must be the same on every rank: nothing in it may depend on the rank",
             )
@@ -351,7 +351,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
             raise DistributedError(
                 f"rank {rank} could not make the model: {other['error'][:200]}",
                 code="FG730",
-                hint="look at the message of that rank",
+                hint="see the message of that rank",
             )
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
     weights = SeedWeights(Path(mine["folder"]))
@@ -371,7 +371,7 @@ def _pickled(model: nn.Module) -> bytes | None:
     try:
         return pickle.dumps(model)
     except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model
-        _log.info("every rank makes the model by itself: it cannot be sent (%s)", error)
+        _log.info("every rank builds the model itself: it cannot be pickled (%s)", error)
         return None
 
 
@@ -381,7 +381,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
     try:
         model: nn.Module = pickle.loads(sent)  # noqa: S301 - of a peer of this run, over the run's own group
     except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model
-        _log.info("this rank makes the model by itself: what was sent cannot be read (%s)", error, all_ranks=True)
+        _log.info("this rank builds the model itself: the pickled model cannot be read (%s)", error, all_ranks=True)
         return None
     return model
 
@@ -394,7 +394,7 @@ def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DistributedError(
-                f"rank {rank} was given another model than rank 0: names, shapes or types of the weights differ",
+                f"rank {rank} has a different model than rank 0: names, shapes or types of the weights differ",
                 code="FG732",
                 hint="nothing in the construction of the model may depend on the rank",
             )

@@ -42,7 +42,7 @@ def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
         with FakeTensorMode(allow_non_fake_inputs=True):
             return make_model()
     except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
-        _log.info("the model is made whole on every rank: without memory it fails with %r", error)
+        _log.info("every rank builds the model with values: building it without memory failed with %r", error)
         return None
 
 

@@ -133,7 +133,7 @@ def refuse_other_model(
         if name in saved.weights and tuple(saved.weights[name].shape) != tuple(shape)
     ]
     missing, unknown = sorted(expected - present), sorted(present - expected)
-    said = [f"there is no {name!r}" for name in missing] + [f"{name!r} is not in the model" for name in unknown]
+    said = [f"{name!r} is missing" for name in missing] + [f"{name!r} is not in the model" for name in unknown]
     if said or wrong:
         raise CheckpointError(
             f"the weights do not fit {kind}: {_first(said or wrong)}",
@@ -292,9 +292,9 @@ def refuse_other_optimizer(
             raise _other_optimizer(
                 kind,
                 f"the checkpoint has {key} {first.get(key)!r} for {names[0]!r} and {second.get(key)!r} for {other!r}, "
-                "which are one group here",
+                "which are in one group here",
                 "resume with the groups that the checkpoint was written with: templates under optimizers/ make "
-                "one that decays and one that does not (no_decay), an optimizer of torch makes one of all",
+                "one with weight decay and one without (no_decay), and an optimizer of torch makes a single group",
             )
 
 

@@ -76,10 +76,10 @@ def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[
     found = getattr(model, "_tp_plan", None)
     if not found:
         raise DistributedError(
-            f"{type(model).__name__} says nothing of how its layers can be cut",
+            f"{type(model).__name__} has no tensor-parallel plan of its own",
             code="FG736",
             hint='give tp_plan: {"layers.*.attention.query": "colwise", "layers.*.attention.output": "rowwise"} with '
-            "the names of its linear layers, or share its weights instead (fsdp: true)",
+            "the names of its linear layers, or shard its weights instead (fsdp: true)",
         ).about("tp_plan")
     return dict(found)
 
@@ -92,7 +92,7 @@ def _by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
     for pattern, style in plan.items():
         if not isinstance(style, ParallelStyle) and style not in _WORDS:
             raise DistributedError(
-                f"the tensor plan gives {pattern!r} the style {style!r}, which cannot be trained with",
+                f"the tensor plan gives {pattern!r} the style {style!r}, which does not support training",
                 code="FG736",
                 hint=nearest(str(style), _WORDS) or "one of: " + ", ".join(_WORDS),
             ).about("tp_plan")
@@ -123,7 +123,7 @@ def _refuse_uneven_heads(model: nn.Module, styles: Mapping[str, Any], size: int)
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % size:
             raise DistributedError(
-                f"{name} is {heads}, which {size} ranks cannot share evenly",
+                f"{name} is {heads}, which cannot be split evenly over {size} ranks",
                 code="FG737",
                 hint=f"give a tensor_parallel_size that divides {heads}",
                 expected=heads,
@@ -137,12 +137,12 @@ def _refuse_uneven(name: str, module: nn.Module, style: Any, size: int) -> None:
         raise DistributedError(
             f"the tensor plan cuts {name!r}, which is a {type(module).__name__}",
             code="FG736",
-            hint="torch cuts nn.Linear and nn.Embedding; share the weights of this model instead (fsdp: true)",
+            hint="torch splits nn.Linear and nn.Embedding only; shard the weights of this model instead (fsdp: true)",
         ).about("tp_plan")
     features = getattr(module, attribute.get(style, ""), None) if isinstance(style, str) else None
     if isinstance(features, int) and features % size:
         raise DistributedError(
-            f"{name!r} has {attribute[style]} {features}, which {size} ranks cannot share evenly",
+            f"{name!r} has {attribute[style]} {features}, which cannot be split evenly over {size} ranks",
             code="FG737",
             hint=f"give a tensor_parallel_size that divides {features}, or leave the layer out of tp_plan",
             expected=features,
@@ -162,4 +162,4 @@ def _keep_tied_whole(model: nn.Module, styles: dict[str, Any]) -> None:
         if len(names) > 1 and planned:
             for name in planned:
                 del styles[name]
-            _log.warning("the tensor plan leaves %s whole: they share one weight", " and ".join(sorted(names)))
+            _log.warning("the tensor plan leaves %s whole: they are tied to one weight", " and ".join(sorted(names)))

@@ -120,7 +120,7 @@ def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str 
         return _why_mixed(config, calls, reader) if isinstance(config, Call) else None
     if module.split(".")[0] == "transformers":
         kind = _KIND.sub("", name.partition(".")[0])
-        return f"{kind} takes no notice of position_ids for them" if kind in _mixed_kinds() else None
+        return f"{kind} ignores position_ids" if kind in _mixed_kinds() else None
     return _why_own_model_mixes(model, name, reader)
 
 

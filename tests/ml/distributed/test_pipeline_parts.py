@@ -60,8 +60,8 @@ def test_stages_per_rank_follow_from_the_cuts_or_the_schedule():
     ("schedule", "ranks", "per_rank", "stages", "words"),
     [
         ("Schedule1F1B", 2, 2, None, "Schedule1F1B runs one stage on each rank, and there are 2"),
-        ("ScheduleZBVZeroBubble", 2, 1, None, "runs two stages on each rank, and there is 1"),
-        ("ScheduleGPipe", 2, None, 3, "cut into 3 stages, which 2 ranks cannot share evenly"),
+        ("ScheduleZBVZeroBubble", 2, 1, None, "runs two stages on each rank, and stages_per_rank is 1"),
+        ("ScheduleGPipe", 2, None, 3, "cut into 3 stages, which do not distribute evenly over 2 ranks"),
         ("ScheduleLoopedBFS", 4, 2, 4, "cut into 4 stages, and 4 ranks with stages_per_rank 2 hold 8"),
         ("Schedule1FB1", 2, None, None, "no schedule 'Schedule1FB1'"),
     ],
@@ -120,7 +120,7 @@ def test_a_part_of_a_prepared_batch_knows_the_documents_of_its_own_rows(position
         ({"input_ids": torch.zeros(2, 8), "source": ["a", "b"]}, "'source', which is a list"),
         ({"input_ids": torch.zeros(2, 8), "scale": torch.tensor(1.0)}, "'scale', which is a number"),
         ({"input_ids": torch.zeros(2, 8), "position_ids": torch.zeros(3, 8)}, "2 rows, and 'position_ids' has 3"),
-        ({"labels": torch.zeros(2, 8)}, "no inputs beside its labels"),
+        ({"labels": torch.zeros(2, 8)}, "no inputs besides its labels"),
         ((torch.zeros(2), torch.zeros(2), torch.zeros(2)), "a tuple with 2 inputs"),
     ],
 )
@@ -461,7 +461,7 @@ def _unlike_ends():
 
 
 def test_ends_of_a_tied_weight_that_are_sliced_differently_are_refused():
-    with pytest.raises(RankFailed, match=r"\[FG766\] the tied weight 'weight' is sliced in one way"):
+    with pytest.raises(RankFailed, match=r"\[FG766\] the tied weight 'weight' is sliced differently"):
         run_ranks(2, _unlike_ends, start_group=True)
 
 

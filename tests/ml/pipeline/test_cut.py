@@ -269,7 +269,7 @@ def test_what_could_not_be_watched_is_refused_at_the_first_step():
     plan = plan_split(model, 2)
     first, second = stages_of(model, plan)
     with pytest.raises(
-        TrainingError, match="uses more of what lies before its blocks than the hidden states"
+        TrainingError, match="uses more of what it computes before its blocks than the hidden states"
     ) as caught:
         second(first(torch.randn(2, 5)))
     assert "FG754" == caught.value.code
@@ -311,7 +311,7 @@ def test_a_bare_parameter_that_could_not_be_watched_is_named():
             super().__init__()
             self.shift = nn.Parameter(torch.zeros(8))
 
-    with pytest.raises(TrainingError, match="its own parameter 'shift'"):
+    with pytest.raises(TrainingError, match="a parameter 'shift' of its own"):
         plan_split(Bare(), 2)
 
 

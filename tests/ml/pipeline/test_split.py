@@ -129,7 +129,7 @@ def test_a_plan_says_who_holds_what():
         ({"lm_head": "beginning"}, "FG751", "lies after the last block"),
         ({"model.embed_tokens": "beginning"}, "FG751", "lies before the first block"),
         ("auto", "FG753", "nothing says how many stages"),
-        (30, "FG753", "30 stages are asked for, and the model has 24 blocks"),
+        (30, "FG753", "30 stages are requested, and the model has 24 blocks"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_by_name(spec, code, words):
@@ -141,10 +141,10 @@ def test_what_cannot_be_cut_is_refused_by_name(spec, code, words):
 
 def test_cuts_and_ranks_that_disagree_are_refused():
     spec = {"layer.4": "end", "layer.8": "end", "layer.12": "end"}
-    with pytest.raises(TrainingError, match="has 3 cuts, which make 4 stages, and the ranks make 8") as caught:
+    with pytest.raises(TrainingError, match="has 3 cuts, which make 4 stages, and the ranks hold 8") as caught:
         plan_split(llama(), spec, 8)
     assert ("FG753", 8, 4) == (caught.value.code, caught.value.expected, caught.value.found)
-    with pytest.raises(TrainingError, match="asks for 3 stages, and the ranks make 4"):
+    with pytest.raises(TrainingError, match="asks for 3 stages, and the ranks hold 4"):
         plan_split(llama(), 3, 4)
 
 

@@ -212,7 +212,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(monkeypatch, caplog)
 
     monkeypatch.setattr(ours, "cached_folder", full)
     same(maker()(), Run(maker()).begin()[0])
-    assert "first weights are not kept for later runs" in caplog.text
+    assert "initial weights are not cached for later runs" in caplog.text
 
 
 def test_a_model_that_cannot_be_made_is_told_as_it_is():

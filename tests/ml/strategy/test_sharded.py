@@ -243,7 +243,7 @@ TWO, SLICES = Layout(data_parallel_size=2, shard_size=2), Layout(tensor_parallel
             "FG735",
             "it has: Embedding, Linear, LlamaAttention",
         ),
-        (SLICES, gpt2, {}, "FG736", "GPT2LMHeadModel says nothing of how its layers can be cut"),
+        (SLICES, gpt2, {}, "FG736", "GPT2LMHeadModel has no tensor-parallel plan of its own"),
         (SLICES, gpt2, {"tp_plan": {"transformer.h.*.attn.c_attn": "colwise"}}, "FG736", "which is a Conv1D"),
         (
             SLICES,

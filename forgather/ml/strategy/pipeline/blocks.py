@@ -73,7 +73,7 @@ def find_blocks(model: nn.Module) -> BlockList:
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False):
         raise TrainingError(
-            f"{kind} adds a loss of its routers (output_router_logits), and stages hand on hidden states alone",
+            f"{kind} adds a loss of its routers (output_router_logits), and pipeline stages pass on hidden states only",
             code="FG754",
             hint="set output_router_logits: false in the model's configuration, or train without a pipeline",
         )
@@ -128,7 +128,7 @@ def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 def _no_list(kind: str) -> TrainingError:
     return TrainingError(
-        f"{kind} has no list of two or more blocks of one class, so there is nowhere to cut it into stages",
+        f"{kind} has no list of two or more blocks of one class, so it cannot be cut into stages",
         code="FG750",
         hint="keep the blocks in an nn.ModuleList or nn.Sequential, or train without a pipeline",
     )
@@ -141,7 +141,7 @@ def _the_list(model: nn.Module, kind: str) -> str:
     if len(found) > 1 and found[1][1] * 2 > found[0][1]:
         shown = ", ".join(f"{name!r} ({length})" for name, length in found[:4])
         raise TrainingError(
-            f"{kind} has {len(found)} lists of blocks, and a pipeline is cut along one: {shown}",
+            f"{kind} has {len(found)} lists of blocks, and a pipeline can cut only one: {shown}",
             code="FG750",
             hint="train it without a pipeline",
         )
@@ -200,8 +200,8 @@ def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple
     bare = [unit for unit in units if unit not in modules]
     if bare:
         raise TrainingError(
-            f"{type(model).__name__} uses its own parameter {bare[0]!r} where no forward pass on the meta device "
-            f"could show",
+            f"{type(model).__name__} has a parameter {bare[0]!r} of its own, and no forward pass on the meta device "
+            f"could show where it is used",
             code="FG754",
             hint="keep it in a module of its own, before or after the blocks, or train without a pipeline",
         )
@@ -245,7 +245,7 @@ def _refuse_crossings(kind: str, name: str, keys: Sequence[str], seen: Observed)
 
     raise TrainingError(
         f"{kind} computes a tensor {place(crossing.made)} that is used {place(crossing.used)} "
-        f"({crossing.by}) beside the hidden states, and stages hand on hidden states alone",
+        f"({crossing.by}) in addition to the hidden states, and pipeline stages pass on hidden states only",
         code="FG754",
         hint="train it without a pipeline",
     )

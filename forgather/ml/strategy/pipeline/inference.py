@@ -186,14 +186,16 @@ class PipelineModel(nn.Module):
         """
         if attention_mask is not None and not bool(attention_mask.all()):
             raise TrainingError(
-                "the prompts are padded, and a pipeline continues prompts of one length",
+                "the prompts are padded, and a pipeline continues only prompts of equal length",
                 code="FG765",
                 hint="continue prompts one by one",
             )
         found = {**(generation_config.to_dict() if generation_config is not None else {}), **settings}
         if found.get("do_sample") and not self._said:
             self._said = True
-            _log.warning("do_sample is true, and text of a pipeline is greedy: the likeliest token each time")
+            _log.warning(
+                "do_sample is true, but a pipeline generates greedily: it takes the most likely token each time"
+            )
         ends = found.get("eos_token_id")
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         filler = found.get("pad_token_id")

@@ -215,10 +215,10 @@ def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -
     layouts = sorted({layout for layouts in everyone for layout in layouts})
     if len(layouts) > 1:
         raise DistributedError(
-            f"the tied weight {weight.first[1]!r} is sliced in one way at one end of the pipeline and in another "
-            "at the other: " + " and ".join(layouts),
+            f"the tied weight {weight.first[1]!r} is sliced differently at the two ends of the pipeline: "
+            + " and ".join(layouts),
             code="FG766",
-            hint="give a tp_plan that slices both ends alike, or leave this weight whole",
+            hint="give a tp_plan that slices both ends the same way, or leave this weight whole",
         )
 
 

@@ -60,7 +60,7 @@ def step_inputs(batch: Any) -> StepInputs:
     if isinstance(inputs, tuple | list):
         if len(inputs) != 1:
             raise _refusal(
-                f"the batch is a tuple with {len(inputs)} inputs, and one of them enters the first stage",
+                f"the batch is a tuple with {len(inputs)} inputs, and the first stage takes one",
                 "return a mapping of names to tensors from the data collator",
             )
         _refuse_unsplit("0", inputs[0])
@@ -70,7 +70,7 @@ def step_inputs(batch: Any) -> StepInputs:
         _refuse_unsplit(name, item)
     main = next((name for name in _MAIN_INPUTS if name in inputs), next(iter(inputs), None))
     if main is None:
-        raise _refusal("the batch has no inputs beside its labels", "look at what the data collator returns")
+        raise _refusal("the batch has no inputs besides its labels", "check what the data collator returns")
     rows = inputs[main].shape[0]
     every = {name: _of_rows(name, item, rows) for name, item in inputs.items() if name != main}
     return StepInputs((inputs[main],), every)
@@ -85,8 +85,8 @@ def _refuse_unsplit(name: str, item: Any) -> None:
     if not isinstance(item, Tensor) or item.ndim == 0:
         kind = "a number" if isinstance(item, Tensor) else f"a {type(item).__name__}"
         raise _refusal(
-            f"the batch has {name!r}, which is {kind}, and a pipeline splits tensors of rows",
-            "leave it out in the data collator, or make it a tensor with one entry a row",
+            f"the batch has {name!r}, which is {kind}, and a pipeline splits tensors by rows",
+            "leave it out in the data collator, or make it a tensor with one entry per row",
         )
 
 
@@ -97,7 +97,7 @@ def _of_rows(name: str, tensor: Tensor, rows: int) -> Tensor:
         return tensor.expand(rows, *tensor.shape[1:])
     raise _refusal(
         f"the batch has {rows} rows, and {name!r} has {tensor.shape[0]}",
-        "return tensors with one entry a row from the data collator",
+        "return tensors with one entry per row from the data collator",
     )
 
 

@@ -91,7 +91,7 @@ def place_stages(name: str, num_ranks: int, *, stages_per_rank: int | None, num_
         if num_stages is not None:
             if num_stages % num_ranks:
                 raise _no_fit(
-                    f"the model is cut into {num_stages} stages, which {num_ranks} ranks cannot share evenly",
+                    f"the model is cut into {num_stages} stages, which do not distribute evenly over {num_ranks} ranks",
                     f"cut it into {num_ranks} stages, or a multiple of that",
                 )
             stages_per_rank = num_stages // num_ranks
@@ -110,8 +110,7 @@ def place_stages(name: str, num_ranks: int, *, stages_per_rank: int | None, num_
         )
     if facts.v_shaped and stages_per_rank != 2:
         raise _no_fit(
-            f"{name} runs two stages on each rank, and there {'is' if stages_per_rank == 1 else 'are'} "
-            f"{stages_per_rank}",
+            f"{name} runs two stages on each rank, and stages_per_rank is {stages_per_rank}",
             f"cut the model into {2 * num_ranks} stages",
         )
     return Placement(num_ranks, stages_per_rank, facts.v_shaped)
@@ -163,8 +162,8 @@ def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | 
         return f"{name} needs as many micro-batches as stages ({placement.num_stages}), and there are {chunks}"
     if facts.rounds and chunks % (rounds := max(1, chunks // placement.num_ranks)):
         return (
-            f"{name} runs {chunks} micro-batches on {placement.num_ranks} ranks in {rounds} rounds, "
-            f"which they do not fill evenly"
+            f"{name} runs {chunks} micro-batches on {placement.num_ranks} ranks in {rounds} rounds, and they do not "
+            f"split evenly into rounds"
         )
     return None
 

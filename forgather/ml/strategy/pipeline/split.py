@@ -219,7 +219,7 @@ def _count_of(split_spec: Any, num_stages: int | None) -> int:
     if split_spec is None or split_spec == "auto":
         if num_stages is None:
             raise TrainingError(
-                "split_spec is 'auto', and nothing says how many stages there are",
+                "split_spec is 'auto', and the number of stages is not given",
                 code="FG753",
                 hint="give pipeline_parallel_size, or the number of stages as split_spec",
             )
@@ -238,7 +238,7 @@ def _no_meaning(split_spec: Any) -> TrainingError:
 def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: str) -> None:
     if num_stages is not None and count != num_stages:
         raise TrainingError(
-            f"{words} {_many(count, 'stage')}, and the ranks make {num_stages} "
+            f"{words} {_many(count, 'stage')}, and the ranks hold {num_stages} "
             f"(pipeline_parallel_size x stages_per_rank)",
             code="FG753",
             hint=f"make {num_stages - 1} cuts, leave split_spec out, or change the sizes",
@@ -248,9 +248,9 @@ def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: s
     most = len(blocks) + bool(blocks.before) + bool(blocks.after)
     if count > most:
         raise TrainingError(
-            f"{count} stages are asked for, and the model has {_many(len(blocks), 'block')} ({_shown(blocks)})",
+            f"{count} stages are requested, and the model has {_many(len(blocks), 'block')} ({_shown(blocks)})",
             code="FG753",
-            hint=f"ask for {len(blocks)} stages at most",
+            hint=f"request at most {len(blocks)} stages",
             expected=len(blocks),
             found=count,
         )
@@ -274,7 +274,7 @@ def _cuts_of(model: nn.Module, blocks: BlockList, split_spec: Mapping[str, Any])
         place = _place(model, blocks, str(name), side, aliases)
         if place in places:
             raise TrainingError(
-                f"split_spec cuts twice at one place: {places[place]!r} and {str(name)!r}",
+                f"split_spec has two cuts at the same place: {places[place]!r} and {str(name)!r}",
                 code="FG755",
                 hint="remove one of them",
             )
@@ -293,9 +293,9 @@ def _side(name: Any, word: Any) -> str:
     text = str(getattr(word, "name", word)).lower()
     if text not in ("end", "beginning"):
         raise TrainingError(
-            f"split_spec says {word!r} of {str(name)!r}",
+            f"split_spec gives {str(name)!r} the value {word!r}",
             code="FG755",
-            hint='write "end" (cut behind it) or "beginning" (cut before it)',
+            hint='write "end" (cut after it) or "beginning" (cut before it)',
         )
     return text
 
@@ -324,7 +324,7 @@ def _beside(blocks: BlockList, name: str, side: str) -> int:
         return len(blocks)
     where = "before the first block" if name in blocks.before else "after the last block"
     raise TrainingError(
-        f"split_spec cuts at the {side} of {name!r}, which lies {where}; cuts lie between blocks",
+        f"split_spec cuts at the {side} of {name!r}, which is {where}; a cut is between two blocks",
         code="FG751",
         hint=f"cut at one of {_shown(blocks)}",
     )
@@ -340,7 +340,7 @@ def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str,
     if name in dict(model.named_modules()):
         around = next((block for block in names if name.startswith(block + ".")), None)
         raise TrainingError(
-            f"split_spec names {name!r}, which is no block; cuts lie between blocks ({_shown(blocks)})",
+            f"split_spec names {name!r}, which is not a block; a cut is between two blocks ({_shown(blocks)})",
             code="FG751",
             hint=f"name the block around it: {around!r}" if around else f"name one of {_shown(blocks)}",
         )

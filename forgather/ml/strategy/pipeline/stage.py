@@ -84,7 +84,7 @@ class _Placeholder(nn.Module):
         self.name, self.gate, self.width = name, gate, width
 
     def extra_repr(self) -> str:
-        return f"{self.name!r} lies in another stage"
+        return f"{self.name!r} is in another stage"
 
 
 class PlaceholderBefore(_Placeholder):
@@ -166,9 +166,9 @@ class BorderBlock:
 
 def _used_elsewhere(name: str, when: str) -> TrainingError:
     return TrainingError(
-        f"{name!r} is used {when}, and lies in another stage",
+        f"{name!r} is used {when}, and is in another stage",
         code="FG754",
-        hint="make modules in the order in which the model calls them, or train without a pipeline",
+        hint="create modules in the order in which the model calls them, or train without a pipeline",
     )
 
 
@@ -262,8 +262,8 @@ class _StageForward:
             again = self._compute(states, keywords, unused=0.0)
         if not bool(again.isnan().all()):
             raise TrainingError(
-                f"{type(self).__name__} uses more of what lies before its blocks than the hidden states that the first "
-                f"of them is called with, so stage {part.index} cannot compute without it",
+                f"{type(self).__name__} uses more of what it computes before its blocks than the hidden states that "
+                f"enter the first block, so stage {part.index} cannot compute without it",
                 code="FG754",
                 hint="train it without a pipeline",
             )
@@ -394,7 +394,7 @@ def output_tensor(output: Any) -> Tensor:
         if isinstance(found, Tensor):
             return found
     raise TrainingError(
-        f"the model returned a {type(output).__name__} without a tensor, and the last stage gives logits",
+        f"the model returned a {type(output).__name__} without a tensor, and the last stage must return logits",
         code="FG754",
         hint="return logits as a tensor, first in a tuple, or as 'logits'",
     )

@@ -147,7 +147,7 @@ class Pipeline(ModelStrategy):
         """
         if recipe.autocast is torch.float16:
             raise TrainingError(
-                "fp16 is on, and a pipeline has no scale for a float16 loss",
+                "fp16 is on, and a pipeline does not scale float16 losses",
                 code="FG767",
                 hint="set bf16: true, which has the range of float32",
             )
@@ -232,7 +232,7 @@ class Pipeline(ModelStrategy):
         if frozen and trains:
             raise TrainingError(
                 f"stage{'s' if len(frozen) > 1 else ''} {', '.join(map(str, frozen))} of {plan.num_stages} "
-                f"ha{'ve' if len(frozen) > 1 else 's'} no trainable weight, and {self.schedule} loses gradients then",
+                f"ha{'ve' if len(frozen) > 1 else 's'} no trainable weight, and {self.schedule} then loses gradients",
                 code="FG763",
                 hint="use Schedule1F1B or ScheduleInterleaved1F1B, or train a weight in every stage",
             )
@@ -383,14 +383,14 @@ def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
     kind = class_name(model)
     if isinstance(rule, ModelLoss):
         raise TrainingError(
-            f"{kind} computes its loss itself, and no stage of a pipeline holds all of it",
+            f"{kind} computes its loss itself, and no pipeline stage holds the whole model",
             code="FG762",
             hint="return logits from the model, and give the trainer a loss_fn of (logits, labels)",
         )
     config: Any = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0.0):
         raise TrainingError(
-            f"{kind} adds a loss of its routers (output_router_logits), which all stages would have to hand on",
+            f"{kind} adds a loss of its routers (output_router_logits), which pipeline stages do not pass on",
             code="FG762",
             hint="set output_router_logits: false in the model's configuration",
         )
